@@ -3,6 +3,7 @@
 What is returned is what came by the end, or by the first time that ``until`` is in it.
 """
 
+import asyncio
 from collections import defaultdict
 from urllib.parse import urlsplit, urlunsplit
 
@@ -33,3 +34,14 @@ async def read_channels(url: str, until: tuple[int, bytes] | None = None, send: 
             if until is not None and until[1] in channels[until[0]]:
                 break
     return dict(channels)
+
+
+async def upper_case_server() -> tuple[asyncio.Server, int]:
+    """Serve the upper case of what comes on a port of the loopback."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read(100)).upper())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]

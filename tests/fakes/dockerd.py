@@ -3,8 +3,7 @@
 What is recorded is what came; requests of one connection are answered in order.
 It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
-Run alone: ``python -m tests.fakes.dockerd --socket PATH [--containers N --list-bytes N] [--api V --minimum V]
-[--cgroup-driver systemd]``.
+Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import argparse
 import asyncio
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.fakes.dockerd_received import Injection, Received
 from tests.fakes.dockerd_records import Container
 from tests.fakes.dockerd_routes import ROUTES
 from tests.fakes.dockerd_service import Service
-from tests.fakes.dockerd_state import CGROUPFS, SYSTEMD, DockerdState
+from tests.fakes.dockerd_state import CGROUPFS, DockerdState
 from tests.fakes.dockerd_streams import Feed
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
@@ -80,8 +79,6 @@ class FakeDockerd(Server):
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
-        self._detached: set[asyncio.Task[None]] = set()
-        self._waiting: list[asyncio.Event] = []
         self._listener: socket.socket | None = None
         self._service = Service(self, self.api, self.minimum, self.server_version)
 
@@ -103,9 +100,7 @@ class FakeDockerd(Server):
         self._listener.close()
         self._listener = None
         self.drop_connections()
-        for task in self._detached:
-            task.cancel()
-        await asyncio.gather(*self._connections, *self._detached, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
         Path(self.socket_path).unlink(missing_ok=True)
 
     @property
@@ -125,14 +120,6 @@ class FakeDockerd(Server):
         """Return what was received on a route, given as in dockerd_routes.ROUTES ("POST /containers/{ref}/start")."""
         self._known(route)
         return [received for received in self.received if received.route == route]
-
-    async def wait_for_requests(self, route: str, count: int = 1) -> list[Received]:
-        """Wait until so many requests on a route have come; return them."""
-        while len(found := self.requests(route)) < count:
-            arrival = asyncio.Event()
-            self._waiting.append(arrival)
-            await arrival.wait()
-        return found
 
     def inject(self, route: str, injection: Injection) -> Injection:
         """Let a route's calls go wrong from now on; it replaces what was injected before."""
@@ -172,14 +159,6 @@ class FakeDockerd(Server):
         if route not in {row.key for row in ROUTES}:
             raise KeyError(f"no such route: {route!r}; dockerd_routes.ROUTES lists them")
 
-    # ---- what handlers use
-
-    def detach(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let work go on that no connection waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._detached.add(task)
-        task.add_done_callback(self._detached.discard)
-
     # ---- connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -215,38 +194,14 @@ class FakeDockerd(Server):
     def record(self, received: Received) -> None:
         self.received.append(received)
         self.counts[received.route] += 1
-        while self._waiting:
-            self._waiting.pop().set()
 
 
-async def alone(dockerd: FakeDockerd) -> None:
-    async with dockerd:
+async def alone() -> None:
+    parser = argparse.ArgumentParser(description="fake dockerd")
+    parser.add_argument("--socket", required=True)
+    async with FakeDockerd(parser.parse_args().socket, keep_received=0, keep_body_bytes=0) as dockerd:
         await stay(f"fake dockerd {{}} listens on {dockerd.socket_path}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="fake dockerd")
-    parser.add_argument("--socket", required=True)
-    parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")
-    parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
-    parser.add_argument("--export-bytes", type=int, default=1 << 20, help="size of an exported archive")
-    parser.add_argument("--api", default=ENGINE_20.api, help="newest API version")
-    parser.add_argument("--minimum", default=ENGINE_20.minimum, help="oldest API version")
-    parser.add_argument("--cgroup-driver", choices=(CGROUPFS, SYSTEMD), default=CGROUPFS)
-    arguments = parser.parse_args()
-    dockerd = FakeDockerd(
-        arguments.socket,
-        api=arguments.api,
-        minimum=arguments.minimum,
-        cgroup_driver=arguments.cgroup_driver,
-        keep_received=0,
-        keep_body_bytes=0,
-    )
-    dockerd.export_bytes = arguments.export_bytes
-    if arguments.containers:
-        dockerd.fill_list(arguments.containers, arguments.list_bytes)
-    uvloop.run(alone(dockerd))
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(alone())

@@ -1,11 +1,11 @@
-"""The checks that dockerd 20.10 makes before it creates or updates a container, with its own texts.
+"""Checks that dockerd 20.10 makes before it creates or updates a container, with its own words.
 
 In an update zero and "" mean "unchanged"; nothing is changed where anything is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +18,7 @@ OVERWRITTEN = (
 )
 """What an update takes over where it is not zero; OomScoreAdj and CgroupParent are not among them."""
 
+_GO_TYPES = {bool: "bool", int: "int64", str: "string"}
 _CONFLICTS = (("NanoCpus", "CpuPeriod"), ("NanoCpus", "CpuQuota"), ("CpuPeriod", "NanoCpus"), ("CpuQuota", "NanoCpus"))
 _SPELT = {"NanoCpus": "Nano CPUs", "CpuPeriod": "CPU Period", "CpuQuota": "CPU Quota"}
 
@@ -38,89 +39,35 @@ def bad(message: str) -> Refused:
 
 def check_types(body: Values) -> None:
     """Refuse a value that Go could not put into its field: the tables tell the types; null fits everywhere."""
-    for name, table, values in (
-        ("ContainerConfigWrapper", CONFIG, body),
-        ("HostConfig", HOST_CONFIG, body.get("HostConfig") or {}),
-    ):
-        if not isinstance(values, dict):
-            raise bad(f"json: cannot unmarshal {_go_type(values)} into Go value of type container.{name}")
+    host = body.get("HostConfig") or {}
+    if not isinstance(host, dict):
+        raise bad(f"json: cannot unmarshal {_go_type(host)} into Go value of type container.HostConfig")
+    for struct, table, values in (("ContainerConfigWrapper", CONFIG, body), ("HostConfig", HOST_CONFIG, host)):
         for key, zero in table.items():
             value = values.get(key)
-            if isinstance(zero, (bool, int, str)) and value is not None and type(value) is not type(zero):
-                wanted = {bool: "bool", int: "int64", str: "string"}[type(zero)]
-                raise bad(
-                    f"json: cannot unmarshal {_go_type(value)} into Go struct field {name}.{key} of type {wanted}"
-                )
+            if type(zero) in _GO_TYPES and value is not None and type(value) is not type(zero):
+                place = f"Go struct field {struct}.{key} of type {_GO_TYPES[type(zero)]}"
+                raise bad(f"json: cannot unmarshal {_go_type(value)} into {place}")
 
 
 def _go_type(value: Any) -> str:
-    kinds = ((bool, "bool"), (str, "string"), ((int, float), "number"), (list, "array"), (dict, "object"))
-    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+    return {bool: "bool", str: "string", int: "number", float: "number", list: "array"}.get(type(value), "object")
 
 
-def check(host: Values, *, systemd: bool, cpus: int, update: bool) -> None:
-    """Refuse values that dockerd refuses in a create, or in an update, with status 400."""
-    problem = next(_problems(host, systemd, cpus, update), None)
-    if problem is not None:
-        raise bad(problem)
-
-
-def _problems(host: Values, systemd: bool, cpus: int, update: bool) -> Iterator[str]:
-    yield from _memory(host, update)
-    yield from _cpu(host, cpus, update)
-    yield from _cpusets(host, cpus)
-    if not -1000 <= host["OomScoreAdj"] <= 1000:
-        yield f"Invalid value {host['OomScoreAdj']}, range for oom score adj is [-1000, 1000]"
-    parent = host["CgroupParent"]
-    if systemd and parent and not (len(parent) > len(".slice") and parent.endswith(".slice")):
-        yield 'cgroup-parent for systemd cgroup should be a valid slice named as "xxx.slice"'
-
-
-def _memory(host: Values, update: bool) -> Iterator[str]:
-    memory, swap = host["Memory"], host["MemorySwap"]
-    if memory != 0 and memory < LEAST_MEMORY_BYTES:
-        yield "Minimum memory limit allowed is 6MB"
-    if 0 < swap < memory:
-        yield "Minimum memoryswap limit should be larger than memory limit, see usage"
-    if memory == 0 and swap > 0 and not update:
-        yield "You should always set the Memory limit when using Memoryswap limit, see usage"
-
-
-def _cpu(host: Values, cpus: int, update: bool) -> Iterator[str]:
-    nano, period, quota = host["NanoCpus"], host["CpuPeriod"], host["CpuQuota"]
-    if nano > 0 and period > 0:
-        yield "Conflicting options: Nano CPUs and CPU Period cannot both be set"
-    if nano > 0 and quota > 0:
-        yield "Conflicting options: Nano CPUs and CPU Quota cannot both be set"
-    if not 0 <= nano <= cpus * 10**9:
-        yield f"Range of CPUs is from 0.01 to {cpus}.00, as there are only {cpus} CPUs available"
-    if update and host["CpuShares"] < 0:
-        yield "shares: invalid argument"
-    if period != 0 and not 1000 <= period <= 1_000_000:
-        yield "CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
-    if 0 < quota < 1000:
-        yield "CPU cfs quota can not be less than 1ms (i.e. 1000)"
-
-
-def _cpusets(host: Values, cpus: int) -> Iterator[str]:
-    rows = (("CpusetCpus", "cpuset cpus", "CPUs", cpus), ("CpusetMems", "cpuset mems", "memory nodes", 1))
-    for field, spelt, plural, count in rows:
-        try:
-            wanted = _members(host[field])
-        except ValueError:
-            yield f"Invalid value {host[field]} for {spelt}: invalid format: {host[field]}"
-            continue
-        if not wanted <= set(range(count)):
-            available = f"0-{count - 1}" if count > 1 else "0"
-            yield f"Requested {plural} are not available - requested {host[field]}, available: {available}"
-
-
-def _members(cpuset: str) -> set[int]:
-    members: set[int] = set()
-    for part in cpuset.split(",") if cpuset else []:
-        first, dash, last = part.partition("-")
-        members.update(range(int(first), int(last if dash else first) + 1))
-    return members
+def check(host: Values, *, systemd: bool, update: bool) -> None:
+    """Refuse with status 400 what no proxy may make of a create, or of an update, that was good."""
+    memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
+    slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
+    for refused, problem in (
+        (memory != 0 and memory < LEAST_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
+        (0 < swap < memory, "Minimum memoryswap limit should be larger than memory limit, see usage"),
+        (memory == 0 < swap and not update, "You should always set the Memory limit when using Memoryswap limit"),
+        (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
+        (nano > 0 and host["CpuQuota"] > 0, "Conflicting options: Nano CPUs and CPU Quota cannot both be set"),
+        (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
+    ):
+        if refused:
+            raise bad(problem)
 
 
 def adapted(host: dict[str, Any]) -> dict[str, Any]:
@@ -149,9 +96,7 @@ def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
             spelt = "NanoCPUs" if old == "NanoCpus" else _SPELT[old]
             raise _conflict(f"Conflicting options: {_SPELT[new]} cannot be updated as {spelt} has already been set")
     if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
-        raise _conflict(
-            "Memory limit should be smaller than already set memoryswap limit, update the memoryswap at the same time"
-        )
+        raise _conflict("Memory limit should be smaller than already set memoryswap limit")
     changes = {name: update[name] for name in OVERWRITTEN if update[name]}
     if update["RestartPolicy"]["Name"]:
         changes["RestartPolicy"] = update["RestartPolicy"]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.dockerd_routes import version_number
-from tests.fakes.dockerd_structs import CONFIG, Struct
+from tests.fakes.dockerd_structs import CONFIG, Struct, version_number
 
 Header = tuple[str, str]
 

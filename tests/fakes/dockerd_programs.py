@@ -16,7 +16,6 @@ from tests.fakes.dockerd_records import Container
 from tests.fakes.dockershim_bodies import SETTINGS
 
 STDOUT, STDERR = 1, 2
-SOURCE_PIECE_BYTES = 32 << 10
 
 
 def frame(stream: int, data: bytes) -> bytes:
@@ -35,42 +34,18 @@ class Stdio:
 async def run(command: list[str], stdio: Stdio, container: Container) -> int:
     """Run a command; return its exit code.
 
-    ``cat`` echoes its stdin, ``sink`` counts it and tells the count at its end, ``source N`` writes N zero bytes,
-    ``sleep N`` takes N seconds, ``true`` does nothing. All others are those of the fake CRI runtime.
+    ``cat`` echoes its stdin, ``sleep N`` takes N seconds. All others are those of the fake CRI runtime.
     """
     match command:
-        case ["true"]:
-            return 0
         case ["cat"]:
             while data := await stdio.read():
                 await stdio.write(STDOUT, data)
             return 0
-        case ["sink"]:
-            return await _sink(stdio)
-        case ["source", count]:
-            return await _source(stdio, int(count))
         case ["sleep", seconds]:
             await asyncio.sleep(float(seconds))
             return 0
         case _:
             return await _inside(command, stdio, container)
-
-
-async def _sink(stdio: Stdio) -> int:
-    count = 0
-    while data := await stdio.read():
-        count += len(data)
-    await stdio.write(STDOUT, f"{count}\n".encode())
-    return 0
-
-
-async def _source(stdio: Stdio, count: int) -> int:
-    piece = bytes(SOURCE_PIECE_BYTES)
-    for _ in range(count // SOURCE_PIECE_BYTES):
-        await stdio.write(STDOUT, piece)
-    if rest := count % SOURCE_PIECE_BYTES:
-        await stdio.write(STDOUT, bytes(rest))
-    return 0
 
 
 async def _inside(command: list[str], stdio: Stdio, container: Container) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,20 @@ from typing import Any
 
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes.dockerd_checks import Refused
+from tests.fakes.dockerd_structs import Struct
 
 NEVER = "0001-01-01T00:00:00Z"
+INSPECTED = json.loads("""{
+    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
+    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
+    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
+    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
+}""")
+LISTED = json.loads("""{
+    "Id":"", "Names":[], "Image":"", "ImageID":"", "Command":"", "Created":0, "Ports":[], "Labels":{}, "State":"",
+    "Status":"", "HostConfig":{"NetworkMode":""}, "NetworkSettings":{"Networks":{}}, "Mounts":[]
+}""")
+"""A container's inspect and its row in a list, with all fields in dockerd's order."""
 
 Output = tuple[int, bytes]
 """Bytes that a container wrote: 1 for stdout or 2 for stderr, and the bytes."""
@@ -35,30 +48,13 @@ class Exec:
     exit_code: int | None = None
 
     @property
-    def tty(self) -> bool:
-        return bool(self.config.get("Tty"))
-
-    @property
     def command(self) -> list[str]:
         return list(self.config["Cmd"])
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self) -> Struct:
         """Return what GET /exec/{ref}/json answers."""
-        entrypoint, *arguments = self.command
-        process = {"tty": self.tty, "entrypoint": entrypoint, "arguments": arguments, "privileged": False}
-        return {
-            "ID": self.id,
-            "Running": self.running,
-            "ExitCode": self.exit_code,
-            "ProcessConfig": process,
-            "OpenStdin": bool(self.config.get("AttachStdin")),
-            "OpenStderr": bool(self.config.get("AttachStderr")),
-            "OpenStdout": bool(self.config.get("AttachStdout")),
-            "CanRemove": self.exit_code is not None,
-            "ContainerID": self.container.id,
-            "DetachKeys": "",
-            "Pid": 4712 if self.running else 0,
-        }
+        life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
+        return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +76,6 @@ class Container:
     execs: list[str] = field(default_factory=list)
     output: deque[Output] = field(default_factory=lambda: deque(maxlen=10_000))
     listeners: set[Callable[[Output], None]] = field(default_factory=set)
-    stdin: bytearray = field(default_factory=bytearray)
-    """What came through attach."""
 
     @property
     def running(self) -> bool:
@@ -96,70 +90,38 @@ class Container:
         return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
 
     @property
-    def state(self) -> dict[str, Any]:
-        return {
-            "Status": self.status,
-            "Running": self.running,
-            "Paused": False,
-            "Restarting": False,
-            "OOMKilled": False,
-            "Dead": False,
-            "Pid": 4711 if self.running else 0,
-            "ExitCode": self.exit_code,
-            "Error": "",
-            "StartedAt": _moment(self.started),
-            "FinishedAt": _moment(self.finished),
-        }
+    def labels(self) -> dict[str, str]:
+        return self.config["Labels"] or {}
 
-    def inspect(self, size: bool = False) -> dict[str, Any]:
+    @property
+    def state(self) -> Struct:
+        nothing = dict.fromkeys(("Paused", "Restarting", "OOMKilled", "Dead"), False)
+        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code, "Error": ""}
+        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
+        return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
+
+    def inspect(self) -> Struct:
         """Return what GET /containers/{ref}/json answers."""
-        command = self.command or [""]
+        path, *arguments = self.command or [""]
         folder = f"/var/lib/docker/containers/{self.id}"
-        shown = {
-            "Id": self.id,
-            "Created": _moment(self.created),
-            "Path": command[0],
-            "Args": command[1:],
-            "State": self.state,
-            "Image": self.image_id,
-            "ResolvConfPath": f"{folder}/resolv.conf",
-            "HostnamePath": f"{folder}/hostname",
-            "HostsPath": f"{folder}/hosts",
-            "LogPath": f"{folder}/{self.id}-json.log",
-            "Name": f"/{self.name}",
-            "RestartCount": 0,
-            "Driver": "vfs",
-            "Platform": "linux",
-            "MountLabel": "",
-            "ProcessLabel": "",
-            "AppArmorProfile": "",
-            "ExecIDs": list(self.execs) or None,
-            "HostConfig": self.host,
-            "GraphDriver": {"Data": None, "Name": "vfs"},
-        }
-        sizes = {"SizeRw": 0, "SizeRootFs": 1 << 20} if size else {}
-        network = {"Bridge": "", "Networks": {}}
-        return {**shown, **sizes, "Mounts": [], "Config": self.config, "NetworkSettings": network}
+        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
+        life = {"State": self.state, "Path": path, "Args": arguments, "ExecIDs": list(self.execs) or None}
+        files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
+        return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
 
-    def listed(self) -> dict[str, Any]:
+    def listed(self) -> Struct:
         """Return what GET /containers/json shows of it."""
         seconds = int(time.time() - (self.started if self.running else self.finished))
         exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
-        return {
-            "Id": self.id,
-            "Names": [f"/{self.name}"],
-            "Image": self.config["Image"],
-            "ImageID": self.image_id,
+        status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
+        names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
+        config = {
             "Command": " ".join(self.command),
-            "Created": int(self.created),
-            "Ports": [],
             "Labels": self.config["Labels"] or {},
-            "State": self.status,
-            "Status": {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited),
-            "HostConfig": {"NetworkMode": self.host["NetworkMode"]},
-            "NetworkSettings": {"Networks": {}},
-            "Mounts": [],
+            "Created": int(self.created),
         }
+        host = {"NetworkMode": self.host["NetworkMode"]}
+        return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
 
 
 RECORDED_IMAGES = ("127.0.0.1:5000/pause:1", "127.0.0.1:5000/busybox:1")
@@ -190,7 +152,7 @@ class Image:
         """Return the id, which follows from the name."""
         return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
 
-    def inherited(self, config: dict[str, Any]) -> dict[str, Any]:
+    def inherited(self, config: dict[str, Any]) -> Struct:
         """Return a container's config with what this image adds to it."""
         own = config["Env"] or []
         named = {entry.partition("=")[0] for entry in own}
@@ -199,36 +161,18 @@ class Image:
         labels = {**self.labels, **(config["Labels"] or {})}
         return {**config, "Env": [*own, *more], "Labels": labels, "Cmd": command}
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self) -> Struct:
         """Return what GET /images/{ref}/json answers."""
         config = {"Env": self.env, "Cmd": self.command, "Labels": self.labels or None, "Entrypoint": None}
-        return {
-            "Id": self.id,
-            "RepoTags": [self.name],
-            "RepoDigests": [],
-            "Parent": "",
-            "Created": CREATED,
-            "Config": config,
-            "Architecture": "amd64",
-            "Os": "linux",
-            "Size": 1 << 20,
-            "RootFS": {"Type": "layers", "Layers": []},
-        }
+        machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
+        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
+        return {**names, "Config": config, "Size": 1 << 20, **machine}
 
-    def listed(self) -> dict[str, Any]:
+    def listed(self) -> Struct:
         """Return what GET /images/json shows of it."""
-        return {
-            "Containers": -1,
-            "Created": 1767225600,
-            "Id": self.id,
-            "Labels": self.labels or None,
-            "ParentId": "",
-            "RepoDigests": None,
-            "RepoTags": [self.name],
-            "SharedSize": -1,
-            "Size": 1 << 20,
-            "VirtualSize": 1 << 20,
-        }
+        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": None, "ParentId": ""}
+        sizes = {"Containers": -1, "SharedSize": -1, "Size": 1 << 20, "VirtualSize": 1 << 20}
+        return {**names, "Created": 1767225600, "Labels": self.labels or None, **sizes}
 
 
 class Images:

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from tests.fakes import dockerd_calls as calls
+from tests.fakes import dockerd_streams as streams
+from tests.fakes.dockerd_calls import Handler, done, flag, text
 from tests.fakes.dockerd_received import Head
 
 REF = "{ref}"
@@ -24,6 +27,7 @@ class Route:
 
     key: str
     """Method and path with ``{ref}`` for the reference, as FakeDockerd's injector takes it."""
+    handler: Handler
     cancels: bool = False
 
     @property
@@ -36,45 +40,37 @@ class Route:
         return re.escape(path).replace(re.escape(REF), "(?P<ref>.*)")
 
 
-PING = Route("GET /_ping")
-PING_HEAD = Route("HEAD /_ping")
-NOT_FOUND = Route("not found")
-UNCLEAN = Route("unclean path")
+PING = Route("GET /_ping", calls.ping)
+NOT_FOUND = Route("not found", calls.not_found)
+UNCLEAN = Route("unclean path", calls.not_found)
 
 ROUTES = (
-    Route("HEAD /containers/{ref}/archive"),
-    Route("GET /containers/json"),
-    Route("GET /containers/{ref}/export", cancels=True),
-    Route("GET /containers/{ref}/json"),
-    Route("GET /containers/{ref}/logs", cancels=True),
-    Route("GET /containers/{ref}/stats", cancels=True),
-    Route("GET /exec/{ref}/json"),
-    Route("POST /containers/create"),
-    Route("POST /containers/{ref}/kill"),
-    Route("POST /containers/{ref}/restart"),
-    Route("POST /containers/{ref}/start"),
-    Route("POST /containers/{ref}/stop"),
-    Route("POST /containers/{ref}/wait", cancels=True),
-    Route("POST /containers/{ref}/resize"),
-    Route("POST /containers/{ref}/attach"),
-    Route("POST /containers/{ref}/exec"),
-    Route("POST /exec/{ref}/start"),
-    Route("POST /exec/{ref}/resize"),
-    Route("POST /containers/{ref}/rename"),
-    Route("POST /containers/{ref}/update"),
-    Route("POST /containers/prune"),
-    Route("PUT /containers/{ref}/archive"),
-    Route("DELETE /containers/{ref}"),
-    Route("GET /images/json"),
-    Route("GET /images/{ref}/json"),
-    Route("POST /images/load"),
-    Route("POST /images/create", cancels=True),
-    PING_HEAD,
+    Route("GET /containers/json", calls.list_containers),
+    Route("GET /containers/{ref}/export", streams.export, cancels=True),
+    Route("GET /containers/{ref}/json", calls.inspect),
+    Route("GET /containers/{ref}/logs", streams.logs, cancels=True),
+    Route("GET /exec/{ref}/json", calls.exec_inspect),
+    Route("POST /containers/create", calls.create),
+    Route("POST /containers/{ref}/start", done(204, lambda state, sent, ref: state.start(ref))),
+    Route("POST /containers/{ref}/stop", done(204, lambda state, sent, ref: state.stop(ref))),
+    Route("POST /containers/{ref}/resize", done(200, lambda state, sent, ref: state.find(ref))),
+    Route("POST /containers/{ref}/attach", streams.attach),
+    Route("POST /containers/{ref}/exec", calls.exec_create),
+    Route("POST /exec/{ref}/start", streams.exec_start),
+    Route("POST /exec/{ref}/resize", done(200, lambda state, sent, ref: state.exec_find(ref))),
+    Route("POST /containers/{ref}/rename", done(204, lambda state, sent, ref: state.rename(ref, text(sent, "name")))),
+    Route("POST /containers/{ref}/update", calls.update),
+    Route("DELETE /containers/{ref}", done(204, lambda state, sent, ref: state.remove(ref, flag(sent, "force")))),
+    Route("GET /images/json", calls.list_images),
+    Route("GET /images/{ref}/json", calls.image_inspect),
+    Route("POST /images/load", streams.load),
+    Route("POST /images/create", streams.pull, cancels=True),
+    Route("HEAD /_ping", calls.ping_head),
     PING,
-    Route("GET /events", cancels=True),
-    Route("GET /info"),
-    Route("GET /version"),
-    Route("POST /build", cancels=True),
+    Route("GET /events", streams.events, cancels=True),
+    Route("GET /info", calls.info),
+    Route("GET /version", calls.version),
+    Route("POST /build", streams.build, cancels=True),
 )
 _COMPILED = tuple((route, re.compile(f"(?:/v(?P<version>[0-9.]+))?{route.pattern}")) for route in ROUTES)
 
@@ -106,8 +102,3 @@ def match(head: Head) -> Match:
 def _clean(path: str) -> str:
     clean = posixpath.normpath("/" + path.lstrip("/"))
     return f"{clean}/" if path.endswith("/") and clean != "/" else clean
-
-
-def version_number(version: str) -> tuple[int, ...]:
-    """Return an API version so that it can be compared."""
-    return tuple(int(part or 0) for part in version.split("."))

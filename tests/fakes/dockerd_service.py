@@ -7,42 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import CALLS, Handler
+from tests.fakes.dockerd_calls import PING_HEADERS
 from tests.fakes.dockerd_checks import Refused, bad
-from tests.fakes.dockerd_received import Head, Header, Injection, Malformed, Received, parse
-from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match, version_number
-from tests.fakes.dockerd_streams import STREAMS
-from tests.fakes.dockerd_structs import go_json
-from tests.fakes.dockerd_wire import JSON, PLAIN, Cut, Exchange, Reader, whole
+from tests.fakes.dockerd_received import Head, Header, Injection, Received, parse
+from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match
+from tests.fakes.dockerd_structs import go_json, version_number
+from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Reader, whole
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
-
-LINGER_SECONDS = 0.5
-"""So long a connection is only half closed at its end if bytes came that nobody read, as net/http does."""
-
-PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
-EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
-
-
-async def _ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
-
-
-async def _ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
-
-
-HANDLERS: Mapping[str, Handler] = {
-    **CALLS,
-    **STREAMS,
-    "GET /_ping": _ping,
-    "HEAD /_ping": _ping_head,
-}
 
 
 class Service:
@@ -60,22 +37,14 @@ class Service:
         try:
             while await self._serve_request(reader, writer, connection):
                 pass
-            if reader.untaken or reader.abandoned:
-                await _linger(reader, writer)
-        except Malformed as malformed:
-            writer.write(_refusal(malformed))
-            await _linger(reader, writer)
-        except (asyncio.IncompleteReadError, OSError, Cut):
-            pass  # the client is gone, or shall think so of us
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError, Cut):
+            pass  # the client is gone, or says nothing that we know, or shall think so of us
         finally:
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
         """Serve one request; return whether the connection can carry another."""
-        try:
-            head = parse(await reader.until(b"\r\n\r\n"))
-        except asyncio.LimitOverrunError:
-            raise Malformed(431, "431 Request Header Fields Too Large") from None
+        head = parse(await reader.readuntil(b"\r\n\r\n"))
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
@@ -91,23 +60,20 @@ class Service:
             reader.current = None
 
     def _is_plain(self, head: Head, found: Match) -> bool:
-        return (
-            head.keep_alive and head.minor > 0 and head.length == 0 and not (self._dockerd.injections or found.version)
-        )
+        return head.keep_alive and head.length == 0 and not (self._dockerd.injections or found.version)
 
     def _plain_ping(self, head: Head) -> bytes:
         """Return the usual reply to a ping, made once a second: the bench measures others than this server."""
         second = int(time.time())
         if second != self._ping_second:
             self._ping_second = second
-            [self._ping_reply], _ = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
+            [self._ping_reply] = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
         return self._ping_reply
 
     async def _exchange(self, exchange: Exchange, found: Match) -> bool:
         injection = self._take_injection(found.route.key)
         if injection is not None:
             exchange.cut_after_bytes = injection.cut_after_bytes
-            exchange.keep_alive = exchange.keep_alive and not injection.close
         work = self._answer(exchange, found, injection)
         await (_until_client_ends(exchange, work) if found.route.cancels else work)
         return exchange.keep_alive
@@ -124,37 +90,26 @@ class Service:
         try:
             if found.route is UNCLEAN:
                 return await exchange.reply(HTTPStatus.MOVED_PERMANENTLY, b"", ("Location", found.location))
-            if found.route is NOT_FOUND:
-                raise Refused(HTTPStatus.NOT_FOUND, "page not found")
-            exchange.common = self._versioned
-            self._check_version(found.version)
-            exchange.api = found.version or self._api
-            exchange.common = self._common
+            if found.route is not NOT_FOUND:
+                exchange.common = self._versioned
+                self._check_version(found.version)
+                exchange.api = found.version or self._api
+                exchange.common = self._common
             if injection is not None:
                 await injection.wait()
                 if injection.raw is not None:
                     return await exchange.write(injection.raw)
                 if injection.status:
                     raise Refused(HTTPStatus(injection.status), injection.message)
-            return await HANDLERS[found.route.key](self._dockerd, exchange, found.reference)
+            return await found.route.handler(self._dockerd, exchange, found.reference)
         except Refused as refused:
-            await self._refuse(exchange, found, refused)
+            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
 
     def _check_version(self, version: str) -> None:
         if version and version_number(version) < version_number(self._minimum):
-            advice = "please upgrade your client to a newer version"
-            raise bad(
-                f"client version {version} is too old. Minimum supported API version is {self._minimum}, {advice}"
-            )
+            raise bad(f"client version {version} is too old. Minimum supported API version is {self._minimum}")
         if version and version_number(version) > version_number(self._api):
             raise bad(f"client version {version} is too new. Maximum supported API version is {self._api}")
-
-    async def _refuse(self, exchange: Exchange, found: Match, refused: Refused) -> None:
-        if found.version and version_number(found.version) < (1, 24):
-            nosniff = ("X-Content-Type-Options", "nosniff")
-            await exchange.reply(refused.status, f"{refused.message}\n".encode(), PLAIN, nosniff)
-        else:
-            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
 
 
 async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
@@ -178,19 +133,3 @@ async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]
 async def _client_end(exchange: Exchange) -> None:
     await exchange.body_over.wait()  # before it, an end is an error of the read
     await exchange.reader.ended.wait()
-
-
-async def _linger(reader: Reader, writer: asyncio.StreamWriter) -> None:
-    """Let the client read the reply before the close takes it away."""
-    if writer.can_write_eof():
-        writer.write_eof()
-    try:
-        await asyncio.wait_for(reader.ended.wait(), LINGER_SECONDS)
-    except TimeoutError:
-        pass  # it had its time
-
-
-def _refusal(malformed: Malformed) -> bytes:
-    phrase = HTTPStatus(malformed.status).phrase
-    head = f"HTTP/1.1 {malformed.status} {phrase}\r\n{PLAIN[0]}: {PLAIN[1]}\r\nConnection: close\r\n\r\n"
-    return (head + malformed.text).encode()

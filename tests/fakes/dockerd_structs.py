@@ -9,100 +9,41 @@ from typing import Any
 
 Struct = dict[str, Any]
 
-RESOURCES: Mapping[str, Any] = {
-    "CpuShares": 0,
-    "Memory": 0,
-    "NanoCpus": 0,
-    "CgroupParent": "",
-    "BlkioWeight": 0,
-    "BlkioWeightDevice": None,
-    "BlkioDeviceReadBps": None,
-    "BlkioDeviceWriteBps": None,
-    "BlkioDeviceReadIOps": None,
-    "BlkioDeviceWriteIOps": None,
-    "CpuPeriod": 0,
-    "CpuQuota": 0,
-    "CpuRealtimePeriod": 0,
-    "CpuRealtimeRuntime": 0,
-    "CpusetCpus": "",
-    "CpusetMems": "",
-    "Devices": None,
-    "DeviceCgroupRules": None,
-    "DeviceRequests": None,
-    "MemoryReservation": 0,
-    "MemorySwap": 0,
-    "MemorySwappiness": None,
-    "OomKillDisable": None,
-    "PidsLimit": None,
-    "Ulimits": None,
-    "CpuCount": 0,
-    "CpuPercent": 0,
-    "IOMaximumIOps": 0,
-    "IOMaximumBandwidth": 0,
-}
+RESOURCES: Mapping[str, Any] = json.loads("""{
+    "CpuShares":0, "Memory":0, "NanoCpus":0, "CgroupParent":"", "BlkioWeight":0, "BlkioWeightDevice":null,
+    "BlkioDeviceReadBps":null, "BlkioDeviceWriteBps":null, "BlkioDeviceReadIOps":null, "BlkioDeviceWriteIOps":null,
+    "CpuPeriod":0, "CpuQuota":0, "CpuRealtimePeriod":0, "CpuRealtimeRuntime":0, "CpusetCpus":"", "CpusetMems":"",
+    "Devices":null, "DeviceCgroupRules":null, "DeviceRequests":null, "MemoryReservation":0, "MemorySwap":0,
+    "MemorySwappiness":null, "OomKillDisable":null, "PidsLimit":null, "Ulimits":null,
+    "CpuCount":0, "CpuPercent":0, "IOMaximumIOps":0, "IOMaximumBandwidth":0
+}""")
 HOST_CONFIG: Mapping[str, Any] = {
-    "Binds": None,
-    "ContainerIDFile": "",
-    "LogConfig": {"Type": "", "Config": None},
-    "NetworkMode": "",
-    "PortBindings": None,
-    "RestartPolicy": {"Name": "", "MaximumRetryCount": 0},
-    "AutoRemove": False,
-    "VolumeDriver": "",
-    "VolumesFrom": None,
-    "ConsoleSize": [0, 0],
-    "CapAdd": None,
-    "CapDrop": None,
-    "CgroupnsMode": "",
-    "Dns": None,
-    "DnsOptions": None,
-    "DnsSearch": None,
-    "ExtraHosts": None,
-    "GroupAdd": None,
-    "IpcMode": "",
-    "Cgroup": "",
-    "Links": None,
-    "OomScoreAdj": 0,
-    "PidMode": "",
-    "Privileged": False,
-    "PublishAllPorts": False,
-    "ReadonlyRootfs": False,
-    "SecurityOpt": None,
-    "UTSMode": "",
-    "UsernsMode": "",
-    "ShmSize": 0,
-    "Runtime": "",
-    "Isolation": "",
+    **json.loads("""{
+        "Binds":null, "ContainerIDFile":"", "LogConfig":{"Type":"", "Config":null}, "NetworkMode":"",
+        "PortBindings":null, "RestartPolicy":{"Name":"", "MaximumRetryCount":0}, "AutoRemove":false, "VolumeDriver":"",
+        "VolumesFrom":null, "ConsoleSize":[0, 0], "CapAdd":null, "CapDrop":null, "CgroupnsMode":"", "Dns":null,
+        "DnsOptions":null, "DnsSearch":null, "ExtraHosts":null, "GroupAdd":null, "IpcMode":"", "Cgroup":"",
+        "Links":null, "OomScoreAdj":0, "PidMode":"", "Privileged":false, "PublishAllPorts":false,
+        "ReadonlyRootfs":false, "SecurityOpt":null, "UTSMode":"", "UsernsMode":"", "ShmSize":0, "Runtime":"",
+        "Isolation":""
+    }"""),
     **RESOURCES,
-    "Mounts": None,
-    "MaskedPaths": None,
-    "ReadonlyPaths": None,
+    **json.loads('{"Mounts":null, "MaskedPaths":null, "ReadonlyPaths":null}'),
 }
-CONFIG: Mapping[str, Any] = {
-    "Hostname": "",
-    "Domainname": "",
-    "User": "",
-    "AttachStdin": False,
-    "AttachStdout": False,
-    "AttachStderr": False,
-    "ExposedPorts": None,
-    "Tty": False,
-    "OpenStdin": False,
-    "StdinOnce": False,
-    "Env": None,
-    "Cmd": None,
-    "Healthcheck": None,
-    "Image": "",
-    "Volumes": None,
-    "WorkingDir": "",
-    "Entrypoint": None,
-    "OnBuild": None,
-    "Labels": None,
-}
+CONFIG: Mapping[str, Any] = json.loads("""{
+    "Hostname":"", "Domainname":"", "User":"", "AttachStdin":false, "AttachStdout":false, "AttachStderr":false,
+    "ExposedPorts":null, "Tty":false, "OpenStdin":false, "StdinOnce":false, "Env":null, "Cmd":null,
+    "Healthcheck":null, "Image":"", "Volumes":null, "WorkingDir":"", "Entrypoint":null, "OnBuild":null, "Labels":null
+}""")
 OMITTED_IF_EMPTY = frozenset({"ExposedPorts", "Healthcheck", "Runtime", "Mounts"})
 """Fields with ``omitempty``: they are not written where they hold nothing."""
 
 _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Return an API version so that it can be compared."""
+    return tuple(int(part or 0) for part in version.split("."))
 
 
 def filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> Struct:

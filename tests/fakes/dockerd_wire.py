@@ -6,13 +6,14 @@ A reply has a body only where HTTP allows one, and Go's order of lines; nothing 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
 
-from tests.fakes.dockerd_checks import bad
+from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_received import MAX_HEAD_BYTES, Head, Header, Received
 from tests.fakes.dockerd_structs import go_json
 
@@ -23,50 +24,31 @@ BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 JSON = ("Content-Type", "application/json")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 CHUNKED = ("Transfer-Encoding", "chunked")
+CLOSE = ("Connection", "close")
+RAW_STREAM = "application/vnd.docker.raw-stream"
+CRLF = b"\r\n"
+PIECE_BYTES = 256 << 10
 
 
-class _Date:
-    """The Date header's line, made once a second."""
-
-    second = 0
-    line = b""
-
-    @classmethod
-    def now(cls) -> bytes:
-        now = int(time.time())
-        if now != cls.second:
-            cls.second, cls.line = now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode()
-        return cls.line
-
-
-def whole(
-    head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True
-) -> tuple[list[bytes], bool]:
-    """Return a whole reply in pieces, and whether the connection lives on; a body without a type is plain text."""
-    names = {key for key, _ in headers}
+def whole(head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True) -> list[bytes]:
+    """Return a whole reply in pieces; a body without a type is plain text."""
     framing: list[Header] = []
     if status in BODYLESS:
-        body = b""
+        body, headers = b"", [header for header in headers if header != JSON]
     elif len(body) > SMALL_REPLY_BYTES and head.method != "HEAD":
-        start, keep_alive = stream(head, headers, keep_alive, status)
         # A body of megabytes is not copied.
-        framed = [start + b"%x\r\n" % len(body), body, b"\r\n" + chunk(b"")]
-        return framed if head.minor else [start, body], keep_alive
-    elif "Content-Length" not in names and (body or head.method != "HEAD"):
+        return [stream(headers, keep_alive, status) + b"%x\r\n" % len(body), body, CRLF + chunk(b"")]
+    elif body or head.method != "HEAD":
         framing.append(("Content-Length", str(len(body))))
-    if body and "Content-Type" not in names:
+    if body and "Content-Type" not in dict(headers):
         framing.append(PLAIN)
-    if status == HTTPStatus.NOT_MODIFIED:
-        headers = [header for header in headers if header != JSON]
-    start = _lines(head, status, headers, [*framing, *_connection(head, keep_alive)])
-    return [start if head.method == "HEAD" else start + body], keep_alive
+    start = _lines(status, headers, framing if keep_alive else [*framing, CLOSE])
+    return [start if head.method == "HEAD" else start + body]
 
 
-def stream(head: Head, headers: Sequence[Header], keep_alive: bool, status: int = HTTPStatus.OK) -> tuple[bytes, bool]:
-    """Return the head of a reply of unknown length, and whether the connection lives on: it is chunked, or closes."""
-    keep_alive = keep_alive and head.minor > 0
-    framing = [*_connection(head, keep_alive), *([CHUNKED] if head.minor else [])]
-    return _lines(head, status, headers, framing), keep_alive
+def stream(headers: Sequence[Header], keep_alive: bool, status: int = HTTPStatus.OK) -> bytes:
+    """Return the head of a reply of unknown length."""
+    return _lines(status, headers, [CHUNKED] if keep_alive else [CLOSE, CHUNKED])
 
 
 def chunk(data: bytes) -> bytes:
@@ -74,34 +56,16 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _connection(head: Head, keep_alive: bool) -> list[Header]:
-    if keep_alive and head.minor == 0:
-        return [("Connection", "keep-alive")]
-    return [("Connection", "close")] if not keep_alive and head.minor > 0 else []
-
-
-def _lines(head: Head, status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
+def _lines(status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
     """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
-    first = f"HTTP/1.{min(head.minor, 1)} {status} {HTTPStatus(status).phrase}\r\n"
-    return (
-        (first + _spelt(sorted(headers))).encode(errors="surrogateescape")
-        + _Date.now()
-        + _spelt(framing).encode()
-        + b"\r\n"
-    )
+    lines = [*sorted(headers), ("Date", _date(int(time.time()))), *framing]
+    spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{spelt}\r\n".encode(errors="surrogateescape")
 
 
-def _spelt(headers: Iterable[Header]) -> str:
-    return "".join(f"{key}: {value}\r\n" for key, value in headers)
-
-
-CRLF = b"\r\n"
-PIECE_BYTES = 256 << 10
-DRAINED_BYTES = 256 << 10
-"""So much of a body that nobody reads is read before the reply, for the sake of the connection."""
-
-FILLER_CHUNK_BYTES = 32 << 10
-_FILLER = chunk(bytes(FILLER_CHUNK_BYTES))
+@functools.lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 class Cut(Exception):
@@ -109,20 +73,13 @@ class Cut(Exception):
 
 
 class Reader(asyncio.StreamReader):
-    """A stream that knows how much of it was not taken yet, and tells when the client has sent its last byte."""
+    """A stream that tells when the client has sent its last byte."""
 
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES, loop=asyncio.get_running_loop())
-        self.untaken = 0
         self.ended = asyncio.Event()
-        self.abandoned = False
-        """The rest of a body is not wanted."""
         self.current: Received | None = None
         """The request whose reply is not complete."""
-
-    def feed_data(self, data: Any) -> None:
-        self.untaken += len(data)
-        super().feed_data(data)
 
     def feed_eof(self) -> None:
         super().feed_eof()
@@ -137,17 +94,9 @@ class Reader(asyncio.StreamReader):
         if self.current is not None:
             self.current.client_ended = True
 
-    async def until(self, end: bytes) -> bytes:
-        """Take the bytes up to and with ``end``. Raises as readuntil does."""
-        data = await self.readuntil(end)
-        self.untaken -= len(data)
-        return data
-
     async def some(self, most: int = PIECE_BYTES) -> bytes:
         """Take what is there; b"" at the end."""
-        data = await self.read(most)
-        self.untaken -= len(data)
-        return data
+        return await self.read(most)
 
 
 class Exchange:
@@ -166,7 +115,6 @@ class Exchange:
         self.cut_after_bytes: int | None = None
         self._writer = writer
         self._written = 0
-        self._expected = head.expects
         self._left = head.length or 0
         self.body_over = asyncio.Event()
         if head.length == 0:
@@ -181,24 +129,16 @@ class Exchange:
 
         Raises Refused if the body is cut or broken.
         """
-        if self.body_over.is_set():
-            return b""
-        if self._expected:
-            self._expected = False
-            await self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            if self.head.length is None and self._left == 0:
+            if self.head.length is None and self._left == 0 and not self.body_over.is_set():
                 await self._next_chunk()
-            return await self._next_bytes()
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+            return b"" if self.body_over.is_set() else await self._next_bytes()
+        except (asyncio.IncompleteReadError, ValueError) as error:
             self.keep_alive = False
             self.body_over.set()
-            cut = isinstance(error, asyncio.IncompleteReadError)
-            raise bad("unexpected EOF" if cut else "invalid byte in chunk length") from error
+            raise bad("unexpected EOF") from error
 
     async def _next_bytes(self) -> bytes:
-        if self.body_over.is_set():
-            return b""
         data = await self.reader.some(min(self._left, PIECE_BYTES))
         if not data:
             raise asyncio.IncompleteReadError(b"", self._left)
@@ -210,19 +150,17 @@ class Exchange:
 
     async def _next_chunk(self) -> None:
         if self._inside_chunk:
-            end = await self.reader.until(CRLF)
-            self.received.keep(end)
-            if end != CRLF:
-                raise ValueError("bytes behind a chunk")
-        line = await self.reader.until(CRLF)
-        self.received.keep(line)
+            await self._line()
         self._inside_chunk = True
-        self._left = int(line.partition(b";")[0], 16)
+        self._left = int((await self._line()).partition(b";")[0], 16)
         while self._left == 0 and not self.body_over.is_set():
-            trailer = await self.reader.until(CRLF)
-            self.received.keep(trailer)
-            if trailer == CRLF:
+            if await self._line() == CRLF:  # behind the trailers
                 self.body_over.set()
+
+    async def _line(self) -> bytes:
+        line = await self.reader.readuntil(CRLF)
+        self.received.keep(line)
+        return line
 
     async def body(self) -> bytes:
         """Return the whole body. Raises Refused."""
@@ -232,21 +170,10 @@ class Exchange:
         return b"".join(pieces)
 
     async def _settle_body(self) -> None:
-        """Before a reply, do with what was not read of the body as Go does."""
-        if self.body_over.is_set():
-            return
-        if self._expected or self._left >= DRAINED_BYTES:
-            self._abandon_body()
-            return
-        drained = 0
-        while drained <= DRAINED_BYTES and (data := await self.piece()):
-            drained += len(data)
-        if not self.body_over.is_set():
-            self._abandon_body()
-
-    def _abandon_body(self) -> None:
-        self.keep_alive = False
-        self.reader.abandoned = True
+        """Read before a reply what was not read of the body, for the sake of the connection."""
+        with suppress(Refused):
+            while await self.piece():
+                pass
 
     # ---- the reply
 
@@ -263,8 +190,7 @@ class Exchange:
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
         await self._settle_body()
         self.received.status = status
-        pieces, self.keep_alive = whole(self.head, status, body, [*self.common, *headers], self.keep_alive)
-        await self.write(*pieces)
+        await self.write(*whole(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
@@ -274,36 +200,25 @@ class Exchange:
         if settle:
             await self._settle_body()
         self.received.status = HTTPStatus.OK
-        self._chunking = self.head.minor > 0
-        start, self.keep_alive = stream(self.head, [*self.common, *headers], self.keep_alive)
-        await self.write(start)
+        self._chunking = True
+        await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def send(self, data: bytes) -> None:
         """Send a piece of a stream, which is not empty: a chunk of its own."""
-        await self.write(chunk(data) if self._chunking else data)
-
-    async def fill(self, count: int) -> None:
-        """Send so many zero bytes of a stream, in chunks of 32 KiB as io.Copy makes them."""
-        pieces, rest = divmod(count, FILLER_CHUNK_BYTES)
-        piece = _FILLER if self._chunking else bytes(FILLER_CHUNK_BYTES)
-        block = piece * 8
-        for _ in range(pieces // 8):
-            await self.write(block)
-        await self.write(piece * (pieces % 8))
-        if rest:
-            await self.send(bytes(rest))
+        await self.write(chunk(data))
 
     async def finish(self) -> None:
         if self._chunking:
             self._chunking = False
             await self.write(chunk(b""))
 
-    async def hijack(self, status: int, head: bytes) -> None:
-        """Take the connection over: send a head that was made by hand; what follows is the handler's, both ways."""
-        self.received.early_bytes = self.reader.untaken
-        self.received.status = status
+    async def hijack(self, *headers: Header) -> None:
+        """Take the connection over; what follows is the handler's, both ways."""
+        self.received.status = HTTPStatus.SWITCHING_PROTOCOLS
         self.keep_alive = False
-        await self.write(head)
+        lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(headers)]
+        spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
+        await self.write(f"HTTP/1.1 101 UPGRADED\r\n{spelt}\r\n".encode())
 
     async def half_close(self) -> None:
         """Send no more, take until the client sends no more either: dockerd's end of a hijacked connection."""

@@ -5,19 +5,18 @@ Every request is one that the shim would send, with the Go client's header lines
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
-import random
 import re
 import select
 import socket
 import struct
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
@@ -26,154 +25,10 @@ from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
 
+Headers = Iterable[tuple[str, str]]
+
 SHORT_CALL_SECONDS = 119.0
 HIJACKED = (("Connection", "Upgrade"), ("Content-Type", "application/json"), ("Upgrade", "tcp"))
-
-
-class DockerError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-        self.message = message
-
-
-class Output(NamedTuple):
-    """What a container or an exec wrote."""
-
-    stdout: bytes
-    stderr: bytes
-
-
-class DockerHttp:
-    """Sends requests to a socket; ``host`` is the Host header's value. To be closed at the end."""
-
-    def __init__(self, socket_path: str, host: str, timeout_seconds: float = SHORT_CALL_SECONDS) -> None:
-        self._path = socket_path
-        self._host = host
-        self._timeout_seconds = timeout_seconds
-        self._kept: UnixHttpConnection | None = None
-
-    def close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
-
-    def call(self, method: str, target: str, body: Any = None, **headers: str) -> Any:
-        """Call; return the reply's JSON, None if it has no body. Underscores in names of headers stand for dashes.
-
-        Raises DockerError, and OSError or HTTPException if the connection fails.
-        """
-        response = self.open(method, target, body, **headers)
-        content = response.read()
-        return json.loads(content) if content else None
-
-    def open(self, method: str, target: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
-        """Call; return the reply, to be read to its end before the next call. Raises as ``call`` does."""
-        more = [(name.replace("_", "-"), value) for name, value in headers.items()]
-        if body is not None:
-            more.append(("Content-Type", "application/json"))
-        try:
-            return _checked(self._send(self._connection(), method, target, body, more))
-        except (OSError, http.client.HTTPException):
-            self.close()
-            raise
-
-    def frames(self, target: str) -> Generator[tuple[int, bytes]]:
-        """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
-        connection = UnixHttpConnection(self._path, timeout=None)
-        try:
-            yield from frames(_checked(self._send(connection, "GET", target, None, [])))
-        finally:
-            connection.close()
-
-    def hijack(self, target: str, body: Any = None) -> Hijacked:
-        """Ask for an upgrade on a connection of its own. Raises DockerError for anything but 101."""
-        connection = UnixHttpConnection(self._path, timeout=None)
-        try:
-            response = self._send(connection, "POST", target, body, HIJACKED)
-            if response.status != http.client.SWITCHING_PROTOCOLS:
-                _checked(response)
-                raise DockerError(response.status, "unable to upgrade to tcp")
-        except BaseException:
-            connection.close()
-            raise
-        return Hijacked(connection, response)
-
-    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
-        """Call; return the headers of the reply, whatever its status."""
-        response = self._send(self._connection(), method, target, None, [])
-        response.read()
-        return response.headers
-
-    def _connection(self) -> UnixHttpConnection:
-        """Return the connection that is kept alive, a new one if the other side closed it."""
-        if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
-            self._kept.close()
-        if self._kept is None or self._kept.sock is None:
-            self._kept = UnixHttpConnection(self._path, timeout=self._timeout_seconds)
-        return self._kept
-
-    def _send(
-        self, connection: UnixHttpConnection, method: str, target: str, body: Any, headers: Any
-    ) -> http.client.HTTPResponse:
-        content = b"" if body is None else go_json(body)
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", self._host)
-        connection.putheader("User-Agent", "Go-http-client/1.1")
-        if method in ("POST", "PUT"):
-            connection.putheader("Content-Length", str(len(content)))
-        for name, value in sorted(headers):
-            connection.putheader(name, value)
-        connection.endheaders(content or None)
-        return connection.getresponse()
-
-
-def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
-    if response.status < http.client.BAD_REQUEST:
-        return response
-    content = response.read()
-    try:
-        message = str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = content.decode(errors="replace").strip()
-    raise DockerError(response.status, message)
-
-
-class Hijacked:
-    """A hijacked connection: bytes both ways, each way with an end of its own."""
-
-    def __init__(self, connection: UnixHttpConnection, response: http.client.HTTPResponse) -> None:
-        assert connection.sock is not None
-        self.socket: socket.socket = connection.sock
-        self._connection = connection
-        # Bytes that came with the head are in the response's buffer already.
-        self.stream: BinaryIO = response.fp
-
-    def close_write(self) -> None:
-        """Send no more."""
-        self.socket.shutdown(socket.SHUT_WR)
-
-    def output(self) -> Output:
-        """Read multiplexed output to its end, then close."""
-        outputs = {1: bytearray(), 2: bytearray()}
-        try:
-            for stream, data in frames(self.stream):
-                outputs[stream] += data
-        finally:
-            self.close()
-        return Output(bytes(outputs[1]), bytes(outputs[2]))
-
-    def close(self) -> None:
-        self._connection.close()  # and with it the response and its stream
-
-
-def frames(stream: Any) -> Generator[tuple[int, bytes]]:
-    """Yield the frames of a multiplexed stream: 1 for stdout or 2 for stderr, and bytes."""
-    while header := stream.read(8):
-        number, length = struct.unpack(">BxxxL", header)
-        yield number, stream.read(length)
-
-
 CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
 UNVERSIONED_API = "1.24"
 EXEC_INSPECTIONS = 5
@@ -181,6 +36,13 @@ EXEC_INSPECTION_PAUSE_SECONDS = 2.0
 SANDBOX_GRACE_SECONDS = 10
 
 __all__ = ["CRI_DOCKERD", "DOCKERSHIM", "DockerError", "Dockershim", "Generation"]
+
+
+class DockerError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +60,94 @@ class Generation:
 
 CRI_DOCKERD = Generation("1.45", "api.moby.localhost", pings_by_head=True, reads_runtime=True, moves_swap=True)
 DOCKERSHIM = Generation("1.40", "docker", pings_by_head=False, reads_runtime=False, moves_swap=False)
+
+
+class DockerHttp:
+    """Sends requests to a socket; ``host`` is the Host header's value. To be closed at the end.
+
+    Raises DockerError, and OSError or HTTPException if the connection fails.
+    """
+
+    def __init__(self, socket_path: str, host: str, timeout_seconds: float) -> None:
+        self._path = socket_path
+        self._host = host
+        self._timeout_seconds = timeout_seconds
+        self._kept: UnixHttpConnection | None = None
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def call(self, method: str, target: str, body: Any = None) -> Any:
+        """Call; return the reply's JSON, None if it has no body."""
+        headers = () if body is None else (("Content-Type", "application/json"),)
+        try:
+            content = _checked(self._send(self._connection(), method, target, body, headers)).read()
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+        return json.loads(content) if content else None
+
+    def frames(self, target: str) -> Generator[tuple[int, bytes]]:
+        """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
+        with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
+            yield from _frames(_checked(self._send(connection, "GET", target)))
+
+    def hijacked(self, target: str, body: Any) -> Generator[tuple[int, bytes]]:
+        """Ask for an upgrade on a connection of its own, without stdin; yield the frames of the output to its end."""
+        with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
+            response = self._send(connection, "POST", target, body, HIJACKED)
+            if response.status != http.client.SWITCHING_PROTOCOLS:
+                raise DockerError(_checked(response).status, "unable to upgrade to tcp")
+            connection.sock.shutdown(socket.SHUT_WR)
+            yield from _frames(response.fp)  # its buffer may hold bytes that came with the head
+
+    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
+        """Call; return the headers of the reply, whatever its status."""
+        response = self._send(self._connection(), method, target)
+        response.read()
+        return response.headers
+
+    def _connection(self) -> UnixHttpConnection:
+        """Return the connection that is kept alive, a new one if the other side closed it."""
+        if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
+            self._kept.close()
+        if self._kept is None or self._kept.sock is None:
+            self._kept = UnixHttpConnection(self._path, timeout=self._timeout_seconds)
+        return self._kept
+
+    def _send(
+        self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()
+    ) -> http.client.HTTPResponse:
+        content = b"" if body is None else go_json(body)
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", self._host)
+        connection.putheader("User-Agent", "Go-http-client/1.1")
+        if method == "POST":
+            connection.putheader("Content-Length", str(len(content)))
+        for name, value in headers:
+            connection.putheader(name, value)
+        connection.endheaders(content or None)
+        return connection.getresponse()
+
+
+def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    if response.status < http.client.BAD_REQUEST:
+        return response
+    content = response.read()
+    try:
+        message = str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = content.decode(errors="replace").strip()
+    raise DockerError(response.status, message)
+
+
+def _frames(stream: Any) -> Generator[tuple[int, bytes]]:
+    """Yield the frames of a multiplexed stream: 1 for stdout or 2 for stderr, and bytes."""
+    while header := stream.read(8):
+        number, length = struct.unpack(">BxxxL", header)
+        yield number, stream.read(length)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -259,29 +209,6 @@ class Dockershim:
     def info(self) -> dict[str, Any]:
         return dict(self._call("GET", "/info"))
 
-    def ensure_image(self, reference: str) -> None:
-        """Pull an image that is not there."""
-        try:
-            self._call("GET", f"/images/{reference}/json")
-        except DockerError as error:
-            if error.status != http.client.NOT_FOUND:
-                raise
-            self.pull_image(reference)
-
-    def pull_image(self, reference: str) -> list[dict[str, Any]]:
-        """Pull an image; return the lines of progress. Raises DockerError for an error in them, too."""
-        name, colon, tag = reference.rpartition(":")
-        if not colon or "/" in tag:
-            name, tag = reference, "latest"
-        query = urlencode({"fromImage": name, "tag": tag})
-        auth = base64.urlsafe_b64encode(b"{}").decode()
-        response = self._http.open("POST", f"{self.prefix}/images/create?{query}", X_Registry_Auth=auth)
-        lines = [json.loads(line) for line in response.read().splitlines() if line.strip()]
-        for line in lines:
-            if "errorDetail" in line:
-                raise DockerError(response.status, line["errorDetail"].get("message", ""))
-        return lines
-
     # ---- pods
 
     def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
@@ -291,7 +218,7 @@ class Dockershim:
         """
         pod = Pod(name, uid, **config)
         driver = self.cgroup_driver
-        self.ensure_image(self._pause_image)
+        self._call("GET", f"/images/{self._pause_image}/json")
         body = bodies.sandbox_body(pod, self._pause_image, driver, oom_score_adj)
         sandbox_id = self._create(bodies.sandbox_name(pod), body)
         self.pods[sandbox_id] = pod
@@ -333,22 +260,15 @@ class Dockershim:
         return self._create(bodies.container_name(config, container), body)
 
     def _create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create; a name that is taken is freed for the kubelet's next try, or avoided if its owner is gone already."""
+        """Create; where the name is taken, remove who has it for the kubelet's next try."""
         try:
-            return self._create_once(name, body)
+            return str(self._call("POST", f"/containers/create?{urlencode({'name': name})}", body)["Id"])
         except DockerError as error:
             owner = CONFLICT.search(error.message)
-            if error.status != http.client.CONFLICT or owner is None:
-                raise
-            try:
-                self._call("DELETE", f"/containers/{owner[1]}?v=1")
-            except DockerError as failed:
-                if failed.status == http.client.NOT_FOUND:
-                    return self._create_once(f"{name}_{random.getrandbits(32):08x}", body)
+            if error.status == http.client.CONFLICT and owner is not None:
+                with suppress(DockerError):
+                    self._call("DELETE", f"/containers/{owner[1]}?v=1")
             raise
-
-    def _create_once(self, name: str, body: Mapping[str, Any]) -> str:
-        return str(self._call("POST", f"/containers/create?{urlencode({'name': name})}", body)["Id"])
 
     def start_container(self, container_id: str) -> None:
         """Start a created container; its log's path is asked for even if that failed."""
@@ -383,10 +303,10 @@ class Dockershim:
         """Run a command; return its exit code, stdout and stderr."""
         self.inspect(container_id)
         exec_id = self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(argv))["Id"]
-        stream = self._http.hijack(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False})
-        stream.close_write()  # there is no stdin
-        output = stream.output()
-        return self._exit_code(exec_id), *output
+        output = {1: b"", 2: b""}
+        for number, data in self._http.hijacked(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False}):
+            output[number] += data
+        return self._exit_code(exec_id), output[1], output[2]
 
     def _exit_code(self, exec_id: str) -> int:
         for _ in range(EXEC_INSPECTIONS):
@@ -396,11 +316,10 @@ class Dockershim:
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
 
-    def logs(self, container_id: str, *, follow: bool = False, tail: str = "") -> Generator[tuple[int, bytes]]:
+    def logs(self, container_id: str, *, follow: bool = False) -> Generator[tuple[int, bytes]]:
         """Yield a container's output as it comes: 1 for stdout or 2 for stderr, and the bytes of a frame."""
-        query = {"follow": "1"} if follow else {}
-        query |= {"stderr": "1", "stdout": "1", "tail": tail}
-        return self._http.frames(f"{self.prefix}/containers/{container_id}/logs?{urlencode(query)}")
+        query = urlencode({**({"follow": "1"} if follow else {}), "stderr": "1", "stdout": "1", "tail": ""})
+        return self._http.frames(f"{self.prefix}/containers/{container_id}/logs?{query}")
 
     # ---- calls
 

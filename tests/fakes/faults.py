@@ -43,7 +43,6 @@ class Connection:
     to_backend: bytearray = field(default_factory=bytearray)
     to_client: bytearray = field(default_factory=bytearray)
     client_half_closed: bool = False
-    backend_half_closed: bool = False
     task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -103,11 +102,6 @@ class FaultRelay(Server):
         sent = max((len(connection.to_client) for connection in self.connections), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
-    def half_close_backend(self) -> None:
-        """Tell the backend that no more bytes come from any client."""
-        for connection in self.connections:
-            connection.backend.shutdown(socket.SHUT_WR)
-
     def _accept(self, listener: socket.socket) -> None:
         # Not by an awaited accept: one that is cancelled in that moment would lose the client.
         client, _ = listener.accept()
@@ -143,10 +137,7 @@ class FaultRelay(Server):
             passed += data
             if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
                 raise ConnectionAbortedError("cut as told")
-        if forward:
-            connection.client_half_closed = True
-        else:
-            connection.backend_half_closed = True
+        connection.client_half_closed |= forward
         target.shutdown(socket.SHUT_WR)
 
     async def _read(self, source: socket.socket, faults: Faults) -> bytes:

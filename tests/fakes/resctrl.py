@@ -9,7 +9,6 @@ only what was written, until it has ended; the root's lists only what was given 
 
 import errno
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +18,6 @@ from typing import NoReturn
 
 from runtimeproxy_hooks.resctrl import parse_schemata
 from runtimeproxy_hooks.resctrl_fs import LAST_STATUS, SCHEMATA, TASKS, Resctrl
-
-_NUMBERS = {10: re.compile(r"-?[0-9]+"), 16: re.compile(r"(0x)?[0-9a-fA-F]+")}
 
 AMD = "AuthenticAMD"
 INTEL = "GenuineIntel"
@@ -138,63 +135,47 @@ class StandIn(Resctrl):
         yield from (each for each in self.root.iterdir() if (each / TASKS).exists())
 
     def _limit(self, directory: Path, text: str) -> None:
-        if not text.endswith("\n"):
-            self._refuse(errno.EINVAL, "")
         limits = {
             name: {each: int(value, 10 if name == "MB" else 16) for each, value in values.items()}
             for name, values in parse_schemata((directory / SCHEMATA).read_text()).items()
         }
-        for line in text[:-1].split("\n"):
-            name, colon, values = line.partition(":")
-            if not colon or not values:
-                self._refuse(errno.EINVAL, "Missing ':' or value")
-            if name.strip() not in limits:
-                self._refuse(errno.EINVAL, f"Unknown or unsupported resource name '{name.strip()}'")
-            limits[name.strip()].update(self._values(name.strip(), values, limits[name.strip()]))
+        *lines, rest = text.split("\n")
+        try:
+            if not lines or rest:
+                raise ValueError("the last line has no end")
+            for name, values in (line.strip().split(":") for line in lines):
+                limits[name].update(self._values(name, values, limits[name]))
+        except (KeyError, ValueError) as error:
+            self._refuse(errno.EINVAL, str(error))
         self._show_limits(directory, limits)
 
-    def _values(self, name: str, text: str, before: Mapping[int, int]) -> dict[int, int]:
+    def _values(self, name: str, text: str, known: Mapping[int, int]) -> dict[int, int]:
+        """Return the value for each cache id. Raises ValueError, and KeyError for an id that is not known."""
         read = self._bandwidth if name == "MB" else self._mask
-        values: dict[int, int] = {}
-        for pair in text.removesuffix(";").split(";"):
-            each, equals, value = pair.partition("=")
-            if not equals or not each.isdecimal():
-                self._refuse(errno.EINVAL, "Missing '=' or non-numeric domain")
-            if int(each) not in before:
-                self._refuse(errno.EINVAL, "")
-            if int(each) in values:
-                self._refuse(errno.EINVAL, f"Duplicate domain {each}")
-            values[int(each)] = read(value.strip())
+        pairs = (pair.split("=") for pair in text.removesuffix(";").split(";"))
+        values = {int(each): read(value) for each, value in pairs}
+        if unknown := values.keys() - known.keys():
+            raise KeyError(f"no domain {min(unknown)}")
         return values
 
     def _mask(self, text: str) -> int:
-        mask = self._number(text, 16, f"Non-hex character in the mask {text}")
-        if not mask or mask > self.hardware.cbm_mask:
-            self._refuse(errno.EINVAL, "Mask out of range")
+        mask = int(text, 16)
+        if not 0 < mask <= self.hardware.cbm_mask:
+            raise ValueError("Mask out of range")
         ones = mask // (mask & -mask)
-        if ones & (ones + 1):
-            self._refuse(errno.EINVAL, f"The mask {mask:x} has non-consecutive 1-bits")
-        if ones.bit_length() < self.hardware.min_cbm_bits:
-            self._refuse(errno.EINVAL, f"Need at least {self.hardware.min_cbm_bits} bits in the mask")
+        if ones & (ones + 1) or ones.bit_length() < self.hardware.min_cbm_bits:
+            raise ValueError(f"The mask {mask:x} has non-consecutive or too few 1-bits")
         return mask
 
     def _bandwidth(self, text: str) -> int:
-        value = self._number(text, 10, f"Non-decimal digit in MB value {text}")
+        value = int(text)
         least, most, step = self.hardware.min_bandwidth, self.hardware.max_bandwidth, self.hardware.bandwidth_gran
         if not least <= value <= most:
-            self._refuse(errno.EINVAL, f"MB value {value} out of range [{least},{most}]")
+            raise ValueError(f"MB value {value} out of range [{least},{most}]")
         return -(-value // step) * step
 
-    def _number(self, text: str, base: int, refusal: str) -> int:
-        if not _NUMBERS[base].fullmatch(text):
-            self._refuse(errno.EINVAL, refusal)
-        return int(text, base)
-
     def _assign(self, directory: Path, text: str) -> None:
-        tid = self._number(text.strip(), 10, f"Task list parsing error pid {text.strip()}")
-        if tid < 0:
-            self._refuse(errno.EINVAL, f"Invalid pid {tid}")
-        tid = tid or threading.get_native_id()  # to the kernel 0 is whoever writes it
+        tid = int(text) or threading.get_native_id()  # to the kernel 0 is whoever writes it
         if not _is_alive(tid):
             self._refuse(errno.ESRCH, f"No task {tid}")
         for group in self._groups():

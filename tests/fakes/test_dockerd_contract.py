@@ -17,7 +17,6 @@ from tests.fakes.dockerd_programs import frame
 
 MIB = 1 << 20
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: tcp\r\n"
-RAW_STREAM = b"Content-Type: application/vnd.docker.raw-stream\r\n"
 SLEEPING = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL"}
 MISSING = "No such container: none"
 UNREADABLE = 500
@@ -78,8 +77,7 @@ async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
     made = await daemon.created("c1")
     answers = []
     for call in (
-        *("POST start", "POST start", "POST restart?t=0", "POST kill?signal=HUP", "DELETE ", "POST stop?t=0"),
-        *("POST stop", "POST kill", "POST rename?name=c2", "POST restart?t=0"),
+        *("POST start", "POST start", "DELETE ", "POST stop?t=0", "POST stop", "POST rename?name=c2", "POST start"),
         *("DELETE ?force=1&v=1", "DELETE ?force=1", "POST stop"),
     ):
         method, action = call.split(" ", 1)
@@ -87,7 +85,7 @@ async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
         reply = await daemon.ask(f"{method} /v1.41/containers/{made}{where}")
         assert bool(reply.body) == (reply.status not in (204, 304))
         answers.append(reply.status)
-    assert answers == [204, 304, 204, 204, 409, 204, 304, 409, 204, 204, 204, 404, 404]
+    assert answers == [204, 304, 409, 204, 304, 204, 204, 204, 404, 404]
 
 
 async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
@@ -105,24 +103,12 @@ async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
     [
         ("GET /containers/none/json", None, 404, MISSING),
         ("GET /containers/a/b/json", None, 404, "No such container: a/b"),
-        ("POST /containers/none/kill", None, 404, f"Cannot kill container: none: {MISSING}"),
-        ("POST /containers/c1/kill?signal=NO", None, 400, "Invalid signal: NO"),
-        ("POST /containers/c1/stop?t=x", None, UNREADABLE, 'strconv.Atoi: parsing "x": invalid syntax'),
-        ("POST /containers/c1/rename", None, 400, "Neither old nor new names may be empty"),
-        ("POST /containers/c1/rename?name=c1", None, 400, "Renaming a container with the same name as its current"),
-        ("POST /containers/c1/rename?name=c2", None, 409, "Error when allocating new name: Conflict. The container n"),
         ("POST /containers/create?name=c1", SLEEPING, 409, 'Conflict. The container name "/c1" is already in use'),
         ("POST /containers/create?name=a%20b", SLEEPING, 400, "Invalid container name (a b), only [a-zA-Z0-9]["),
-        ("POST /containers/create", {}, 400, "Config cannot be empty in order to create a container"),
         ("POST /containers/create", {"Image": "none", "Cmd": ["a"]}, 404, "No such image: none:latest"),
         ("POST /containers/create", {"Image": ""}, 400, "No command specified"),
         ("POST /containers/create", {"Image": 1}, UNREADABLE, "json: cannot unmarshal number into Go struct field"),
-        ("POST /containers/c1/update", {"CpuQuota": 10}, 400, "CPU cfs quota can not be less than 1ms (i.e. 1000)"),
         ("POST /containers/none/update", {}, 404, MISSING),
-        ("POST /containers/none/wait", None, 404, MISSING),
-        ("GET /containers/c1/logs", None, 400, "Bad parameters: you must choose at least one stream"),
-        ('GET /containers/json?filters={"x":{"y":true}}', None, 400, "Invalid filter 'x'"),
-        ("POST /containers/c1/exec", {"Cmd": []}, 400, "No exec command specified"),
         ("POST /containers/c2/exec", {"Cmd": ["true"]}, 409, "Container "),
         ("POST /exec/abc/start", {"Detach": False}, 404, "No such exec instance: abc"),
         ("GET /images/a.b/none/json", None, 404, "no such image: a.b/none: No such image: a.b/none:latest"),
@@ -144,19 +130,10 @@ async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: An
     ("host", "part"),
     [
         ({"Memory": 6 * MIB - 1}, "Minimum memory limit allowed is 6MB"),
-        ({"Memory": -1}, "Minimum memory limit allowed is 6MB"),
         ({"Memory": 8 * MIB, "MemorySwap": 7 * MIB}, "Minimum memoryswap limit"),
         ({"MemorySwap": 8 * MIB}, "You should always set the Memory limit"),
         ({"NanoCpus": 1, "CpuPeriod": 1000}, "Nano CPUs and CPU Period"),
         ({"NanoCpus": 1, "CpuQuota": 1000}, "Nano CPUs and CPU Quota"),
-        ({"NanoCpus": -1}, "Range of CPUs"),
-        ({"CpuPeriod": 999}, "CPU cfs period"),
-        ({"CpuPeriod": 1_000_001}, "CPU cfs period"),
-        ({"CpuQuota": 999}, "CPU cfs quota"),
-        ({"OomScoreAdj": 1001}, "range for oom score adj"),
-        ({"CpusetCpus": "0-5000"}, "Requested CPUs are not available - requested 0-5000, available: 0-"),
-        ({"CpusetCpus": "x"}, "Invalid value x for cpuset cpus"),
-        ({"CpusetMems": "9"}, "Requested memory nodes are not available - requested 9, available: 0"),
         ({"Memory": "1"}, "json: cannot unmarshal string into Go struct field HostConfig"),
         ([1], "json: cannot unmarshal array into Go"),
     ],
@@ -191,14 +168,13 @@ async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
         reply = await daemon.ask(update, body)
         assert (reply.status, reply.json) == (200, {"Warnings": None})
         assert await daemon.host(made) == {**before, **changed}
-    swap = "Memory limit should be smaller than already set memoryswap limit, update the memoryswap at the same time"
     for body, message in (
-        ({"Memory": 256 * MIB}, swap),
+        ({"Memory": 256 * MIB}, "Memory limit should be smaller than already set memoryswap limit"),
         ({"NanoCpus": 1}, "Conflicting options: Nano CPUs cannot be upd"),
     ):
         reply = await daemon.ask(update, body)
         assert reply.status == 409
-        assert reply.message.startswith(f"Cannot update container {made}: {message}")
+        assert message in reply.message
 
 
 async def test_list_is_filtered(daemon: Daemon) -> None:
@@ -207,22 +183,18 @@ async def test_list_is_filtered(daemon: Daemon) -> None:
     for query, found in (
         ("", [second]),
         ("all=1", [second, first]),
-        ("all=1&limit=1", [second]),
         ('all=1&filters={"label":{"kind=pod":true,"n=1":true}}', [first]),
-        (f'all=1&filters={{"label":["kind"],"id":["{second[:9]}"]}}', [second]),
-        ('filters={"status":{"created":true}}', [first]),
-        ('all=1&filters={"name":{"fir":true}}', [first]),
+        ('all=1&filters={"label":["kind"]}', [second, first]),
     ):
         assert [row["Id"] for row in (await daemon.ask(f"GET /containers/json?{query}")).json] == found, query
-    assert (await daemon.ask("POST /containers/prune")).json["ContainersDeleted"] == [first]
 
 
 async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
     made = await daemon.created("c1", Env=["A=1", "A"], Labels={"a": "own"}, Cmd=None)
-    shown = (await daemon.ask(f"GET /containers/{made}/json?size=1")).json
+    shown = (await daemon.ask(f"GET /containers/{made}/json")).json
     config = shown["Config"]
     assert (config["Env"], config["Labels"], config["Cmd"]) == (["A=1", "A", "PATH=/bin"], {"a": "own"}, ["/bin/sh"])
-    assert (shown["Name"], shown["State"]["Status"], shown["SizeRw"]) == ("/c1", "created", 0)
+    assert (shown["Name"], shown["State"]["Status"]) == ("/c1", "created")
     for name in (BUSYBOX, f"docker.io/library/{BUSYBOX}", shown["Image"], shown["Image"][7:20]):
         image = (await daemon.ask(f"GET /images/{name}/json")).json
         assert (image["Id"], image["RepoTags"]) == (shown["Image"], [BUSYBOX])
@@ -235,80 +207,37 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
     async with await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}') as raw:
         assert b"Transfer-Encoding: chunked" in await raw.head()
         made = await daemon.running("c1")
-        for change in ("rename?name=c2", "update", "stop", "restart", "restart", "kill"):
+        for change in ("rename?name=c2", "update", "stop", "start", "stop"):
             await daemon.ask(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
         await daemon.ask(f"DELETE /containers/{made}")
         heard: list[Any] = []
         while not heard or heard[-1]["Action"] != "destroy":
             heard.append(json.loads(await raw.chunk()))
     assert " ".join(event["Action"] for event in heard) == (
-        "create start rename update kill die stop start restart kill die stop start restart kill die destroy"
+        "create start rename update kill die stop start kill die stop destroy"
     )
     assert {event["id"] for event in heard} == {made}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
 
 
-async def test_wait_sends_its_head_at_once_and_its_body_at_the_end(daemon: Daemon) -> None:
-    await daemon.running("c1", HostConfig={"AutoRemove": True})
-    waits = [
-        await daemon.send(f"POST /v1.41/containers/c1/wait?condition={condition}")
-        for condition in ("next-exit", "removed", "not-running")
-    ]
-    for raw in waits:
-        assert b" 200 OK" in await raw.head()
-    await daemon.ask("POST /containers/c1/kill")
-    for raw in waits:
-        assert json.loads(await raw.chunk()) == {"Error": None, "StatusCode": 137}
-        assert await raw.chunk() == b""
-        raw.writer.close()
-
-
 @pytest.mark.parametrize("tty", [False, True], ids=["multiplexed", "terminal"])
-@pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_exec_carries_bytes_both_ways(daemon: Daemon, upgrade: bytes, tty: bool) -> None:
+async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
     made = await daemon.running("c1")
     config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
     command = str((await daemon.ask("POST /containers/c1/exec", config)).json["Id"])
     body = json.dumps({"Detach": False, "Tty": tty}).encode()
-    async with await daemon.send(f"POST /v1.41/exec/{command}/start", upgrade, body=body) as raw:
+    async with await daemon.send(f"POST /v1.41/exec/{command}/start", UPGRADE, body=body) as raw:
         head = await raw.head()
-        assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\n" if upgrade else b"HTTP/1.1 200 OK\r\n")
-        assert RAW_STREAM in head
+        assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n")
         assert b"Content-Length" not in head
         assert b"Transfer-Encoding" not in head
         raw.send(b"hello\n")
         assert (await raw.until(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
-        again = await daemon.ask(f"POST /exec/{command}/start", {"Detach": True})
-        assert (again.status, again.message) == (409, f"Error: Exec command {command} is already running")
-        await daemon.ask("POST /containers/c1/kill")
+        raw.end()
+        await daemon.ask("POST /containers/c1/stop")
         await raw.rest()
     shown = (await daemon.ask(f"GET /exec/{command}/json")).json
     assert (shown["Running"], shown["ContainerID"]) == (False, made)
-
-
-@pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_attach_carries_both_ways_and_a_log_the_same(daemon: Daemon, upgrade: bytes) -> None:
-    await daemon.created("c1", Cmd=["cat"], OpenStdin=True, StdinOnce=True, AttachStdin=True)
-    async with await daemon.send("POST /v1.41/containers/c1/attach?stream=1&stdin=1&stdout=1", upgrade) as raw:
-        first = b"HTTP/1.1 101 UPGRADED\r\n" if upgrade else b"HTTP/1.1 200 OK\r\n"
-        assert await raw.head() == first + RAW_STREAM + upgrade + b"\r\n"
-        await daemon.ask("POST /containers/c1/start")
-        raw.send(b"typed\n")
-        assert await raw.exactly(14) == frame(1, b"typed\n")
-        raw.end()
-        assert await raw.rest() == b""
-    log = await daemon.ask("GET /containers/c1/logs?stdout=1&follow=1&tail=1")
-    assert (log.body, log.headers["Transfer-Encoding"]) == (frame(1, b"typed\n"), "chunked")
-    assert (await daemon.ask("GET /containers/c1/logs?stdout=1&tail=0")).body == b""
-
-
-@pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_attach_to_nothing_is_answered_without_framing(daemon: Daemon, upgrade: bytes) -> None:
-    async with await daemon.send("POST /containers/none/attach?stream=1", upgrade) as raw:
-        assert await raw.rest() == (
-            b"HTTP/1.1 404 Not Found\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n%b\r\n"
-            % MISSING.encode()
-        )
 
 
 # ---- HTTP
@@ -330,60 +259,33 @@ async def test_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
         assert reply.endswith(b"\r\nConnection: close\r\n\r\n")
 
 
-@pytest.mark.parametrize(
-    ("target", "location"),
-    [
-        ("/v1.41//containers/json?all=1&x=%2F", "/v1.41/containers/json?all=1&x=%2F"),
-        ("/containers/%2Fc1/json", "/containers/c1/json"),
-        ("/containers/../images/a%20b%3F/json", "/images/a%20b%3F/json"),
-        ("/containers/./json/", "/containers/json/"),
-    ],
-)
-async def test_unclean_path_is_redirected(daemon: Daemon, target: str, location: str) -> None:
-    reply = await daemon.ask(f"GET {target}")
-    assert (reply.status, reply.headers["Location"], "Api-Version" in reply.headers) == (301, location, False)
+async def test_unclean_path_is_redirected(daemon: Daemon) -> None:
+    reply = await daemon.ask("GET /containers/.././/images/a%20b%3F/json?all=1&x=%2F")
+    redirect = (reply.status, reply.headers["Location"], "Api-Version" in reply.headers)
+    assert redirect == (301, "/images/a%20b%3F/json?all=1&x=%2F", False)
 
 
-PING = b"GET /_ping HTTP/1.1\r\nHost: d\r\n"
-LAST_PING = PING + b"Connection: close\r\n\r\n"
-OLD_PING = b"GET /_ping HTTP/1.0\r\n"
+LAST_PING = b"GET /_ping HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n"
 CREATE = b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nConnection: close\r\n"
-START = b"POST /containers/x/start HTTP/1.1\r\nHost: d\r\n"
+STOP = b"POST /containers/x/stop HTTP/1.1\r\nHost: d\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "status", "part"),
     [
-        (b"GET /_ping\r\n\r\n", 400, b"Connection: close"),
-        (b"GET /_ping HTTP/1.1\r\n\r\n", 400, b"missing required Host header"),
-        (PING + b"Host: d\r\n\r\n", 400, b"Connection: close"),
-        (PING + b"A b: c\r\n\r\n", 400, b"Connection: close"),
-        (PING + b"Content-Length: x\r\n\r\n", 400, b"Connection: close"),
-        (PING + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, b"Connection: close"),
-        (PING + b"Transfer-Encoding: gzip\r\n\r\n", 501, b"Unsupported transfer encoding"),
-        (b"GET /%zz HTTP/1.1\r\nHost: d\r\n\r\n", 400, b"Connection: close"),
-        (PING + b"A: " + b"a" * (3 << 20) + b"\r\n\r\n", 431, b"Connection: close"),
-        (PING + b"A: " + b"a" * 1_000_000 + b"\r\nConnection: close\r\n\r\n", 200, b"\r\n\r\nOK"),
-        (b"GET http://docker/v1.41/_ping?x HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n", 200, b"\r\n\r\nOK"),
+        (LAST_PING.replace(b"Host", b"A: " + b"a" * 1_000_000 + b"\r\nHost"), 200, b"\r\n\r\nOK"),
         (CREATE + b"Content-Length: 100\r\n\r\n{", UNREADABLE, b"unexpected EOF"),
         (CREATE + CHUNKED + b"5\r\n{", UNREADABLE, b"unexpected EOF"),
-        (CREATE + CHUNKED + b"x\r\n{", UNREADABLE, b"invalid byte in chunk length"),
         (CREATE + b"Content-Length: 0\r\n\r\n", UNREADABLE, b"EOF"),
         (CREATE.replace(b"json", b"x") + b"Content-Length: 2\r\n\r\n{}", 400, b"must be 'application/json'"),
-        (START + b"Content-Length: 8\r\nConnection: close\r\n\r\n        ", 400, b"non-empty request body"),
-        (START + b"Connection: close\r\n" + CHUNKED + b"0\r\n\r\n", 400, b"non-empty request body"),
-        (START + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n", 400, b"\r\nConnection: close\r\n"),
-        (START + b"Content-Length: 1000000\r\n\r\n" + bytes(500_000), 400, b"\r\nConnection: close\r\n"),
-        (START + CHUNKED + b"f4240\r\n" + bytes(500_000), 400, b"\r\nConnection: close\r\n"),
-        (START + b"Content-Length: 9000\r\n\r\n" + bytes(9000) + LAST_PING, 400, b"\r\n\r\nOK"),
+        (STOP + b"Content-Length: 9000\r\n\r\n" + bytes(9000) + LAST_PING, 404, b"\r\n\r\nOK"),
         (b"HEAD /none HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n", 404, b"Content-Length: 29\r\n"),
-        (OLD_PING + b"Connection: keep-alive\r\n\r\n" + OLD_PING + b"\r\n", 200, b"Connection: keep-alive\r\n"),
     ],
 )
 async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, status: int, part: bytes) -> None:
     # A daemon may give a request up whose client sends no more: only what would wait for more has its end.
-    reply = await exchange(daemon.path, sent, end=sent.startswith(START) or not sent.endswith(b"\r\n\r\n"))
+    reply = await exchange(daemon.path, sent, end=sent.startswith(STOP) or not sent.endswith(b"\r\n\r\n"))
     assert int(reply[9:12]) in statuses(status)
     assert part in reply
 
@@ -394,15 +296,6 @@ async def test_chunked_create_is_read_whatever_its_chunks(daemon: Daemon) -> Non
     reply = await exchange(daemon.path, sent + LAST_PING)
     assert reply.startswith(b"HTTP/1.1 201 Created\r\n")
     assert reply.endswith(b"Connection: close\r\n\r\nOK")
-
-
-async def test_100_comes_when_the_body_is_read(daemon: Daemon) -> None:
-    body = json.dumps(SLEEPING).encode()
-    async with await Raw.connect(daemon.path) as raw:
-        raw.send(CREATE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
-        assert await raw.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
-        raw.send(body)
-        assert b" 201 Created\r\n" in await raw.head()
 
 
 async def test_big_replies_are_chunked(daemon: Daemon) -> None:

@@ -13,7 +13,6 @@ import pytest
 from tests.engines import cri, streaming
 from tests.engines.containerd import Containerd, EngineError
 from tests.engines.images import BUSYBOX_IMAGE
-from tests.engines.test_containerd_direct import upper_case_server
 from tests.fakes.faults import FaultRelay
 from tests.system.node import serving
 from tests.system.proxy import wait_until
@@ -38,7 +37,7 @@ async def test_the_streaming_urls_work(node: RealNode, client: cri.CriClient) ->
     attached = await streaming.read_channels(client.attach_url(container_id), until=(streaming.STDOUT, b"tick\n"))
     assert b"tick\n" in attached[streaming.STDOUT]
 
-    server, port = await upper_case_server()
+    server, port = await streaming.upper_case_server()
     url = await asyncio.to_thread(client.port_forward_url, pod_id, port)
     forwarded = await streaming.read_channels(url, until=(streaming.DATA, b"HELLO"), send=b"hello")
     assert forwarded[streaming.DATA] == port.to_bytes(2, "little") + b"HELLO"
