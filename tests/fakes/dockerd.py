@@ -13,7 +13,6 @@ import asyncio
 import socket
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -27,16 +26,14 @@ from tests.fakes.dockerd_state import CGROUPFS, DockerdState
 from tests.fakes.dockerd_streams import Feed
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
-from tests.fakes.server import Server, stay
+from tests.fakes.server import Listener, stay
 
 KEPT_BODY_BYTES = 1 << 20
-BACKLOG = 4096
-"""What Linux allows by itself (net.core.somaxconn), and so what a Go program asks for."""
 
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
-class FakeDockerd(Server):
+class FakeDockerd(Listener):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
     ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
@@ -60,6 +57,7 @@ class FakeDockerd(Server):
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
     ) -> None:
+        super().__init__(socket_path)
         self.socket_path = socket_path
         self.state = state or DockerdState(cgroup_driver)
         self.engine, self.server_version = engine, server_version or engine.version
@@ -67,7 +65,7 @@ class FakeDockerd(Server):
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
-        self.accepted = 0
+        self._accepted = 0
         self.watchers = 0
         """How many GET /events are open."""
         self.big_list: bytes | None = None
@@ -75,33 +73,17 @@ class FakeDockerd(Server):
         self.big_list_for = ""  # the User-Agent that is answered so; "" is everybody
         self.feeds: dict[str, Feed] = {}
         self.export_bytes = 1 << 20
-        """How long the archives of export, get and cp are."""
+        """How long an exported archive is."""
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
-        self._listener: socket.socket | None = None
         self._service = Service(self, self.api, self.minimum, self.server_version)
 
     # ---- life
 
-    async def start(self) -> None:
-        Path(self.socket_path).unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.setblocking(False)
-        self._listener.bind(self.socket_path)
-        self._listener.listen(BACKLOG)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
-
-    async def stop(self) -> None:
-        """Die: stop listening and drop every connection, whatever is under way."""
-        if self._listener is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
-        self._listener = None
+    async def end(self) -> None:
         self.drop_connections()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        Path(self.socket_path).unlink(missing_ok=True)
 
     @property
     def connections(self) -> int:
@@ -142,12 +124,8 @@ class FakeDockerd(Server):
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Let GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes; made once, here."""
-        padding = {
-            "Command": "sleep",
-            "State": "running",
-            "Status": "Up 1 second",
-            "HostConfig": {"NetworkMode": "host"},
-        }
+        life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
+        padding = {**life, "HostConfig": {"NetworkMode": "host"}}
         listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
         rest = max(0, total_bytes - len(go_json(listed))) // max(1, count)
         for container in listed:
@@ -161,14 +139,9 @@ class FakeDockerd(Server):
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        # Not by asyncio's own server: what that accepts in the moment of its close stays open, and nobody knows of it.
-        try:
-            client, _ = listener.accept()
-        except BlockingIOError:
-            return  # the client has gone again
-        task = asyncio.get_running_loop().create_task(self._serve(client, self.accepted))
-        self.accepted += 1
+    def accepted(self, client: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(client, self._accepted))
+        self._accepted += 1
         self._connections[task] = client
         task.add_done_callback(self._ended)
 

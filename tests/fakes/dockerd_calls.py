@@ -22,7 +22,7 @@ Handler = Callable[["FakeDockerd", Exchange, str], Awaitable[None]]
 
 INFO = json.loads("""{
     "ID":"FAKE:DOCKERD", "Driver":"vfs", "LoggingDriver":"json-file", "CgroupVersion":"1", "KernelVersion":"6.1.0",
-    "OperatingSystem":"fake", "OSType":"linux", "Architecture":"x86_64", "NCPU":2, "MemTotal":8589934592,
+    "OperatingSystem":"fake", "OSType":"linux", "Architecture":"x86_64", "NCPU":1024, "MemTotal":8589934592,
     "DockerRootDir":"/var/lib/docker", "Name":"fake", "Runtimes":{"runc":{"path":"runc"}}, "DefaultRuntime":"runc",
     "SecurityOptions":[], "Warnings":null
 }""")
@@ -88,7 +88,7 @@ async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
     state, running = dockerd.state, sum(container.running for container in dockerd.state.each())
     counts = {"Containers": len(state.containers), "ContainersRunning": running, "Images": len(state.images.by_name)}
     told = {**INFO, **counts, "CgroupDriver": state.cgroup_driver, "ServerVersion": dockerd.server_version}
-    await exchange.json(dockerd.engine.shown(engines.INFO, exchange.api, told))
+    await exchange.json(told)
 
 
 # ---- containers
@@ -119,7 +119,7 @@ async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: s
     labels = parse_filters(text(exchange, "filters")).get("label", frozenset())
     every = flag(exchange, "all")
     shown = [one for one in dockerd.state.each() if (every or one.running) and labels_match(one.labels, labels)]
-    await exchange.json([dockerd.engine.shown(engines.LISTED, exchange.api, one.listed()) for one in shown])
+    await exchange.json([one.listed() for one in shown])
 
 
 # ---- execs and images

@@ -5,6 +5,7 @@ In an update zero and "" mean "unchanged"; nothing is changed where anything is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG
 
 LEAST_MEMORY_BYTES = 6 << 20
+CPUS = 1024
 OVERWRITTEN = (
     *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
     *("Memory", "MemorySwap", "MemoryReservation"),
@@ -57,6 +59,7 @@ def _go_type(value: Any) -> str:
 def check(host: Values, *, systemd: bool, update: bool) -> None:
     """Refuse with status 400 what no proxy may make of a create, or of an update, that was good."""
     memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
+    cpuset = host["CpusetCpus"]
     slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
     for refused, problem in (
         (memory != 0 and memory < LEAST_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
@@ -64,6 +67,11 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
         (memory == 0 < swap and not update, "You should always set the Memory limit when using Memoryswap limit"),
         (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
         (nano > 0 and host["CpuQuota"] > 0, "Conflicting options: Nano CPUs and CPU Quota cannot both be set"),
+        (update and host["CpuShares"] < 0, "shares: invalid argument"),
+        (
+            any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)),
+            f"Requested CPUs are not available - requested {cpuset}, available: 0-{CPUS - 1}",
+        ),
         (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
     ):
         if refused:

@@ -7,28 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 TIMEOUT_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def message(self) -> str:
-        return str(self.json["message"])
 
 
 class UnixHttpConnection(http.client.HTTPConnection):
@@ -41,23 +23,6 @@ class UnixHttpConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)
-
-
-def _ask(path: str, method: str, target: str, body: Any, headers: Mapping[str, str]) -> Reply:
-    connection = UnixHttpConnection(path)
-    try:
-        if body is not None and not isinstance(body, bytes):
-            body, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
-        connection.request(method, target, body, {"Host": "docker", **headers})
-        response = connection.getresponse()
-        return Reply(response.status, dict(response.headers.items()), response.read())
-    finally:
-        connection.close()
-
-
-async def ask(path: str, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-    """Ask once with http.client, on a connection of its own; a body that is not bytes is sent as JSON."""
-    return await asyncio.to_thread(_ask, path, method, target, body, headers or {})
 
 
 class Raw:

@@ -26,18 +26,10 @@ LOAD_LINE_BYTES = 1 << 20
 """A load tells its progress so often."""
 
 
-class Feed:
+class Feed(asyncio.Queue[bytes]):
     """The progress lines of one pull or build, said by the test."""
 
-    def __init__(self) -> None:
-        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def say(self, line: bytes) -> None:
-        self.lines.put_nowait(line)
-
-    def end(self) -> None:
-        """Let the call end well."""
-        self.lines.put_nowait(None)
+    say = asyncio.Queue.put_nowait
 
 
 async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -59,34 +51,26 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 # ---- images and archives
 
 
-async def _progress(dockerd: FakeDockerd, exchange: Exchange, route: str, subject: str) -> None:
-    """Send the lines that the test says, else a fixed number of lines."""
-    feed = dockerd.feeds.pop(route, None)
-    if feed is not None:
-        while (line := await feed.lines.get()) is not None:
-            await exchange.send(line)
-        return
-    for number in range(3):
-        await exchange.send(go_json({"status": f"step {number}", "id": subject}))
+async def _progress(dockerd: FakeDockerd, exchange: Exchange, route: str) -> None:
+    """Send the lines that the test says, to the client's end, else one."""
+    await exchange.begin(JSON)
+    if (feed := dockerd.feeds.pop(route, None)) is not None:
+        while True:
+            await exchange.send(await feed.get())
+    await exchange.send(go_json({"status": "step 1"}))
+    await exchange.finish()
 
 
 async def pull(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     name, tag = text(exchange, "fromImage"), text(exchange, "tag")
     if not name:
         return await load(dockerd, exchange, reference)
-    await exchange.begin(JSON)
-    await _progress(dockerd, exchange, "POST /images/create", name)
     dockerd.state.images.find_or_add(f"{name}:{tag}" if tag else name)
-    await exchange.finish()
-    return None
+    return await _progress(dockerd, exchange, "POST /images/create")
 
 
 async def build(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    while await exchange.piece():
-        pass
-    await exchange.begin(JSON)
-    await _progress(dockerd, exchange, "POST /build", "build")
-    await exchange.finish()
+    await _progress(dockerd, exchange, "POST /build")
 
 
 async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:

@@ -163,19 +163,9 @@ def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
 
 def exec_body(argv: Sequence[str]) -> dict[str, Any]:
     """Return the create body of an exec that is run to its end."""
-    return {
-        "User": "",
-        "Privileged": False,
-        "Tty": False,
-        "AttachStdin": False,
-        "AttachStderr": True,
-        "AttachStdout": True,
-        "Detach": False,
-        "DetachKeys": "",
-        "Env": None,
-        "WorkingDir": "",
-        "Cmd": list(argv),
-    }
+    streams = {"AttachStdin": False, "AttachStderr": True, "AttachStdout": True}
+    nothing = {"Detach": False, "DetachKeys": "", "Env": None, "WorkingDir": ""}
+    return {"User": "", "Privileged": False, "Tty": False, **streams, **nothing, "Cmd": list(argv)}
 
 
 def _resources(values: Values) -> dict[str, int | str]:

@@ -4,11 +4,10 @@ Without a fault every byte and every half-close passes as it came.
 """
 
 import asyncio
-import os
 import socket
 from dataclasses import dataclass, field
 
-from tests.fakes.server import Server
+from tests.fakes.server import Listener
 
 READ_BYTES = 65536
 
@@ -59,29 +58,18 @@ class Connection:
         self.backend.close()
 
 
-class FaultRelay(Server):
+class FaultRelay(Listener):
     """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
+        super().__init__(listen)
         self.listen = listen
         self.backend = backend
         self.to_backend = Faults()
         self.to_client = Faults()
         self.connections: list[Connection] = []
-        self._listener: socket.socket | None = None
 
-    async def start(self) -> None:
-        self._listener = _unix_socket()
-        self._listener.bind(self.listen)
-        self._listener.listen(128)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
-
-    async def stop(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-            os.unlink(self.listen)
-            self._listener = None
+    async def end(self) -> None:
         self.cut()
         for connection in self.connections:
             await _end(connection.task)
@@ -102,11 +90,9 @@ class FaultRelay(Server):
         sent = max((len(connection.to_client) for connection in self.connections), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
-    def _accept(self, listener: socket.socket) -> None:
-        # Not by an awaited accept: one that is cancelled in that moment would lose the client.
-        client, _ = listener.accept()
-        client.setblocking(False)
-        backend = _unix_socket()
+    def accepted(self, client: socket.socket) -> None:
+        backend = socket.socket(socket.AF_UNIX)
+        backend.setblocking(False)
         try:
             backend.connect(self.backend)
         except OSError:
@@ -169,9 +155,3 @@ async def _end(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _unix_socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.setblocking(False)
-    return made

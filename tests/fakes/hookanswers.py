@@ -142,11 +142,11 @@ def hang() -> Answer:
     return answer
 
 
-def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = ()) -> Answer:
+def status(code: grpc.StatusCode, text: str = "") -> Answer:
     """Answer an error status; PERMISSION_DENIED is a refusal, UNIMPLEMENTED an old server."""
 
     async def answer(call: HookCall) -> bytes:
-        await call.context.abort(code, text, trailing_metadata)
+        await call.context.abort(code, text)
         raise AssertionError("unreachable")
 
     return answer

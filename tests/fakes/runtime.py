@@ -2,7 +2,7 @@
 
 Messages are handled as raw bytes; what is recorded is what came.
 
-Run alone: ``python -m tests.fakes.runtime --socket PATH [--containers N --list-bytes N]``.
+Run alone: ``python -m tests.fakes.runtime --socket PATH``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -57,14 +57,8 @@ class Injection:
     delay_seconds: float = 0.0
     code: grpc.StatusCode | None = None
     details: str = ""
-    trailing_metadata: Metadata = ()
     times: int | None = None
     gate: asyncio.Event | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Subscriber:
-    events: asyncio.Queue[cri_pb2.ContainerEventResponse] = field(default_factory=asyncio.Queue)
 
 
 class FakeRuntime(Server):
@@ -81,7 +75,7 @@ class FakeRuntime(Server):
         self.injections: dict[str, Injection] = {}
         self.initial_metadata: Metadata = ()
         """Sent with every answer."""
-        self._subscribers: set[_Subscriber] = set()
+        self._subscribers: set[asyncio.Queue[cri_pb2.ContainerEventResponse]] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -118,10 +112,10 @@ class FakeRuntime(Server):
         event = cri_pb2.ContainerEventResponse(container_id=container_id, container_event_type=kind)
         event.created_at = time.time_ns()
         for subscriber in self._subscribers:
-            subscriber.events.put_nowait(event)
+            subscriber.put_nowait(event)
 
-    async def stream_events(self, received: Received, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        subscriber = _Subscriber()
+    async def stream_events(self, received: Received, context: Context) -> AsyncIterator[bytes]:
+        subscriber: asyncio.Queue[cri_pb2.ContainerEventResponse] = asyncio.Queue()
         async with self._subscribed:
             self._subscribers.add(subscriber)
             self._subscribed.notify_all()
@@ -129,7 +123,7 @@ class FakeRuntime(Server):
             # The headers at once: a client may wait for them before it reads.
             await context.send_initial_metadata(self.initial_metadata)
             while True:
-                yield (await subscriber.events.get()).SerializeToString()
+                yield (await subscriber.get()).SerializeToString()
         finally:
             received.cancelled = True
             self._subscribers.discard(subscriber)
@@ -168,7 +162,7 @@ class FakeRuntime(Server):
         if injection.gate is not None:
             await injection.gate.wait()
         if injection.code is not None:
-            await context.abort(injection.code, injection.details, injection.trailing_metadata)
+            await context.abort(injection.code, injection.details)
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -199,7 +193,7 @@ class _Handlers(grpc.GenericRpcHandler):
         async def events(message: bytes, context: Context) -> AsyncIterator[bytes]:
             received = self._runtime.record(path, message, context)
             await self._runtime.go_wrong(received, context)
-            async for event in self._runtime.stream_events(received, message, context):
+            async for event in self._runtime.stream_events(received, context):
                 yield event
 
         return events
@@ -213,22 +207,12 @@ class _Handlers(grpc.GenericRpcHandler):
         return echo
 
 
-async def alone(socket_path: str, containers: int, list_bytes: int) -> None:
-    runtime = FakeRuntime(socket_path, keep_received=0)
-    if containers:
-        runtime.state.fill_list(containers, list_bytes)
-    async with runtime:
-        await stay(f"fake runtime {{}} listens on {socket_path}")
-
-
-def main() -> None:
+async def alone() -> None:
     parser = argparse.ArgumentParser(description="fake CRI runtime")
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--containers", type=int, default=0, help="containers that ListContainers answers")
-    parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
-    arguments = parser.parse_args()
-    uvloop.run(alone(arguments.socket, arguments.containers, arguments.list_bytes))
+    async with FakeRuntime(parser.parse_args().socket, keep_received=0) as runtime:
+        await stay(f"fake runtime {{}} listens on {runtime.socket_path}")
 
 
 if __name__ == "__main__":
-    main()
+    uvloop.run(alone())

@@ -102,7 +102,7 @@ class RuntimeState:
         self.verbose = True
         """False for a runtime whose statuses have no verbose part."""
         self.mangle: Mangle | None = None
-        """Replaces replies, for a runtime that answers what none should; mangles has some."""
+        """Replaces replies, for a runtime that answers what none should."""
         self._numbers = itertools.count(1)
         self._methods: dict[str, Callable[[bytes], Any]] = {
             "Status": self._status,

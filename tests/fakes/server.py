@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Self
 
 
@@ -24,6 +26,48 @@ class Server(ABC):
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
+
+
+class Listener(Server):
+    """Listens on a unix socket, with a backlog of what Linux allows by itself."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listener: socket.socket | None = None
+
+    @abstractmethod
+    def accepted(self, client: socket.socket) -> None:
+        """Take a client's socket, which does not block."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Drop every connection."""
+
+    async def start(self) -> None:
+        Path(self._path).unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(False)
+        self._listener.bind(self._path)
+        self._listener.listen(4096)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    async def stop(self) -> None:
+        """Stop listening and drop every connection, whatever is under way."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+            Path(self._path).unlink(missing_ok=True)
+            await self.end()
+
+    def _accept(self, listener: socket.socket) -> None:
+        # Not by asyncio's own server: what that accepts in the moment of its close stays open, and nobody knows of it.
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            return  # the client has gone again
+        client.setblocking(False)
+        self.accepted(client)
 
 
 async def stay(said: str) -> None:

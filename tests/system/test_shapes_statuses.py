@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import amounts
-from tests.fakes import mangles, registration
-from tests.fakes.mangles import ABSENT
+from tests.fakes import registration
 from tests.fakes.shapes import SHAPES
 from tests.system.cri_front import CRI, CriRuntime
 from tests.system.docker_front import DOCKER, DOCKER_ENGINES, DockerRuntime
@@ -25,6 +24,8 @@ from tests.system.fronts import Caller, Failed, Front
 from tests.system.shaped import ShapedNode, named
 
 STATUSES = ("PodSandboxStatus", "ContainerStatus")
+ABSENT = object()
+"""Stands for a part that is taken away."""
 WRONG = (ABSENT, None, True, 5, -1, 2**70, 1.5, "text", "", [], [None], ["text"], [{}], {}, {"text": 5}, {"text": "x"})
 """What may stand where something else is expected."""
 PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resources", "state", "image", "log_path")
@@ -152,7 +153,10 @@ def without_pod(method: str, reply: Any) -> Any:
     """Have neither a CRI runtime's status nor its list tell which pod a container is of."""
     for container in reply.containers if method == "ListContainers" else ():
         container.pod_sandbox_id = ""
-    return mangles.info_part("ContainerStatus", ["sandboxID"], ABSENT)(method, reply)
+    if method == "ContainerStatus" and reply.info:
+        told = json.loads(reply.info["info"])
+        reply.info["info"] = json.dumps({key: value for key, value in told.items() if key != "sandboxID"})
+    return reply
 
 
 def without_label(shown: Any) -> Any:
