@@ -5,7 +5,6 @@ Everything is found by this engine's own directory or cgroup prefix, and ended b
 
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ __all__ = ["Containerd", "EngineError"]
 BINARIES = ("containerd", "ctr", "runc", "containerd-shim-runc-v2", "busybox")
 
 # restrict_oom_score_adj: a machine may lack CAP_SYS_RESOURCE. native: overlayfs does not nest on every machine, and the
-# images are small. tcp streaming on port 0: the URLs of Exec, Attach and PortForward must work.
+# images are small. tcp streaming on port 0: the URLs of Exec must work.
 # ignore_rdt_not_enabled_errors: a create may name an RDT class although this containerd has no RDT.
 CONFIG = """
 version = 2
@@ -76,11 +75,6 @@ class Containerd(Engine):
         config.write_text(CONFIG.format(base=self.base, socket=self.socket, pause=images.PAUSE_IMAGE))
         self._run(["containerd", "--config", str(config)], self._answers)
 
-    def halt(self) -> None:
-        """Halt the daemon (SIGSTOP): what is asked of it waits, until ``kill``."""
-        assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGSTOP)
-
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Have the daemon run at the end of the block, whatever became of it, without the pods that came within it."""
@@ -90,8 +84,6 @@ class Containerd(Engine):
         finally:
             if self._daemon is None:
                 self.launch()
-            else:
-                self._daemon.send_signal(signal.SIGCONT)
             self._remove_pods(keep=kept)
 
     def stop(self) -> None:

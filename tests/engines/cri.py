@@ -173,12 +173,6 @@ class CriClient:
         request = cri_pb2.ExecRequest(container_id=container_id, cmd=command, stdout=True, stderr=True)
         return str(self.call("Exec", request).url)
 
-    def attach_url(self, container_id: str) -> str:
-        return str(self.call("Attach", cri_pb2.AttachRequest(container_id=container_id, stdout=True)).url)
-
-    def port_forward_url(self, pod_id: str, *ports: int) -> str:
-        return str(self.call("PortForward", cri_pb2.PortForwardRequest(pod_sandbox_id=pod_id, port=ports)).url)
-
     # ---- images
 
     def images(self) -> list[cri_pb2.Image]:

@@ -5,11 +5,9 @@ CRI-O's default, so its spec stands alone.
 Sources: cri-o's server/sandbox_status.go, server/container_status.go, internal/config/cgmgr.
 """
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
-from tests.fakes import cri_pb2, inside, spec
+from tests.fakes import cri_pb2, spec
 from tests.fakes.spec import Json
 
 POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
@@ -17,7 +15,6 @@ POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
 LEAST_MEMORY_BYTES = 12 << 20
 DEFAULT_PARENT = "system.slice"
 
-_PREFIX = "io.kubernetes.cri-o."
 _CPU = {"shares": "cpu_shares", "quota": "cpu_quota", "period": "cpu_period"}
 
 
@@ -33,22 +30,8 @@ def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str
     linux = {key: value for key, value in told["linux"].items() if parent or key != "cgroupsPath"}
     if parent:
         linux["cgroupsPath"] = cgroup_path(parent, pod_id)
-    labels = {**config.labels, **POD_LABELS}
-    own = {
-        "CgroupParent": _managed(parent),
-        "ContainerID": pod_id,
-        "ContainerName": f"k8s_POD_{config.metadata.name}",
-        "ContainerType": "sandbox",
-        "HostName": config.hostname,
-        "KubeName": config.metadata.name,
-        "Labels": _text(labels),
-        "Annotations": _text(config.annotations),
-        "Metadata": _text(inside.go_json(config.metadata)),
-        "Namespace": config.metadata.namespace,
-        "RuntimeHandler": runtime_handler,
-        "SandboxID": pod_id,
-    }
-    annotations = {**config.annotations, **labels, **_named(own)}
+    own = _named(ContainerType="sandbox", SandboxID=pod_id, RuntimeHandler=runtime_handler)
+    annotations = {**config.annotations, **config.labels, **POD_LABELS, **own}
     return {"runtimeSpec": {**told, "annotations": annotations, "linux": linux}}
 
 
@@ -62,23 +45,11 @@ def container_info(
     """Return what CRI-O tells of a container, whose annotations in the spec are the pod's too."""
     told = spec.container_info(container_id, pod_id, request, resources, path)["runtimeSpec"]
     config = request.config
-    own = {
-        "ContainerID": container_id,
-        "ContainerType": "container",
-        "ImageName": config.image.image,
-        "Labels": _text(config.labels),
-        "Annotations": _text(config.annotations),
-        "Metadata": _text(inside.go_json(config.metadata)),
-        "SandboxID": pod_id,
-    }
-    annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **_named(own)}
+    own = _named(ContainerType="container", SandboxID=pod_id, ImageName=config.image.image)
+    annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **own}
     linux = {**told["linux"], "resources": {**told["linux"]["resources"], "cpu": _cpu(told, resources)}}
-    return {
-        "sandboxID": pod_id,
-        "pid": 1,
-        "runtimeSpec": {**told, "annotations": annotations, "linux": linux},
-        "privileged": False,
-    }
+    runs = {**told, "annotations": annotations, "linux": linux}
+    return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": runs, "privileged": False}
 
 
 def created(asked: cri_pb2.LinuxContainerResources) -> cri_pb2.LinuxContainerResources:
@@ -105,14 +76,5 @@ def _cpu(told: Json, resources: cri_pb2.LinuxContainerResources) -> Json:
     return {**told["linux"]["resources"].get("cpu", {}), **numbers}
 
 
-def _managed(parent: str) -> str:
-    last = parent.rpartition("/")[2]
-    return last if last.endswith(".slice") else parent
-
-
-def _named(values: Mapping[str, str]) -> dict[str, str]:
-    return {f"{_PREFIX}{key}": value for key, value in values.items()}
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(dict(value), separators=(",", ":"))
+def _named(**values: str) -> dict[str, str]:
+    return {f"io.kubernetes.cri-o.{key}": value for key, value in values.items()}

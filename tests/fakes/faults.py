@@ -71,8 +71,7 @@ class FaultRelay(Listener):
 
     async def end(self) -> None:
         self.cut()
-        for connection in self.connections:
-            await _end(connection.task)
+        await asyncio.gather(*(one.task for one in self.connections if one.task is not None), return_exceptions=True)
 
     def cut(self) -> None:
         """Drop every open connection at once; the peers see an end."""
@@ -149,9 +148,3 @@ async def _readable(source: socket.socket) -> None:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _end(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

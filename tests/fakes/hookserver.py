@@ -2,7 +2,7 @@
 
 Requests and answers are raw bytes on the wire.
 
-Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty] [--delay SECONDS]``.
+Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty]``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 async def alone(arguments: argparse.Namespace) -> None:
-    answer = hookanswers.after(arguments.delay, hookanswers.BY_NAME[arguments.answer]())
+    answer = hookanswers.BY_NAME[arguments.answer]()
     async with HookServer(arguments.socket, default=answer, keep_calls=False):
         if arguments.register_dir is not None:
             content = registration.text(arguments.socket, arguments.points, arguments.policy)
@@ -143,7 +143,6 @@ def main() -> None:
     parser.add_argument("--points", nargs="*", choices=registration.ALL_POINTS, default=registration.ALL_POINTS)
     parser.add_argument("--policy", choices=("Ignore", "Fail"), default="Ignore")
     parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")
     uvloop.run(alone(parser.parse_args()))
 
 

@@ -17,14 +17,7 @@ from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import (
-    ContainerInfo,
-    ContainerRecord,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.core import Parts
 

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ALL_POINTS = (
-    "PreRunPodSandbox",
-    "PreCreateContainer",
-    "PreStartContainer",
-    "PostStartContainer",
-    "PreUpdateContainerResources",
-    "PostStopContainer",
-    "PostStopPodSandbox",
+    *("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer"),
+    *("PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"),
 )
 KOORDLET_EXTRA_POINT = "PreRemoveRunPodSandbox"
 """koordlet lists it although the protocol has no such call."""
@@ -34,10 +29,10 @@ def write(directory: Path, name: str, content: str) -> Path:
     return target
 
 
-def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str] = ALL_POINTS, seed: int = 0) -> Path:
+def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str]) -> Path:
     """Write koordlet.json as koordlet does: truncated, then written in place, tabs, the points in random order."""
     shuffled = [*points, KOORDLET_EXTRA_POINT]
-    random.Random(seed).shuffle(shuffled)
+    random.Random(0).shuffle(shuffled)
     entry = {"remote-endpoint": endpoint, "failure-policy": "Ignore", "runtime-hooks": shuffled}
     target = directory / "koordlet.json"
     with target.open("w") as file:

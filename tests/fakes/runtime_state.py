@@ -21,7 +21,6 @@ from tests.fakes import cri_pb2, inside
 from tests.fakes.shapes import CONTAINERD, CREATE, START, UPDATE, Shape
 
 IMAGE_REFERENCE = "sha256:" + "0" * 64
-STREAMING_URL = "http://127.0.0.1:10010"
 
 Record = TypeVar("Record")
 Mangle = Callable[[str, Any], Message | bytes]
@@ -104,7 +103,7 @@ class RuntimeState:
         self.mangle: Mangle | None = None
         """Replaces replies, for a runtime that answers what none should."""
         self._numbers = itertools.count(1)
-        self._methods: dict[str, Callable[[bytes], Any]] = {
+        self._methods: dict[str, Callable[[Any, bytes], Message | bytes]] = {
             "Status": self._status,
             "RunPodSandbox": self._run_pod,
             "StopPodSandbox": self._stop_pod,
@@ -120,9 +119,6 @@ class RuntimeState:
             "ContainerStatus": self._container_status,
             "ListContainers": self._list_containers,
             "ExecSync": self._exec_sync,
-            "Exec": self._url(cri_pb2.ExecResponse, "exec"),
-            "Attach": self._url(cri_pb2.AttachResponse, "attach"),
-            "PortForward": self._url(cri_pb2.PortForwardResponse, "portforward"),
             "ListImages": self._list_images,
         }
 
@@ -135,7 +131,8 @@ class RuntimeState:
         if method == "Version":
             return _version(api_version, self.shape.runtime_name)
         try:
-            reply = self._methods[method](message)
+            request = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(message)
+            reply = self._methods[method](request, message)
         except Absent as absent:
             failure = self.shape.absence(method)
             if failure is None:
@@ -164,37 +161,34 @@ class RuntimeState:
 
     # ---- pods
 
-    def _status(self, message: bytes) -> cri_pb2.StatusResponse:
+    def _status(self, request: Any, message: bytes) -> Message | bytes:
         ready = [cri_pb2.RuntimeCondition(type=kind, status=True) for kind in ("RuntimeReady", "NetworkReady")]
         return cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=ready))
 
-    def _run_pod(self, message: bytes) -> cri_pb2.RunPodSandboxResponse:
+    def _run_pod(self, request: Any, message: bytes) -> Message | bytes:
         pod = Pod(self._new_id(), message, time.time_ns())
         self.pods[pod.id] = pod
         return cri_pb2.RunPodSandboxResponse(pod_sandbox_id=pod.id)
 
-    def _stop_pod(self, message: bytes) -> cri_pb2.StopPodSandboxResponse:
-        pod = self._pod(cri_pb2.StopPodSandboxRequest.FromString(message).pod_sandbox_id)
+    def _stop_pod(self, request: Any, message: bytes) -> Message | bytes:
+        pod = self._pod(request.pod_sandbox_id)
         pod.state = cri_pb2.SANDBOX_NOTREADY
         for container in self.containers.values():
             if container.pod_id == pod.id:
                 container.state = cri_pb2.CONTAINER_EXITED
-        return cri_pb2.StopPodSandboxResponse()
+        return b""
 
-    def _remove_pod(self, message: bytes) -> cri_pb2.RemovePodSandboxResponse:
-        pod_id = cri_pb2.RemovePodSandboxRequest.FromString(message).pod_sandbox_id
-        if self.pods.pop(pod_id, None) is None:
+    def _remove_pod(self, request: Any, message: bytes) -> Message | bytes:
+        if self.pods.pop(pod_id := request.pod_sandbox_id, None) is None:
             raise Absent("sandbox", pod_id)
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
-        return cri_pb2.RemovePodSandboxResponse()
+        return b""
 
-    def _update_pod(self, message: bytes) -> cri_pb2.UpdatePodSandboxResourcesResponse:
-        request = cri_pb2.UpdatePodSandboxResourcesRequest.FromString(message)
+    def _update_pod(self, request: Any, message: bytes) -> Message | bytes:
         self._pod(request.pod_sandbox_id).updates.append(message)
-        return cri_pb2.UpdatePodSandboxResourcesResponse()
+        return b""
 
-    def _pod_status(self, message: bytes) -> cri_pb2.PodSandboxStatusResponse:
-        request = cri_pb2.PodSandboxStatusRequest.FromString(message)
+    def _pod_status(self, request: Any, message: bytes) -> Message | bytes:
         pod = self._pod(request.pod_sandbox_id)
         listed, asked = self._listed_pod(pod), cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
         status = cri_pb2.PodSandboxStatus(labels=listed.labels, annotations=listed.annotations)
@@ -208,9 +202,8 @@ class RuntimeState:
         info = self.shape.pod_info and self.shape.pod_info(pod.id, pod.config, asked)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
-    def _list_pods(self, message: bytes) -> cri_pb2.ListPodSandboxResponse:
-        wanted = cri_pb2.ListPodSandboxRequest.FromString(message).filter
-        pods = [pod for pod in self.pods.values() if pod.id.startswith(wanted.id)]
+    def _list_pods(self, request: Any, message: bytes) -> Message | bytes:
+        pods = [pod for pod in self.pods.values() if pod.id.startswith(request.filter.id)]
         return cri_pb2.ListPodSandboxResponse(items=[self._listed_pod(pod) for pod in pods])
 
     def _listed_pod(self, pod: Pod) -> cri_pb2.PodSandbox:
@@ -231,8 +224,7 @@ class RuntimeState:
         if refusal:
             raise Refused(grpc.StatusCode.UNKNOWN, refusal)
 
-    def _create(self, message: bytes) -> cri_pb2.CreateContainerResponse:
-        request = cri_pb2.CreateContainerRequest.FromString(message)
+    def _create(self, request: Any, message: bytes) -> Message | bytes:
         pod = self._pod(request.pod_sandbox_id)
         new_id = self._new_id()
         self._check(CREATE, request.config.linux.resources, new_id)
@@ -242,34 +234,30 @@ class RuntimeState:
         self.containers[container.id] = container
         return cri_pb2.CreateContainerResponse(container_id=container.id)
 
-    def _start(self, message: bytes) -> cri_pb2.StartContainerResponse:
-        container = self._container(cri_pb2.StartContainerRequest.FromString(message).container_id)
+    def _start(self, request: Any, message: bytes) -> Message | bytes:
+        container = self._container(request.container_id)
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
         self._check(START, container.config.linux.resources, container.id)
         container.state = cri_pb2.CONTAINER_RUNNING
-        return cri_pb2.StartContainerResponse()
+        return b""
 
-    def _update(self, message: bytes) -> cri_pb2.UpdateContainerResourcesResponse:
-        request = cri_pb2.UpdateContainerResourcesRequest.FromString(message)
+    def _update(self, request: Any, message: bytes) -> Message | bytes:
         container = self._container(request.container_id)
         self._check(UPDATE, request.linux, container.id)
         container.updates.append(message)
-        return cri_pb2.UpdateContainerResourcesResponse()
+        return b""
 
-    def _stop(self, message: bytes) -> cri_pb2.StopContainerResponse:
-        container = self._container(cri_pb2.StopContainerRequest.FromString(message).container_id)
-        container.state = cri_pb2.CONTAINER_EXITED
-        return cri_pb2.StopContainerResponse()
+    def _stop(self, request: Any, message: bytes) -> Message | bytes:
+        self._container(request.container_id).state = cri_pb2.CONTAINER_EXITED
+        return b""
 
-    def _remove(self, message: bytes) -> cri_pb2.RemoveContainerResponse:
-        container_id = cri_pb2.RemoveContainerRequest.FromString(message).container_id
-        if self.containers.pop(container_id, None) is None:
-            raise Absent("container", container_id)
-        return cri_pb2.RemoveContainerResponse()
+    def _remove(self, request: Any, message: bytes) -> Message | bytes:
+        if self.containers.pop(request.container_id, None) is None:
+            raise Absent("container", request.container_id)
+        return b""
 
-    def _container_status(self, message: bytes) -> cri_pb2.ContainerStatusResponse:
-        request = cri_pb2.ContainerStatusRequest.FromString(message)
+    def _container_status(self, request: Any, message: bytes) -> Message | bytes:
         container = self._container(request.container_id)
         listed = _listed_container(container)
         status = cri_pb2.ContainerStatus(labels=listed.labels, annotations=listed.annotations)
@@ -282,18 +270,17 @@ class RuntimeState:
         status.image_ref = IMAGE_REFERENCE
         status.mounts.extend(asked.config.mounts)
         status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
-        if container.state != cri_pb2.CONTAINER_CREATED:
-            status.started_at = container.created_at
+        status.started_at = container.created_at if container.state != cri_pb2.CONTAINER_CREATED else 0
         if not (request.verbose and self.verbose):
             return cri_pb2.ContainerStatusResponse(status=status)
         tell = self.shape.container_info
         info = tell and tell(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
 
-    def _list_containers(self, message: bytes) -> bytes | cri_pb2.ListContainersResponse:
+    def _list_containers(self, request: Any, message: bytes) -> Message | bytes:
         if self.big_list is not None:
             return self.big_list
-        wanted = cri_pb2.ListContainersRequest.FromString(message).filter
+        wanted = request.filter
         found = [
             container
             for container in self.containers.values()
@@ -301,17 +288,13 @@ class RuntimeState:
         ]
         return cri_pb2.ListContainersResponse(containers=[_listed_container(container) for container in found])
 
-    def _exec_sync(self, message: bytes) -> cri_pb2.ExecSyncResponse:
-        request = cri_pb2.ExecSyncRequest.FromString(message)
+    def _exec_sync(self, request: Any, message: bytes) -> Message | bytes:
         container = self._container(request.container_id)
         if container.state != cri_pb2.CONTAINER_RUNNING:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in running state")
         return inside.run(request.cmd, container.config, container.resources)
 
-    def _url(self, reply: Callable[..., Any], kind: str) -> Callable[[bytes], Any]:
-        return lambda message: reply(url=f"{STREAMING_URL}/{kind}/{next(self._numbers)}")
-
-    def _list_images(self, message: bytes) -> cri_pb2.ListImagesResponse:
+    def _list_images(self, request: Any, message: bytes) -> Message | bytes:
         return cri_pb2.ListImagesResponse(images=[cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[BUSYBOX_IMAGE], size=1)])
 
 

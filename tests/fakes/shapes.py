@@ -170,11 +170,7 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 
 _CONTENT = {"RemovePodSandbox": None, "RemoveContainer": None}
 
-CONTAINERD = Shape(
-    "containerd",
-    absent_by_method=_CONTENT,
-    refuses={START: (swap_of_runc,), UPDATE: (swap_of_runc,)},
-)
+CONTAINERD = Shape("containerd", absent_by_method=_CONTENT, refuses={START: (swap_of_runc,), UPDATE: (swap_of_runc,)})
 CRIO = Shape(
     "cri-o",
     runtime_name="cri-o",

@@ -293,14 +293,6 @@ async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, s
     assert part in reply
 
 
-async def test_chunked_create_is_read_whatever_its_chunks(daemon: Daemon) -> None:
-    body = b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in json.dumps(SLEEPING).encode()) + b"0\r\nA: b\r\n\r\n"
-    sent = CREATE.replace(b"Connection: close\r\n", b"") + CHUNKED + body
-    reply = await exchange(daemon.path, sent + LAST_PING)
-    assert reply.startswith(b"HTTP/1.1 201 Created\r\n")
-    assert reply.endswith(b"Connection: close\r\n\r\nOK")
-
-
 async def test_big_replies_are_chunked(daemon: Daemon) -> None:
     await daemon.created("c1", Labels={"long": "x" * 5000})
     reply = await daemon.ask("GET /containers/json?all=1")

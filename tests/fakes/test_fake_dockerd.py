@@ -38,12 +38,7 @@ async def test_request_is_kept_as_it_came(dockerd: FakeDockerd) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "GET /events",
-        "GET /containers/c1/logs?stdout=1&follow=1",
-        "POST /images/create?fromImage=web",
-        "POST /build",
-    ],
+    ["GET /events", "GET /containers/c1/logs?stdout=1&follow=1", "POST /images/create?fromImage=web", "POST /build"],
 )
 async def test_stream_is_cancelled_at_its_clients_end(dockerd: FakeDockerd, line: str) -> None:
     dockerd.state.create("c1", b"", CREATED)
