@@ -16,8 +16,7 @@ from runtimeproxy.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECON
 from runtimeproxy.wire import grpc
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
-from tests.fakes.state import LIST, container, pod
-from tests.fakes.synced import Synced
+from tests.fakes.state import LIST, Synced, container, pod
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 AWAY = BackendError("nobody there")

@@ -17,14 +17,6 @@ V1_UNLIMITED_BYTES = 1 << 62
 Value = int | str
 
 
-def _number(text: str) -> int:
-    return int(text)
-
-
-def _text(text: str) -> str:
-    return text.strip()
-
-
 def _bytes(text: str) -> int:
     return -1 if text.strip() == "max" or int(text) > V1_UNLIMITED_BYTES else int(text)
 
@@ -32,10 +24,6 @@ def _bytes(text: str) -> int:
 def _max_quota(text: str) -> int:
     quota = text.split()[0]
     return -1 if quota == "max" else int(quota)
-
-
-def _max_period(text: str) -> int:
-    return int(text.split()[1])
 
 
 def weight(shares: int) -> int:
@@ -50,17 +38,17 @@ class Setting:
     controller: str
     v1_file: str
     v2_file: str
-    v1: Callable[[str], Value] = _number
-    v2: Callable[[str], Value] = _number
+    v1: Callable[[str], Value] = int
+    v2: Callable[[str], Value] = int
 
 
 SETTINGS: dict[str, Setting] = {
     "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight"),
     "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max", v2=_max_quota),
-    "cpu_period": Setting("cpu", "cpu.cfs_period_us", "cpu.max", v2=_max_period),
+    "cpu_period": Setting("cpu", "cpu.cfs_period_us", "cpu.max", v2=lambda text: int(text.split()[1])),
     "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _bytes, _bytes),
-    "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus", _text, _text),
-    "cpuset_mems": Setting("cpuset", "cpuset.mems", "cpuset.mems", _text, _text),
+    "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus", str.strip, str.strip),
+    "cpuset_mems": Setting("cpuset", "cpuset.mems", "cpuset.mems", str.strip, str.strip),
 }
 
 

@@ -36,14 +36,14 @@ def archive(busybox: Path) -> bytes:
         files[path] = config
         manifest.append({"Config": path, "RepoTags": [name], "Layers": ["layer.tar"]})
     files["manifest.json"] = json.dumps(manifest).encode()
-    return _tar([_file(path, content) for path, content in files.items()])
+    return _tar([_entry(path, content=content) for path, content in files.items()])
 
 
 def _tree(busybox: bytes) -> bytes:
-    directories = [_directory(name) for name in DIRECTORIES]
-    links = [_link(f"bin/{applet}", "busybox") for applet in APPLETS]
-    users = _file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
-    return _tar([*directories, _file("bin/busybox", busybox, mode=0o755), *links, users])
+    directories = [_entry(name, tarfile.DIRTYPE, mode=0o755) for name in DIRECTORIES]
+    links = [_entry(f"bin/{applet}", tarfile.SYMTYPE, target="busybox") for applet in APPLETS]
+    users = _entry("etc/passwd", content=b"root:x:0:0:root:/:/bin/sh\n")
+    return _tar([*directories, _entry("bin/busybox", content=busybox, mode=0o755), *links, users])
 
 
 def _config(command: Sequence[str], stop_signal: str, layer: bytes) -> bytes:
@@ -67,22 +67,9 @@ def _tar(entries: Sequence[Entry]) -> bytes:
     return buffer.getvalue()
 
 
-def _file(path: str, content: bytes, mode: int = 0o644) -> Entry:
+def _entry(
+    path: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", mode: int = 0o644, target: str = ""
+) -> Entry:
     info = tarfile.TarInfo(path)
-    info.size = len(content)
-    info.mode = mode
+    info.type, info.size, info.mode, info.linkname = kind, len(content), mode, target
     return info, content
-
-
-def _directory(path: str) -> Entry:
-    info = tarfile.TarInfo(path)
-    info.type = tarfile.DIRTYPE
-    info.mode = 0o755
-    return info, b""
-
-
-def _link(path: str, target: str) -> Entry:
-    info = tarfile.TarInfo(path)
-    info.type = tarfile.SYMTYPE
-    info.linkname = target
-    return info, b""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 END_SECONDS = 10.0
@@ -26,7 +27,8 @@ def end(find: Callable[[], set[int]]) -> None:
     deadline = time.monotonic() + END_SECONDS
     while leftovers := find():
         for pid in leftovers:
-            _kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {sorted(leftovers)} do not end; kill them by hand")
         time.sleep(0.02)
@@ -71,10 +73,3 @@ def _cmdline(process: Path) -> bytes:
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""  # it ended meanwhile
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

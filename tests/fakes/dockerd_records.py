@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -124,11 +124,9 @@ class Container:
         return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
 
 
-RECORDED_IMAGES = ("127.0.0.1:5000/pause:1", "127.0.0.1:5000/busybox:1")
-"""The images of the recorded requests of cri-dockerd."""
-
-DEFAULT_IMAGES = (BUSYBOX_IMAGE, PAUSE_IMAGE, *RECORDED_IMAGES)
 CREATED = "2026-01-01T00:00:00Z"
+PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
+"""What every image sets."""
 
 
 def familiar(reference: str) -> str:
@@ -143,9 +141,7 @@ class Image:
     """An image; what it sets is merged into a container's config."""
 
     name: str
-    env: list[str] = field(default_factory=lambda: ["PATH=/bin"])
-    labels: dict[str, str] = field(default_factory=dict)
-    command: list[str] = field(default_factory=lambda: ["/bin/sh"])
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -154,16 +150,15 @@ class Image:
 
     def inherited(self, config: dict[str, Any]) -> Struct:
         """Return a container's config with what this image adds to it."""
-        own = config["Env"] or []
-        named = {entry.partition("=")[0] for entry in own}
-        more = [entry for entry in self.env if entry.partition("=")[0] not in named]
-        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else self.command
+        env = config["Env"] or []
+        has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
+        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
         labels = {**self.labels, **(config["Labels"] or {})}
-        return {**config, "Env": [*own, *more], "Labels": labels, "Cmd": command}
+        return {**config, "Env": env if has_path else [*env, PATH], "Labels": labels, "Cmd": command}
 
     def inspect(self) -> Struct:
         """Return what GET /images/{ref}/json answers."""
-        config = {"Env": self.env, "Cmd": self.command, "Labels": self.labels or None, "Entrypoint": None}
+        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
         machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
         names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
         return {**names, "Config": config, "Size": 1 << 20, **machine}
@@ -178,13 +173,11 @@ class Image:
 class Images:
     def __init__(self) -> None:
         self.by_name: dict[str, Image] = {}
-        for name in DEFAULT_IMAGES:
+        for name in (BUSYBOX_IMAGE, PAUSE_IMAGE):
             self.add(name)
 
-    def add(
-        self, reference: str, env: Sequence[str] = ("PATH=/bin",), labels: Mapping[str, str] | None = None
-    ) -> Image:
-        image = Image(familiar(reference), list(env), dict(labels or {}))
+    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> Image:
+        image = Image(familiar(reference), labels or {})
         self.by_name[image.name] = image
         return image
 

@@ -5,10 +5,14 @@ What is told of an id is what the state had when it was asked for.
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.sync import Listed
+from runtimeproxy.sync import Listed, Sync
+from tests.fakes.core import Core
 
 LIST = "list"
 
@@ -88,3 +92,37 @@ class FakeState:
     def reads(self) -> list[str]:
         """Return what was read, in order."""
         return [name for _, name in self.asked if name != LIST]
+
+
+class Synced(Core):
+    """A sync of a fake state for the core's Store."""
+
+    def __init__(self, *ids: str, hooked: bool = True) -> None:
+        super().__init__()
+        if hooked:
+            self.plugins.add("a")
+        self.state = FakeState()
+        self.state.has(*ids)
+        self.gone: list[str] = []
+        self.sync = Sync(self.state, self.lifecycle, self.recorder, self.gone.append)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Follow; at the end nothing is left of it."""
+        self.sync.start()
+        self.sync.soon()
+        try:
+            yield self
+        finally:
+            await self.sync.stop()
+        assert not self.store.watched
+
+    @property
+    def known(self) -> set[str]:
+        return self.store.ids()
+
+    def name(self, container_id: str) -> str:
+        """Return a container's name, which tells where its record comes from."""
+        record = self.store.container(container_id)
+        assert record is not None
+        return record.effective.name
