@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import cgroups, cri, docker_cli, leftovers
+from tests.engines import cgroups, cri, leftovers
 from tests.engines.containerd import Containerd
-from tests.engines.docker_cli import Outcome, Typed
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import wait_until
 
@@ -114,15 +113,3 @@ def test_restored_removes_what_its_block_made(dockerd: Dockerd) -> None:
         dockerd.request("POST", f"/images/{BUSYBOX}/tag?repo=another&tag=1")
     assert images() == before
     assert dockerd.get("/containers/json?all=1") == []
-
-
-@pytest.mark.engine
-def test_docker_cli_has_pipes_or_a_terminal(dockerd: Dockerd) -> None:
-    run, socket = (BUSYBOX, "sh", "-c"), dockerd.socket
-    with dockerd.restored():
-        script = "echo out; echo err >&2; cat; exit 7"
-        piped = docker_cli.run(socket, "run", "-i", "--rm", *run, script, stdin=b"in")
-        assert piped == Outcome(7, b"out\nin", b"err\n")
-        script = "echo ready; read line; echo got $line; exit 3"
-        typed = docker_cli.run(socket, "run", "-it", "--rm", *run, script, terminal=[Typed(b"ready", b"a word\n")])
-        assert typed == Outcome(3, b"ready\r\na word\r\ngot a word\r\n")

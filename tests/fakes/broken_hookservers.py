@@ -51,9 +51,6 @@ def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 1
     return Tried(lambda path: answering(answer())(path), frozenset({rule}), timeout_seconds)
 
 
-# -- answers that are wrong ------------------------------------------------------------------------------------------
-
-
 async def crash(call: HookCall) -> bytes:
     """Take for granted what is not there."""
     raise KeyError("pod_meta")
@@ -179,9 +176,6 @@ def breaks_when_cancelled(then: Answer) -> Answer:
     return answer
 
 
-# -- servers that are wrong ------------------------------------------------------------------------------------------
-
-
 @asynccontextmanager
 async def dies_of_nothing(path: str) -> AsyncIterator[None]:
     """End as a process does that crashes at an empty request."""
@@ -251,9 +245,6 @@ async def answers_any_method(path: str) -> AsyncIterator[None]:
         yield
     finally:
         await server.stop(None)
-
-
-# -- the tables ------------------------------------------------------------------------------------------------------
 
 
 BROKEN: dict[str, Tried] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from tests.fakes import inside
 from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
@@ -23,37 +22,29 @@ def frame(stream: int, data: bytes) -> bytes:
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
-@dataclass(frozen=True, slots=True)
-class Stdio:
-    """A process's streams: ``read`` returns b"" at the end of stdin."""
-
-    read: Callable[[], Awaitable[bytes]]
-    write: Callable[[int, bytes], Awaitable[None]]
-
-
-async def run(command: list[str], stdio: Stdio, container: Container) -> int:
-    """Run a command; return its exit code.
+async def run(
+    command: list[str],
+    container: Container,
+    read: Callable[[], Awaitable[bytes]],
+    write: Callable[[int, bytes], Awaitable[None]],
+) -> int:
+    """Run a command, whose stdin ends with b""; return its exit code.
 
     ``cat`` echoes its stdin, ``sleep N`` takes N seconds. All others are those of the fake CRI runtime.
     """
     match command:
         case ["cat"]:
-            while data := await stdio.read():
-                await stdio.write(STDOUT, data)
+            while data := await read():
+                await write(STDOUT, data)
             return 0
         case ["sleep", seconds]:
             await asyncio.sleep(float(seconds))
             return 0
-        case _:
-            return await _inside(command, stdio, container)
-
-
-async def _inside(command: list[str], stdio: Stdio, container: Container) -> int:
     pairs = (entry.partition("=") for entry in container.config["Env"] or [])
     envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
     resources = LinuxContainerResources(**{name: container.host[field] for name, field in SETTINGS.items()})
     result = inside.run(command, ContainerConfig(envs=envs), resources)
     for stream, data in ((STDOUT, result.stdout), (STDERR, result.stderr)):
         if data:
-            await stdio.write(stream, data)
+            await write(stream, data)
     return result.exit_code

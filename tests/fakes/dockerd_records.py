@@ -47,10 +47,6 @@ class Exec:
     running: bool = False
     exit_code: int | None = None
 
-    @property
-    def command(self) -> list[str]:
-        return list(self.config["Cmd"])
-
     def inspect(self) -> Struct:
         """Return what GET /exec/{ref}/json answers."""
         life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}

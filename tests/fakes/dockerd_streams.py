@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.dockerd_calls import flag, read_json, text
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
-from tests.fakes.dockerd_programs import Stdio, frame, run
+from tests.fakes.dockerd_programs import frame, run
 from tests.fakes.dockerd_records import Container, Output
 from tests.fakes.dockerd_state import KILLED
 from tests.fakes.dockerd_structs import go_json
@@ -160,7 +160,7 @@ async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -
     code = KILLED
     try:
         read = exchange.reader.some if made.config.get("AttachStdin") else _nothing
-        code = await run(made.command, Stdio(read, write), made.container)
+        code = await run(made.config["Cmd"], made.container, read, write)
     finally:
         dockerd.state.exec_exit(made, code)
     await exchange.half_close()

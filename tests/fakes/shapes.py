@@ -1,18 +1,18 @@
 """The shapes of container runtimes: what each tells of itself and its pods, which codes it answers, what it refuses.
 
 A shape says only what differs; CONTAINERD is what a fake runtime is if no test asks for another.
-Sources: containerd's internal/cri, cri-o's server and internal/factory, Mirantis/cri-dockerd's core.
+Sources: containerd's internal/cri, cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
-from tests.fakes import cri_pb2, crio, spec
+from tests.fakes import cri_pb2, spec
 from tests.fakes.spec import Json
 
 Resources: TypeAlias = cri_pb2.LinuxContainerResources
@@ -25,16 +25,13 @@ Takes = Callable[[Resources], Resources]
 
 NOT_FOUND, UNKNOWN = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN
 CREATE, START, UPDATE = "CreateContainer", "StartContainer", "UpdateContainerResources"
-DOCKER_LEAST_MEMORY_BYTES = 6 << 20
+DOCKER_LEAST_MEMORY_BYTES, CRIO_LEAST_MEMORY_BYTES = 6 << 20, 12 << 20
+CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
+"""What CRI-O adds to the labels of a pod that has any."""
 
 
-def as_asked(value: Resources) -> Resources:
+def as_asked(value: Any) -> Any:
     return value
-
-
-def handler_as_asked(handler: str) -> str:
-    """Return a runtime handler as it was asked for."""
-    return handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,9 @@ class Shape:
     """How a verbose PodSandboxStatus fails although the pod is there and its plain status is answered."""
     tells_resources: bool = True
     """ContainerStatus has resources."""
-    status_handler: Callable[[str], str] = handler_as_asked
+    status_handler: Callable[[str], str] = as_asked
     """What PodSandboxStatus tells of the runtime handler that was asked for."""
-    listed_handler: Callable[[str], str] = handler_as_asked
+    listed_handler: Callable[[str], str] = as_asked
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """What is added to the labels of a pod that has any."""
     absent: Failure = Failure(NOT_FOUND, "{kind} {id!r}: not found")
@@ -99,7 +96,7 @@ def swap_of_runc(resources: Resources, container_id: str) -> str:
 
 def memory_of_crio(resources: Resources, container_id: str) -> str:
     """Refuse a create's memory limit below CRI-O's least, "no limit" as -1 among them."""
-    limit, least = resources.memory_limit_in_bytes, crio.LEAST_MEMORY_BYTES
+    limit, least = resources.memory_limit_in_bytes, CRIO_LEAST_MEMORY_BYTES
     return f"set memory limit {limit} too low; should be at least {least} bytes" if limit and limit < least else ""
 
 
@@ -130,6 +127,47 @@ def updated_memory_of_docker(resources: Resources, container_id: str) -> str:
     return f'failed to update container "{container_id}": {why}' if why else ""
 
 
+# ---- CRI-O: a verbose status is an OCI runtime spec, and hardly more; there is no config
+
+CRIO_DEFAULT_PARENT = "system.slice"
+
+
+def crio_cgroup_path(parent: str, subject_id: str) -> str:
+    """Return a cgroup's path: of systemd's manager for a slice or for no parent, else of cgroupfs's."""
+    last = parent.rpartition("/")[2] or CRIO_DEFAULT_PARENT
+    return f"{last}:crio:{subject_id}" if last.endswith(".slice") else f"{parent}/crio-{subject_id}"
+
+
+def crio_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
+    told = spec.pod_info(pod_id, config, runtime_handler)["runtimeSpec"]
+    parent = config.linux.cgroup_parent
+    linux = {key: value for key, value in told["linux"].items() if parent or key != "cgroupsPath"}
+    if parent:
+        linux["cgroupsPath"] = crio_cgroup_path(parent, pod_id)
+    own = _named(ContainerType="sandbox", SandboxID=pod_id, RuntimeHandler=runtime_handler)
+    annotations = {**config.annotations, **config.labels, **CRIO_POD_LABELS, **own}
+    return {"runtimeSpec": {**told, "annotations": annotations, "linux": linux}}
+
+
+def crio_container_info(
+    container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
+) -> Json:
+    """Return what CRI-O tells of a container, whose annotations in the spec are the pod's too."""
+    told = spec.container_info(container_id, pod_id, request, resources, path)["runtimeSpec"]
+    config = request.config
+    own = _named(ContainerType="container", SandboxID=pod_id, ImageName=config.image.image)
+    annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **own}
+    numbers = {key: getattr(resources, f"cpu_{key}") for key in ("shares", "quota", "period")}
+    cpu = {**told["linux"]["resources"].get("cpu", {}), **numbers}  # they are there where they are zero, too
+    linux = {**told["linux"], "resources": {**told["linux"]["resources"], "cpu": cpu}}
+    runs = {**told, "annotations": annotations, "linux": linux}
+    return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": runs, "privileged": False}
+
+
+def _named(**values: str) -> dict[str, str]:
+    return {f"io.kubernetes.cri-o.{key}": value for key, value in values.items()}
+
+
 # ---- cri-dockerd
 
 
@@ -139,21 +177,37 @@ def docker_container_info(
     return {"sandboxID": pod_id, "pid": 1}
 
 
-def docker_created(asked: Resources) -> Resources:
-    """Return what cri-dockerd's create sets: no swap beyond the memory, and only what Docker's API has."""
+# ---- what is made of the resources of a request
+
+
+def taken(asked: Resources, swap: int, *dropped: str) -> Resources:
+    """Return resources with another swap limit, and without some fields."""
     kept = Resources()
     kept.CopyFrom(asked)
-    kept.memory_swap_limit_in_bytes = asked.memory_limit_in_bytes
-    for name in ("hugepage_limits", "unified"):
+    kept.memory_swap_limit_in_bytes = swap
+    for name in dropped:
         kept.ClearField(name)
     return kept
 
 
+def crio_created(asked: Resources) -> Resources:
+    """Set a swap limit that equals the memory limit where none was asked for."""
+    return taken(asked, asked.memory_swap_limit_in_bytes or asked.memory_limit_in_bytes)
+
+
+def crio_updated(asked: Resources) -> Resources:
+    """Do not read the asked swap limit, and drop some fields."""
+    return taken(asked, asked.memory_limit_in_bytes, "oom_score_adj", "hugepage_limits", "unified")
+
+
+def docker_created(asked: Resources) -> Resources:
+    """Set no swap beyond the memory, and only what Docker's API has."""
+    return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified")
+
+
 def docker_updated(asked: Resources) -> Resources:
-    """Return what cri-dockerd's update sets: a create's fields but one."""
-    kept = docker_created(asked)
-    kept.ClearField("oom_score_adj")
-    return kept
+    """Set a create's fields but one."""
+    return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified", "oom_score_adj")
 
 
 # ---- containerd's shim sandboxer
@@ -174,11 +228,11 @@ CONTAINERD = Shape("containerd", absent_by_method=_CONTENT, refuses={START: (swa
 CRIO = Shape(
     "cri-o",
     runtime_name="cri-o",
-    pod_info=crio.pod_info,
-    container_info=crio.container_info,
+    pod_info=crio_pod_info,
+    container_info=crio_container_info,
     status_handler=lambda asked: "",
     listed_handler=lambda asked: "",
-    pod_labels=crio.POD_LABELS,
+    pod_labels=CRIO_POD_LABELS,
     absent=Failure(NOT_FOUND, 'could not find {kind} "{id}": ID starting with {id} not found: ID does not exist'),
     absent_by_method={
         "StopPodSandbox": None,
@@ -188,9 +242,9 @@ CRIO = Shape(
         UPDATE: Failure(UNKNOWN, "container with ID starting with {id} not found: ID does not exist"),
     },
     refuses={CREATE: (memory_of_crio, swap_of_crio), UPDATE: (updated_memory_of_crio,)},
-    created=crio.created,
-    updated=crio.updated,
-    cgroup_path=crio.cgroup_path,
+    created=crio_created,
+    updated=crio_updated,
+    cgroup_path=crio_cgroup_path,
     own_parent=True,
 )
 CRI_DOCKERD = Shape(

@@ -1,8 +1,10 @@
 """The fake dockerd and a real one answer the same calls with the same statuses, words and bytes.
 
-Every test runs on both; where the real machine or its version may differ, only what they share is claimed.
+Where the real machine or its version may differ, only what they share is claimed. At the end is what the fake has
+beyond a real one: its record of requests, and of clients' ends.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +14,8 @@ import pytest
 
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
-from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_client import Raw, exchange
+from tests.fakes.dockerd import FakeDockerd, Injection
+from tests.fakes.dockerd_client import Raw, exchange, until
 from tests.fakes.dockerd_programs import frame
 
 MIB = 1 << 20
@@ -297,3 +299,53 @@ async def test_big_replies_are_chunked(daemon: Daemon) -> None:
     await daemon.created("c1", Labels={"long": "x" * 5000})
     reply = await daemon.ask("GET /containers/json?all=1")
     assert (reply.headers["transfer-encoding"], len(reply.json)) == ("chunked", 1)
+
+
+# ---- the record
+
+ROUTE = "POST /containers/create"
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeDockerd]:
+    async with FakeDockerd(str(tmp_path / "docker.sock")) as made:
+        yield made
+
+
+async def test_request_is_kept_as_it_came(fake: FakeDockerd) -> None:
+    sent = (
+        b"POST /containers/create?name=one&name=two HTTP/1.1\r\nhOst: docker\r\nX-Twice: 1\r\nX-Twice:  2\r\n"
+        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        b'9;ext=1\r\n{"Image":\r\n1A\r\n"runtimeproxy-busybox:1"}\n\r\n0\r\nTrailer: x\r\n\r\n'
+    )
+    assert b" 201 Created" in await exchange(fake.socket_path, sent)
+    [received] = fake.requests(ROUTE)
+    assert (received.raw, received.status, fake.counts[ROUTE]) == (sent, 201, 1)
+    assert received.headers[:3] == (("hOst", "docker"), ("X-Twice", "1"), ("X-Twice", "2"))
+    assert received.head.query["name"] == "one"
+    assert fake.container("one").request == received.body == b'{"Image":"runtimeproxy-busybox:1"}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["GET /events", "GET /containers/c1/logs?stdout=1&follow=1", "POST /images/create?fromImage=web", "POST /build"],
+)
+async def test_stream_is_cancelled_at_its_clients_end(fake: FakeDockerd, line: str) -> None:
+    fake.state.create("c1", b"", SLEEPING)
+    fake.state.start("c1")
+    for route in ("POST /images/create", "POST /build"):
+        fake.feed(route)
+    assert (await exchange(fake.socket_path, request(*line.split(" ")), end=True)).endswith(b"0\r\n\r\n")
+    assert (fake.received[0].client_ended, fake.received[0].cancelled) == (True, True)
+    await until(lambda: fake.connections == 0)
+
+
+async def test_half_closed_create_is_answered(fake: FakeDockerd) -> None:
+    injection = fake.inject(ROUTE, Injection(hang=True))
+    sent = request("POST", "/containers/create", json.dumps(SLEEPING).encode())
+    asked = asyncio.create_task(exchange(fake.socket_path, sent, end=True))
+    await until(lambda: injection.hanging and fake.received[0].client_ended)
+    assert not fake.state.containers
+    injection.release()
+    assert (await asked).startswith(b"HTTP/1.1 201 Created\r\n")
+    assert not fake.received[0].cancelled
