@@ -4,7 +4,6 @@ Pods use the host's network, so they need no CNI and carry neither hostname nor 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -19,6 +18,7 @@ VERSIONS = (V1, V1ALPHA2)
 MAX_MESSAGE_BYTES = 64 << 20
 IMAGE_METHODS = frozenset({"ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
 
+HOST_NETWORK = {"network": cri_pb2.NODE, "pid": cri_pb2.CONTAINER}
 _REPLIES: Mapping[str, str] = {"GetContainerEvents": "ContainerEventResponse"}
 """Methods whose reply is not named after them."""
 
@@ -33,13 +33,11 @@ def pod_config(
     annotations: Mapping[str, str] | None = None,
 ) -> cri_pb2.PodSandboxConfig:
     """Return the config of a pod on the host's network."""
-    config = cri_pb2.PodSandboxConfig(log_directory=log_directory, labels=labels or {}, annotations=annotations or {})
-    config.metadata.name = name
-    config.metadata.uid = uid
-    config.metadata.namespace = "default"
-    config.linux.cgroup_parent = cgroup_parent
-    config.linux.security_context.namespace_options.CopyFrom(_host_network())
-    return config
+    metadata = {"name": name, "uid": uid, "namespace": "default"}
+    linux = {"cgroup_parent": cgroup_parent, "security_context": {"namespace_options": HOST_NETWORK}}
+    return cri_pb2.PodSandboxConfig(
+        metadata=metadata, log_directory=log_directory, labels=labels, annotations=annotations, linux=linux
+    )
 
 
 def container_config(
@@ -53,19 +51,16 @@ def container_config(
     image: str = BUSYBOX_IMAGE,
 ) -> cri_pb2.ContainerConfig:
     """Return the config of a container whose log is ``NAME.log`` in its pod's log directory."""
-    config = cri_pb2.ContainerConfig(command=command, labels=labels or {}, annotations=annotations or {})
-    config.metadata.name = name
-    config.image.image = image
-    config.log_path = f"{name}.log"
-    config.envs.extend(cri_pb2.KeyValue(key=key, value=value) for key, value in envs)
-    config.linux.security_context.namespace_options.CopyFrom(_host_network())
-    if resources is not None:
-        config.linux.resources.CopyFrom(resources)
-    return config
-
-
-def _host_network() -> cri_pb2.NamespaceOption:
-    return cri_pb2.NamespaceOption(network=cri_pb2.NODE, pid=cri_pb2.CONTAINER)
+    return cri_pb2.ContainerConfig(
+        metadata={"name": name},
+        image={"image": image},
+        command=command,
+        envs=[{"key": key, "value": value} for key, value in envs],
+        labels=labels,
+        annotations=annotations,
+        log_path=f"{name}.log",
+        linux={"resources": resources, "security_context": {"namespace_options": HOST_NETWORK}},
+    )
 
 
 class CriClient:
@@ -82,7 +77,7 @@ class CriClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:

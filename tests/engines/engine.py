@@ -11,7 +11,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.engines import cgroups, leftovers
@@ -41,7 +40,7 @@ class Daemon(ABC):
             self.stop()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.stop()
 
     @abstractmethod
