@@ -36,9 +36,9 @@ __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 class FakeDockerd(Listener):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
-    ``server_version`` are the engine's if they are not given. ``keep_received`` bounds the record of requests (None
-    keeps all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, are the engine's
+    if they are not given. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is
+    kept of each body; ``counts`` counts them by route, without bound.
     """
 
     mangle: Callable[[Any], Any] | None = None
@@ -52,7 +52,6 @@ class FakeDockerd(Listener):
         engine: Engine = ENGINE_20,
         api: str | None = None,
         minimum: str | None = None,
-        server_version: str | None = None,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
@@ -60,7 +59,7 @@ class FakeDockerd(Listener):
         super().__init__(socket_path)
         self.socket_path = socket_path
         self.state = state or DockerdState(cgroup_driver)
-        self.engine, self.server_version = engine, server_version or engine.version
+        self.engine, self.server_version = engine, engine.version
         self.api, self.minimum = api or engine.api, minimum or engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)

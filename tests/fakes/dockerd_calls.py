@@ -135,10 +135,7 @@ async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str)
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    try:
-        shown = dockerd.state.images.find(reference).inspect()
-    except Refused as refused:
-        raise Refused(refused.status, f"no such image: {reference}: {refused.message}") from None
+    shown = dockerd.state.images.find(reference).inspect()
     await exchange.json(dockerd.engine.shown(engines.IMAGE, exchange.api, shown))
 
 

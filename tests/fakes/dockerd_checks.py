@@ -80,14 +80,8 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
 
 def adapted(host: dict[str, Any]) -> dict[str, Any]:
     """Return a create's HostConfig with the defaults that the daemon puts in."""
-    defaults = {
-        "NetworkMode": "default",
-        "IpcMode": "private",
-        "CgroupnsMode": "host",
-        "Runtime": "runc",
-        "ShmSize": 64 << 20,
-        "LogConfig": {"Type": "json-file", "Config": {}},
-    }
+    modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
+    defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
         defaults["MemorySwap"] = 2 * host["Memory"]
     empty = ("", 0, HOST_CONFIG["LogConfig"])
@@ -101,15 +95,11 @@ def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
     """
     for new, old in _CONFLICTS:
         if update[new] > 0 and stored[old] > 0:
-            spelt = "NanoCPUs" if old == "NanoCpus" else _SPELT[old]
-            raise _conflict(f"Conflicting options: {_SPELT[new]} cannot be updated as {spelt} has already been set")
+            problem = f"{_SPELT[new]} cannot be updated as {_SPELT[old]} has already been set"
+            raise Refused(HTTPStatus.CONFLICT, f"Conflicting options: {problem}")
     if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
-        raise _conflict("Memory limit should be smaller than already set memoryswap limit")
+        raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
     changes = {name: update[name] for name in OVERWRITTEN if update[name]}
     if update["RestartPolicy"]["Name"]:
         changes["RestartPolicy"] = update["RestartPolicy"]
     return {**stored, **changes}
-
-
-def _conflict(message: str) -> Refused:
-    return Refused(HTTPStatus.CONFLICT, message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.fakes.dockerd_structs import CONFIG, Struct, version_number
+from tests.fakes.dockerd_structs import Struct, version_number
 
 Header = tuple[str, str]
 
@@ -57,13 +57,6 @@ class Engine:
 
 # ---- what changed
 
-_OF_CONTAINERS_ONLY = (
-    *("Hostname", "Domainname", "AttachStdin", "AttachStdout", "AttachStderr", "Tty", "OpenStdin", "StdinOnce"),
-    "Image",
-)
-_OMITTED = ("ExposedPorts", "Healthcheck")
-"""Fields of a Config that were left out before, too, where they hold nothing."""
-_DEPRECATED_OF_IMAGES = ("Parent", "Comment", "DockerVersion", "Author")
 _SNAPSHOTTER = "overlayfs"
 _MANIFEST = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:" + "1" * 64, "size": 1}
 
@@ -94,31 +87,17 @@ def _without_old_parts(inspected: Struct) -> Struct:
     return {**_without(inspected, "GraphDriver"), **more, "NetworkSettings": {"Networks": {}}}
 
 
-def _with_whole_config(image: Struct) -> Struct:
-    """Show an image's Config as the whole of a container's, which it was in the code."""
-    return {**image, "Config": {**_without(dict(CONFIG), *_OMITTED), **image["Config"]}}
-
-
-def _with_own_config(image: Struct) -> Struct:
-    return {**image, "Config": _without(image["Config"], *_OF_CONTAINERS_ONLY)}
-
-
 def _without_empty_config(image: Struct) -> Struct:
     """Leave out what holds nothing; a Config of nothing is null."""
     config = {key: value for key, value in image["Config"].items() if value}
-    empty = [name for name in _DEPRECATED_OF_IMAGES if not image.get(name)]
-    return {**_without(image, *empty), "Config": config or None}
+    return {**_without(image, "Parent"), "Config": config or None}
 
 
 def _without_old_names(event: Struct) -> Struct:
     return _without(event, "status", "id", "from")
 
 
-_SINCE_20 = (
-    Change(INSPECT, ALL, _on_unified_hierarchy),
-    Change(IMAGE, ALL, _with_whole_config),
-    Change(IMAGE, (1, 50), _with_own_config),
-)
+_SINCE_20 = (Change(INSPECT, ALL, _on_unified_hierarchy),)
 _SINCE_28 = (
     Change(INSPECT, ALL, _on_snapshotter),
     Change(INSPECT, (1, 48), _with_manifest),

@@ -81,11 +81,7 @@ def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapp
 
 
 def _pod_labels(pod: Pod) -> dict[str, str]:
-    return {
-        "io.kubernetes.pod.name": pod.name,
-        "io.kubernetes.pod.namespace": pod.namespace,
-        "io.kubernetes.pod.uid": pod.uid,
-    }
+    return {f"io.kubernetes.pod.{key}": getattr(pod, key) for key in ("name", "namespace", "uid")}
 
 
 def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,11 +142,11 @@ def hang() -> Answer:
     return answer
 
 
-def status(code: grpc.StatusCode, text: str = "") -> Answer:
+def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = ()) -> Answer:
     """Answer an error status; PERMISSION_DENIED is a refusal, UNIMPLEMENTED an old server."""
 
     async def answer(call: HookCall) -> bytes:
-        await call.context.abort(code, text)
+        await call.context.abort(code, text, trailing_metadata)
         raise AssertionError("unreachable")
 
     return answer

@@ -3,7 +3,7 @@
 All of it follows from the config and the resources in force.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
@@ -65,31 +65,22 @@ def _environment(config: cri_pb2.ContainerConfig) -> list[bytes]:
     return image + [entry.key.encode() + b"=" + entry.value for entry in config.envs]
 
 
-def _quota_v2(resources: Resources) -> str:
-    quota = str(resources.cpu_quota) if resources.cpu_quota > 0 else "max"
-    return f"{quota} {resources.cpu_period or 100000}"
-
-
-def _memory_v1(resources: Resources) -> str:
-    # The kernel's own spelling of "no limit": the largest multiple of a page.
-    return str(resources.memory_limit_in_bytes if resources.memory_limit_in_bytes > 0 else (1 << 63) - 4096)
-
-
-def _memory_v2(resources: Resources) -> str:
-    return str(resources.memory_limit_in_bytes) if resources.memory_limit_in_bytes > 0 else "max"
-
-
-CGROUP_FILES: Mapping[str, Callable[[Resources], str]] = {
-    "cpu.shares": lambda resources: str(resources.cpu_shares or 1024),
-    "cpu.weight": lambda resources: str(cgroups.weight(resources.cpu_shares or 1024)),
-    "cpu.cfs_quota_us": lambda resources: str(resources.cpu_quota or -1),
-    "cpu.cfs_period_us": lambda resources: str(resources.cpu_period or 100000),
-    "cpu.max": _quota_v2,
-    "memory.limit_in_bytes": _memory_v1,
-    "memory.max": _memory_v2,
-    "cpuset.cpus": lambda resources: resources.cpuset_cpus or MAX_CPUS,
-    "cpuset.mems": lambda resources: resources.cpuset_mems or "0",
-}
+def cgroup_file(name: str, resources: Resources) -> str:
+    """Return what a file of the cgroup holds, by its name in either version; "" for a file that is not there."""
+    quota, period = resources.cpu_quota or -1, resources.cpu_period or 100_000
+    shares, limit = resources.cpu_shares or 1024, resources.memory_limit_in_bytes
+    files: Mapping[str, int | str] = {
+        "cpu.shares": shares,
+        "cpu.weight": cgroups.weight(shares),
+        "cpu.cfs_quota_us": quota,
+        "cpu.cfs_period_us": period,
+        "cpu.max": f"{quota if quota > 0 else 'max'} {period}",
+        "memory.limit_in_bytes": limit if limit > 0 else (1 << 63) - 4096,  # the kernel's own spelling of "no limit"
+        "memory.max": limit if limit > 0 else "max",
+        "cpuset.cpus": resources.cpuset_cpus or MAX_CPUS,
+        "cpuset.mems": resources.cpuset_mems or "0",
+    }
+    return str(files.get(name, ""))
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
@@ -97,8 +88,7 @@ def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Reso
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))
-        case ["cat", path] if PurePosixPath(path).name in CGROUP_FILES:
-            content = CGROUP_FILES[PurePosixPath(path).name](resources)
+        case ["cat", path] if content := cgroup_file(PurePosixPath(path).name, resources):
             return cri_pb2.ExecSyncResponse(stdout=content.encode() + b"\n")
         case ["echo", *words]:
             return cri_pb2.ExecSyncResponse(stdout=" ".join(words).encode() + b"\n")
