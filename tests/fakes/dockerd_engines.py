@@ -7,8 +7,8 @@ Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,sys
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tests.fakes.dockerd_structs import Struct, version_number
 
@@ -38,8 +38,8 @@ class Engine:
     ping: Sequence[Header]
     """The headers of a ping's reply that tell of the daemon."""
     changes: Sequence[Change] = ()
-    event_types: Mapping[str, str] = field(default_factory=dict)
-    """By media type that a client accepts, what GET /events is answered as."""
+    negotiates: bool = False
+    """Answers GET /events as the client accepts it."""
 
     def shown(self, answer: str, api: str, struct: Struct) -> Struct:
         """Return an answer as it is for a request of an API version."""
@@ -51,8 +51,8 @@ class Engine:
 
     def event_type(self, accept: str) -> str:
         """Return the Content-Type of GET /events."""
-        wanted = (part.partition(";")[0].strip() for part in accept.split(","))
-        return next((self.event_types[kind] for kind in wanted if kind in self.event_types), "application/json")
+        lines = self.negotiates and ("application/x-ndjson" in accept or "*/*" in accept)
+        return "application/x-ndjson" if lines else "application/json"
 
 
 # ---- what changed
@@ -106,10 +106,9 @@ _SINCE_28 = (
     Change(EVENT, (1, 52), _without_old_names),
 )
 _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
-_NEGOTIATED = dict.fromkeys(("application/x-ndjson", "*/*"), "application/x-ndjson")
 
 ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
-ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), _NEGOTIATED)
+ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), negotiates=True)
 
 ENGINES = (ENGINE_20, ENGINE_28, ENGINE_29)

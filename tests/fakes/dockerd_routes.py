@@ -30,15 +30,6 @@ class Route:
     handler: Handler
     cancels: bool = False
 
-    @property
-    def method(self) -> str:
-        return self.key.partition(" ")[0]
-
-    @property
-    def pattern(self) -> str:
-        path = self.key.partition(" ")[2]
-        return re.escape(path).replace(re.escape(REF), "(?P<ref>.*)")
-
 
 PING = Route("GET /_ping", calls.ping)
 NOT_FOUND = Route("not found", calls.not_found)
@@ -72,7 +63,14 @@ ROUTES = (
     Route("GET /version", calls.version),
     Route("POST /build", streams.build, cancels=True),
 )
-_COMPILED = tuple((route, re.compile(f"(?:/v(?P<version>[0-9.]+))?{route.pattern}")) for route in ROUTES)
+
+
+def _pattern(route: Route) -> re.Pattern[str]:
+    method, path = route.key.split(" ")
+    return re.compile(f"{method} (?:/v(?P<version>[0-9.]+))?{re.escape(path).replace(re.escape(REF), '(?P<ref>.*)')}")
+
+
+_PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ def match(head: Head) -> Match:
         # Bytes that are not UTF-8 came as surrogates, and go out as they came.
         location = quote(clean, safe=PATH_SAFE, errors="surrogateescape")
         return Match(UNCLEAN, location=f"{location}?{head.raw_query}" if head.raw_query else location)
-    for route, pattern in _COMPILED:
-        if route.method == head.method and (found := pattern.fullmatch(head.path)) is not None:
+    for route, pattern in _PATTERNS.items():
+        if found := pattern.fullmatch(f"{head.method} {head.path}"):
             parts = found.groupdict()
             return Match(route, parts["version"] or "", parts.get("ref") or "")
     return Match(NOT_FOUND)
