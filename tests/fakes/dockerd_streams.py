@@ -36,9 +36,9 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     filters = parse_filters(text(exchange, "filters"))
     heard: asyncio.Queue[Event] = asyncio.Queue()
     unsubscribe = dockerd.state.events.subscribe(heard.put_nowait)
-    await exchange.begin(("Content-Type", dockerd.engine.event_type(exchange.head.get("Accept"))))
     dockerd.watchers += 1
     try:
+        await exchange.begin(("Content-Type", dockerd.engine.event_type(exchange.head.get("Accept"))))
         while True:
             event = await heard.get()
             if event_matches(event, filters):

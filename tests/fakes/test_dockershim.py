@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError, Dockershim, Generation
+from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, Dockershim, Generation
 
 MIB = 1 << 20
 UID = "6f1c2b60-8a55-4c0a-9d2e-3b1f0a6c7d10"
@@ -103,11 +103,3 @@ async def test_older_shim_differs(tmp_path: Path) -> None:
             grown = {"memory_limit_in_bytes": 128 * MIB if kind is DOCKERSHIM else 300 * MIB}
             await play(fake, lambda shim, grown=grown: shim.update_container_resources(container, grown), kind)
             assert json.loads(fake.received[-1].body)["MemorySwap"] == swap
-
-
-async def test_taken_name_is_freed_and_the_call_fails(dockerd: FakeDockerd) -> None:
-    owner = await play(dockerd, sandbox)
-    dockerd.state.stop(owner)
-    with pytest.raises(DockerError, match=f'409: .* is already in use by container "{owner}"'):
-        await play(dockerd, sandbox)
-    assert (dockerd.received[-1].target, dockerd.state.containers) == (f"/v1.41/containers/{owner}?v=1", {})
