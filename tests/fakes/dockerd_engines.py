@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tests.fakes.dockerd_received import Header
 from tests.fakes.dockerd_structs import Struct, version_number
-
-Header = tuple[str, str]
 
 INSPECT, IMAGE, EVENT = "inspect", "image", "event"
 """The answers that differ: a container's inspect, an image's, an event."""
