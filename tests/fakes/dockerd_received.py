@@ -39,7 +39,9 @@ class Head:
 def parse(raw: bytes) -> Head:
     """Return the head whose bytes, with the empty line, are ``raw``. Raises ValueError if it is none."""
     first, *lines = raw[:-4].decode("latin-1").split("\r\n")
-    method, target, _ = first.split(" ")
+    method, target, version = first.split(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError(f"{version} is not served")
     headers = tuple((name, value.strip(" \t")) for name, value in (line.split(":", 1) for line in lines))
     named = {name.lower(): value for name, value in reversed(headers)}
     path, _, raw_query = target.partition("?")

@@ -37,14 +37,17 @@ class Service:
         try:
             while await self._serve_request(reader, writer, connection):
                 pass
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError, Cut):
-            pass  # the client is gone, or says nothing that we know, or shall think so of us
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
+            pass  # the client is gone, or shall think so of us
         finally:
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
         """Serve one request; return whether the connection can carry another."""
-        head = parse(await reader.readuntil(b"\r\n\r\n"))
+        try:
+            head = parse(await reader.readuntil(b"\r\n\r\n"))
+        except ValueError:
+            return False  # it says nothing that we know
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
