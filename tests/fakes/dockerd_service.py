@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
 
 
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
+"""Answers what is no head of HTTP/1."""
+
+
 class Service:
     def __init__(self, dockerd: FakeDockerd, api: str, minimum: str, server_version: str) -> None:
         self._dockerd = dockerd
@@ -47,7 +51,8 @@ class Service:
         try:
             head = parse(await reader.readuntil(b"\r\n\r\n"))
         except ValueError:
-            return False  # it says nothing that we know
+            writer.write(BAD_REQUEST)
+            return False
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
