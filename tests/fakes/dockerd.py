@@ -69,10 +69,7 @@ class FakeDockerd(Listener):
         """How many GET /events are open."""
         self.big_list: bytes | None = None
         """What GET /containers/json answers instead of the containers; see ``fill_list``."""
-        self.big_list_for = ""  # the User-Agent that is answered so; "" is everybody
         self.feeds: dict[str, Feed] = {}
-        self.export_bytes = 1 << 20
-        """How long an exported archive is."""
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""

@@ -113,13 +113,12 @@ async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> N
 
 
 async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if dockerd.big_list is not None and dockerd.big_list_for in ("", exchange.head.get("User-Agent")):
-        await exchange.reply(200, dockerd.big_list, JSON)
-        return
+    if dockerd.big_list is not None:
+        return await exchange.reply(200, dockerd.big_list, JSON)
     labels = parse_filters(text(exchange, "filters")).get("label", frozenset())
     every = flag(exchange, "all")
     shown = [one for one in dockerd.state.each() if (every or one.running) and labels_match(one.labels, labels)]
-    await exchange.json([one.listed() for one in shown])
+    return await exchange.json([one.listed() for one in shown])
 
 
 # ---- execs and images

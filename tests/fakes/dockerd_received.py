@@ -72,8 +72,6 @@ class Received:
     """Without framing, as far as it was read; only its first ``keep_bytes``."""
     wire_body: bytearray = field(default_factory=bytearray)
     """As ``body``, with the framing."""
-    body_bytes: int = 0
-    """How long the body was, as far as it was read."""
     client_ended: bool = False
     """The client had sent its last byte, or was gone, before the answer was complete."""
     cancelled: bool = False
@@ -98,7 +96,6 @@ class Received:
         return self.head.raw + bytes(self.wire_body)
 
     def keep(self, wire: bytes, body: bytes = b"") -> None:
-        self.body_bytes += len(body)
         if len(self.body) < self.keep_bytes or len(self.wire_body) < self.keep_bytes:
             self.wire_body += wire[: self.keep_bytes - len(self.wire_body)]
             self.body += body[: self.keep_bytes - len(self.body)]

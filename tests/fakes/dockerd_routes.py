@@ -37,7 +37,6 @@ UNCLEAN = Route("unclean path", calls.not_found)
 
 ROUTES = (
     Route("GET /containers/json", calls.list_containers),
-    Route("GET /containers/{ref}/export", streams.export, cancels=True),
     Route("GET /containers/{ref}/json", calls.inspect),
     Route("GET /containers/{ref}/logs", streams.logs, cancels=True),
     Route("GET /exec/{ref}/json", calls.exec_inspect),

@@ -11,12 +11,11 @@ from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import PING_HEADERS
 from tests.fakes.dockerd_checks import Refused, bad
-from tests.fakes.dockerd_received import Head, Header, Injection, Received, parse
-from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match
+from tests.fakes.dockerd_received import Header, Injection, Received, parse
+from tests.fakes.dockerd_routes import NOT_FOUND, UNCLEAN, Match, match
 from tests.fakes.dockerd_structs import go_json, version_number
-from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Reader, whole
+from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Reader
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
@@ -34,7 +33,6 @@ class Service:
         server = ("Server", f"Docker/{server_version} (linux)")
         self._versioned: tuple[Header, ...] = (("Api-Version", api), ("Ostype", "linux"), server)
         self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
-        self._ping_second, self._ping_reply = 0, b""
 
     async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
         """Serve a connection until its end."""
@@ -56,27 +54,11 @@ class Service:
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
-        if found.route is PING and self._is_plain(head, found):
-            received.status = 200
-            writer.write(self._plain_ping(head))
-            await writer.drain()
-            return True
         reader.current = received
         try:
             return await self._exchange(Exchange(head, received, reader, writer), found)
         finally:
             reader.current = None
-
-    def _is_plain(self, head: Head, found: Match) -> bool:
-        return head.keep_alive and head.length == 0 and not (self._dockerd.injections or found.version)
-
-    def _plain_ping(self, head: Head) -> bytes:
-        """Return the usual reply to a ping, made once a second: the bench measures others than this server."""
-        second = int(time.time())
-        if second != self._ping_second:
-            self._ping_second = second
-            [self._ping_reply] = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
-        return self._ping_reply
 
     async def _exchange(self, exchange: Exchange, found: Match) -> bool:
         injection = self._take_injection(found.route.key)

@@ -1,4 +1,4 @@
-"""The fake dockerd's long calls: events, pull, build, load, export, and the streams of a container.
+"""The fake dockerd's long calls: events, pull, build, load, and the streams of a container.
 
 A line is sent at once, as a chunk of its own; a hijacked connection is half-closed at its end, as dockerd does it.
 """
@@ -17,7 +17,7 @@ from tests.fakes.dockerd_programs import frame, run
 from tests.fakes.dockerd_records import Container, Output
 from tests.fakes.dockerd_state import KILLED
 from tests.fakes.dockerd_structs import go_json
-from tests.fakes.dockerd_wire import JSON, Exchange, chunk
+from tests.fakes.dockerd_wire import JSON, Exchange
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
@@ -85,17 +85,6 @@ async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
             await exchange.send(go_json({"status": "Loading layer", "progressDetail": {"current": total}}))
         data = await exchange.piece()
     await exchange.send(go_json({"stream": f"Loaded {total} bytes\n"}))
-    await exchange.finish()
-
-
-async def export(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    """Send zero bytes, in chunks as io.Copy makes them."""
-    block = chunk(bytes(32 << 10)) * 8
-    await exchange.begin(("Content-Type", "application/octet-stream"))
-    for _ in range(dockerd.export_bytes // (256 << 10)):
-        await exchange.write(block)
-    if rest := dockerd.export_bytes % (256 << 10):
-        await exchange.send(bytes(rest))
     await exchange.finish()
 
 

@@ -67,10 +67,9 @@ class DockerHttp:
     Raises DockerError, and OSError or HTTPException if the connection fails.
     """
 
-    def __init__(self, socket_path: str, host: str, timeout_seconds: float) -> None:
+    def __init__(self, socket_path: str, host: str) -> None:
         self._path = socket_path
         self._host = host
-        self._timeout_seconds = timeout_seconds
         self._kept: UnixHttpConnection | None = None
 
     def close(self) -> None:
@@ -113,7 +112,7 @@ class DockerHttp:
         if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
             self._kept.close()
         if self._kept is None or self._kept.sock is None:
-            self._kept = UnixHttpConnection(self._path, timeout=self._timeout_seconds)
+            self._kept = UnixHttpConnection(self._path, timeout=SHORT_CALL_SECONDS)
         return self._kept
 
     def _send(
@@ -160,18 +159,13 @@ class Dockershim:
     """
 
     def __init__(
-        self,
-        socket_path: str,
-        generation: Generation = CRI_DOCKERD,
-        *,
-        pause_image: str = PAUSE_IMAGE,
-        timeout_seconds: float = SHORT_CALL_SECONDS,
+        self, socket_path: str, generation: Generation = CRI_DOCKERD, *, pause_image: str = PAUSE_IMAGE
     ) -> None:
         self.generation = generation
         self.pods: dict[str, Pod] = {}
         """The pods that were run, by sandbox id."""
         self._pause_image = pause_image
-        self._http = DockerHttp(socket_path, generation.host, timeout_seconds)
+        self._http = DockerHttp(socket_path, generation.host)
         self._prefix: str | None = None
         self._driver: str | None = None
 

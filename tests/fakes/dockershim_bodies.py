@@ -57,9 +57,6 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     resources: Values = field(default_factory=dict)
-    working_dir: str = ""
-    tty: bool = False
-    stdin: bool = False
 
 
 def sandbox_name(pod: Pod) -> str:
@@ -124,13 +121,10 @@ def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str,
         "io.kubernetes.pod.terminationGracePeriod": "30",
     }
     config = {
-        "Tty": container.tty,
-        "OpenStdin": container.stdin,
         "Env": [f"{key}={value}" for key, value in container.envs] or None,
         "Cmd": list(container.args) or None,
         "Healthcheck": {"Test": ["NONE"]},
         "Image": container.image,
-        "WorkingDir": container.working_dir,
         "Entrypoint": list(container.command) or None,
         "Labels": _labels({**container.labels, **_pod_labels(pod)}, {**kubelets, **container.annotations}, own),
     }
