@@ -4,7 +4,7 @@ Pods use the host's network, so they need no CNI and carry neither hostname nor 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -105,7 +105,7 @@ class CriClient:
     # ---- pods
 
     def version(self) -> cri_pb2.VersionResponse:
-        return self.call("Version", cri_pb2.VersionRequest())
+        return cast("cri_pb2.VersionResponse", self.call("Version", cri_pb2.VersionRequest()))
 
     def run_pod(self, config: cri_pb2.PodSandboxConfig) -> str:
         return str(self.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config)).pod_sandbox_id)
@@ -113,7 +113,7 @@ class CriClient:
     def pod_status(self, pod_id: str) -> cri_pb2.PodSandboxStatusResponse:
         """Read the verbose status."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
-        return self.call("PodSandboxStatus", request)
+        return cast("cri_pb2.PodSandboxStatusResponse", self.call("PodSandboxStatus", request))
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
         return list(self.call("ListPodSandbox", cri_pb2.ListPodSandboxRequest()).items)
@@ -151,12 +151,12 @@ class CriClient:
     def status(self, container_id: str) -> cri_pb2.ContainerStatusResponse:
         """Read the verbose status."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return self.call("ContainerStatus", request)
+        return cast("cri_pb2.ContainerStatusResponse", self.call("ContainerStatus", request))
 
     def exec_sync(self, container_id: str, *command: str, timeout_seconds: int = 20) -> cri_pb2.ExecSyncResponse:
         """Run a command in a container; return its output and exit code."""
         request = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout_seconds)
-        return self.call("ExecSync", request)
+        return cast("cri_pb2.ExecSyncResponse", self.call("ExecSync", request))
 
     def environment(self, container_id: str) -> dict[str, bytes]:
         """Read the environment that a process in the container sees."""

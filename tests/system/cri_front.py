@@ -183,7 +183,7 @@ def _container_config(container: Container) -> cri_pb2.ContainerConfig:
 
 
 def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(**values)
+    return cri_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
