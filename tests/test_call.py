@@ -60,3 +60,9 @@ async def test_call_changes_nothing_by_itself() -> None:
     assert call.unedited(Store())
     assert await call.settle() == UNANSWERED
     assert (call.deadline, call.prepares, call.has_left, call.number, call.unsure) == (None, False, False, 0, False)
+
+
+def test_front_that_forgets_a_step_is_refused() -> None:
+    forgetful = type("Forgetful", (Plain,), {"answer": Call.answer})
+    with pytest.raises(TypeError, match="answer"):
+        forgetful()

@@ -105,7 +105,7 @@ CALLS = {
 """The other calls of a turn, to each proxy: so many that p99 is known within some hundredths. The last number is of a
 portion, in less than a second: the pauses of a machine with neighbours are longer than what is looked for. The first
 call of each has to connect: it must be less than one of a hundred."""
-SLOW_SHARE = 0.6
+SLOW_SHARE = 2 / 3
 HUNG, SLOW = 100, 20
 HUNG_RATIO, SLOW_RATIO = 1.05, 1.10
 """p99 of a call beside the held ones may be so many times that at another proxy in front of the same runtime."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,22 @@ def test_odd_file_is_logged_once_and_not_waited_for(tmp_path: Path, caplog: Log,
     assert node.settings == node.settings == DEFAULTS
     [message] = caplog.messages
     assert str(tmp_path / "node.yaml") in message
+
+
+def test_threads_see_one_reading_or_the_next(tmp_path: Path) -> None:
+    file, steps = tmp_path / "node.yaml", range(2, 52)
+    file.write_text("cpu-normalization-ratio: 1")
+    node = Node(file)
+
+    def look() -> set[float]:
+        seen = set()
+        while (found := ratio(node)) != steps[-1]:
+            seen.add(found)
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        looking = [threads.submit(look) for _ in range(4)]
+        for number in steps:
+            (tmp_path / "new").write_text(f"cpu-normalization-ratio: {number}")
+            (tmp_path / "new").rename(file)
+        assert set().union(*(each.result(20) for each in looking)) <= {1.0, *map(float, steps)}
