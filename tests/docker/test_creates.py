@@ -11,7 +11,7 @@ from runtimeproxy.model import ContainerRecord, HookAnswer, HookRequest, PodReco
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request
-from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
@@ -173,16 +173,6 @@ async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: 
 ENV = rb'"Env":["A=1","BARE","=odd","A=2","RAW=\ud800","E="]'
 
 
-async def test_envs_that_a_hook_cannot_be_told_stay_as_they_are(node: Node) -> None:
-    node.plugins.add("a", HookAnswer(envs={"A": "3", "E": "4", "NEW": "5"}), points=("PreCreateContainer",))
-    pod_id = await node.create_pod()
-    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
-    container_id = id_of(await node.create("web", body))
-    assert node.told_container.envs == {"A": "2", "RAW": "\ufffd", "E": ""}
-    assert rb'"Env":["A=1","BARE","=odd","A=3","RAW=\ud800","E=4","NEW=5"]' in node.came(CREATE)
-    assert node.container(container_id).effective.envs == {"A": "3", "RAW": "\ufffd", "E": "4", "NEW": "5"}
-
-
 @on_each_driver
 async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     def echo(request: HookRequest) -> HookAnswer:
@@ -245,17 +235,6 @@ async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, r
     assert node.told.pod.cgroup_parent == parent
 
 
-async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
-    node.plugins.add("a", points=("PreCreateContainer",))
-    pod_id = await node.create_pod()
-    body = node.container_body(pod_id)
-    body["HostConfig"]["CgroupParent"] = "/elsewhere"
-    container_id = id_of(await node.create("web", body))
-    assert node.came(CREATE) == written(body)
-    assert node.container(container_id).effective.cgroup_parent == ""
-    assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
-
-
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
 @on_each_driver
 async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
@@ -277,29 +256,6 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
     if known == "not yet":
         assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
     assert node.container(container_id).effective.cgroup_parent == ""
-
-
-async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
-    node.plugins.add("a", points=("PreCreateContainer",))
-    pod_id = await node.create_pod()
-    node.forget()
-    body = node.container_body(pod_id)
-    body["HostConfig"]["CgroupParent"] = ""
-    assert (await node.create("web", body)).status == 201
-    assert node.came(CREATE) == written(body)
-    assert node.pod_of(pod_id).original.cgroup_parent == PARENT
-
-
-async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
-    node.plugins.add("a")
-    pod_id = await node.create_pod()
-    known = node.pod_of(pod_id)
-    node.forget()
-    container_id = await node.create_container(pod_id)
-    assert node.told == HookRequest(known.effective, replace(TOLD, pod_id=pod_id))
-    assert node.pod_of(pod_id) == known
-    assert node.container(container_id).effective.id == container_id
-    assert len(node.dockerd.requests(INSPECT)) == 1
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])

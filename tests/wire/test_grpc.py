@@ -73,25 +73,20 @@ def test_gzip_is_undone(body: bytes, level: int) -> None:
     assert grpc.open_message(framed, b"gzip", len(body)) == body
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        *((b"2H", 7200), (b"1M", 60), (b"120S", 120), (b"1500m", 1.5), (b"99999999u", 99.999999), (b"250n", 2.5e-7)),
-        *((value, None) for value in (b"", b"S", b"10", b"10s", b"1.5S", b"-1S", b"+1S", b" 1S", b"\xb2S")),
-        *((b"0S", 0), (b"123456789S", None)),
-    ],
-)
+READ = [(b"2H", 7200), (b"1M", 60), (b"120S", 120), (b"1500m", 1.5), (b"99999999u", 99.999999), (b"250n", 2.5e-7)]
+READ += [(value, None) for value in (b"", b"S", b"10", b"10s", b"1.5S", b"-1S", b"+1S", b" 1S", b"\xb2S")]
+
+
+@pytest.mark.parametrize(("value", "seconds"), [*READ, (b"0S", 0), (b"123456789S", None)])
 def test_timeout_is_read_or_malformed(value: bytes, seconds: float | None) -> None:
     assert grpc.read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "value"),
-    [
-        *((0.25, b"250000u"), (99.5, b"99500000u"), (100.0, b"100000m"), (99_999.5, b"99999500m")),
-        *((100_000.0, b"100000S"), (1e9, b"99999999S"), (0.0, b"1u"), (-3.0, b"1u")),
-    ],
-)
+WRITTEN = [(0.25, b"250000u"), (99.5, b"99500000u"), (100.0, b"100000m"), (99_999.5, b"99999500m")]
+WRITTEN += [(100_000.0, b"100000S"), (1e9, b"99999999S"), (0.0, b"1u"), (-3.0, b"1u")]
+
+
+@pytest.mark.parametrize(("seconds", "value"), WRITTEN)
 def test_timeout_is_written_in_the_finest_unit_that_holds_it(seconds: float, value: bytes) -> None:
     assert grpc.timeout(seconds) == value
 
@@ -102,17 +97,11 @@ def test_timeout_reads_back(seconds: float) -> None:
     assert back == pytest.approx(seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("hook server 'a' at PreRunPodSandbox: deadline", b"hook server 'a' at PreRunPodSandbox: deadline"),
-        ("100%", b"100%25"),
-        ("two\nlines\x7f", b"two%0Alines%7F"),
-        ("größer ☺", b"gr%C3%B6%C3%9Fer %E2%98%BA"),
-        ("", b""),
-        ("a name that is not UTF-8: \udcff", b"a name that is not UTF-8: ?"),
-    ],
-)
+ENCODED = [("hook server 'a': no", b"hook server 'a': no"), ("100%", b"100%25"), ("two\nlines\x7f", b"two%0Alines%7F")]
+ENCODED += [("größer ☺", b"gr%C3%B6%C3%9Fer %E2%98%BA"), ("", b""), ("not UTF-8: \udcff", b"not UTF-8: ?")]
+
+
+@pytest.mark.parametrize(("text", "value"), ENCODED)
 def test_status_text_is_percent_encoded(text: str, value: bytes) -> None:
     assert grpc.percent_encode(text) == value
 
