@@ -455,20 +455,6 @@ async def test_stream_that_is_no_longer_chunked_ends(daemon: Daemon, events: Asy
         await anext(events)
 
 
-async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend: Backend) -> None:
-    async def fail() -> None:
-        async with backend.events(["destroy"], 1) as events:
-            await until(lambda: bool(daemon.waiting))
-            daemon.say(event("destroy", ID) + event("destroy", ID))
-            async for _ in events:
-                raise ZeroDivisionError
-
-    others = asyncio.all_tasks()
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-    await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
-
-
 async def test_follower_that_stops_reading_makes_the_daemon_wait(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     async def send() -> None:
         (stream,) = daemon.waiting

@@ -2,7 +2,6 @@
 (relay-rules B4).
 """
 
-import asyncio
 import logging
 import socket
 from pathlib import Path
@@ -55,15 +54,6 @@ async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None
     operations = "RunPodSandbox CreateContainer StartContainer UpdateContainerResources StopContainer StopPodSandbox"
     told = [times.operation for times in node.recorder.calls]
     assert told == [*operations.split(), "RemoveContainer", "RemovePodSandbox"]
-
-
-async def test_store_knows_pods_and_forgets_the_removed_without_a_plugin(node: Node) -> None:
-    pod_id, container_id = await node.running()
-    await node.act("stop", container_id)
-    assert node.store.counts() == (1, 1)
-    await node.remove(pod_id)
-    assert node.store.counts() == (0, 0)
-    assert not node.dockerd.requests(INSPECT)
 
 
 @pytest.mark.parametrize("spelt", ["{0.id}", "{0.id:.12}", "{0.name}"], ids=["full id", "prefix", "name"])
@@ -333,17 +323,6 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(("policy", "status"), [(IGNORE, 400), (FAIL, 500)], ids=["Ignore", "Fail"])
-async def test_half_close_inside_a_held_body_is_answered(node: Node, policy: FailurePolicy, status: int) -> None:
-    """The daemon answers what it was sent, unless a plugin refuses what cannot be read."""
-    node.plugins.add("a", policy=policy)
-    client = await node.sends(create(node)[:-9])
-    client.half_close()
-    assert (await client.answer()).status == status
-    assert await client.ended() == b""
-    assert (node.points, node.recorder.total("calls_unreadable")) == ([], 1)
-
-
 async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
@@ -402,31 +381,6 @@ async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) ->
         assert (await client.answer()).status == 502
         for sock in waiting:
             sock.close()
-
-
-@pytest.mark.parametrize("framing", ["Content-Length: 1000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nfffff\r\n"])
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno", b""])
-@away
-async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(node: Node, framing: str, answer: bytes) -> None:
-    """A daemon may answer before it has read a request; a client that cannot write then may never read the answer."""
-    with socket.socket(socket.AF_UNIX) as daemon:
-        daemon.bind(node.dockerd.socket_path)
-        daemon.listen()
-        daemon.setblocking(False)
-        client = await node.sends(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
-        connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
-        await asyncio.get_running_loop().sock_recv(connection, 1000)
-        connection.send(answer)
-        connection.close()
-        assert await client.ended() == answer
-        for _ in range(20):
-            client.send(b"x" * 1000)
-            await client.writer.drain()
-            await asyncio.sleep(0.005)
-        (paired,) = node.front.connections
-        assert (paired.reader.to_daemon, node.front.held_bytes.count) == ([], 0)
-        await client.close()
-        await until(lambda: not node.front.connections)
 
 
 @unfollowed

@@ -186,7 +186,7 @@ PASSING: dict[str, list[Step]] = {
         client(BROKEN_CHUNK),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + BAD + EOF),
     ],
-    "a tunnel whose client ended early gets the EOF behind the bytes before it": [
+    "B1: a tunnel whose client ended early gets the EOF behind the bytes before it": [
         client(ATTACH + b"stdin", to_daemon=ATTACH),
         ends("client"),
         daemon(SWITCHING, to_client=SWITCHING, to_daemon=b"stdin" + EOF),

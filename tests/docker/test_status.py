@@ -148,16 +148,6 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
 
-ENVS = [(["A=1", PATH], [PATH], {"A": "1"}), (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"})]
-ENVS += [(["A=1"], None, {"A": "1"}), (None, [PATH], {})]
-
-
-@pytest.mark.parametrize(("env", "shipped", "expected"), ENVS)
-def test_env_of_the_image(env: list[str] | None, shipped: list[str] | None, expected: dict[str, str]) -> None:
-    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": env})
-    assert container_of(reply, image(shipped)).envs == expected
-
-
 def test_without_the_image_all_is_kept() -> None:
     shipped = image([PATH], {"maintainer": "x"})
     bare = {**CONTAINER_BODY, "Env": None}

@@ -176,13 +176,6 @@ def test_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> N
     assert is_pods(body) is expected
 
 
-def test_escapes_hide_nothing() -> None:
-    text = "".join(f"\\u{ord(character):04x}" for character in TYPE)
-    body = f'{{"Labels": {{"{text}": "podsandbox"}}}}'.encode()
-    assert is_pods(body)
-    assert translate.read_create(body, "") == AskedPod(PodInfo(), "")
-
-
 CREATED_IDS: list[tuple[bytes, str | None]] = [(b'{"Id":"c1","Warnings":[]}\n', "c1"), (b'{"id":"c1"}', "c1")]
 CREATED_IDS += [(reply, None) for reply in (b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"x"}')]
 
