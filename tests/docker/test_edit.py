@@ -234,24 +234,18 @@ def test_unreadable_body(problem: str) -> None:
 
 
 def test_update() -> None:
-    update = edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES)
-    assert update.body == replaced(
-        UPDATE, ('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET
-    )
-    assert update.left_out == ("hugepage_limits", "oom_score_adj", "unified")
-    assert update.resources == {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
+    changes = [('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET]
+    resources = {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
+    wanted = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
+    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == wanted
 
 
-@pytest.mark.parametrize(
-    ("changes", "left_out"),
-    [
-        ({"memory_limit_in_bytes": -1}, ("memory_limit_in_bytes",)),
-        ({"memory_limit_in_bytes": 0, "cpu_quota": 0}, ("memory_limit_in_bytes",)),
-        ({"cpuset_mems": "", "oom_score_adj": 5}, ("cpuset_mems", "oom_score_adj")),
-        ({"unified": {}, "hugepage_limits": {"2MB": 1}}, ("hugepage_limits", "unified")),
-        ({"cpu_shares": 256, "cpuset_cpus": "0"}, ()),
-    ],
-)
+NOTHING_NEW = [({"memory_limit_in_bytes": limit, "cpu_quota": 0}, ("memory_limit_in_bytes",)) for limit in (-1, 0)]
+NOTHING_NEW += [({"cpuset_mems": "", "oom_score_adj": 5}, ("cpuset_mems", "oom_score_adj"))]
+NOTHING_NEW += [({"unified": {}, "hugepage_limits": {"2MB": 1}}, ("hugepage_limits", "unified"))]
+
+
+@pytest.mark.parametrize(("changes", "left_out"), [*NOTHING_NEW, ({"cpu_shares": 256, "cpuset_cpus": "0"}, ())])
 def test_update_of_nothing_new_is_the_same_object(changes: dict[str, ResourceValue], left_out: tuple[str, ...]) -> None:
     body = UPDATE.encode()
     update = edit_update(body, changes, Resources(memory_limit_in_bytes=GIB, cpuset_mems="1"))
@@ -260,17 +254,14 @@ def test_update_of_nothing_new_is_the_same_object(changes: dict[str, ResourceVal
     assert update.resources == {name: value for name, value in changes.items() if value and name not in left_out}
 
 
-@pytest.mark.parametrize(
-    ("present", "left_out"),
-    [(NO_RESOURCES, ()), (Resources(cpuset_cpus="1", cpu_shares=3), ("cpu_shares", "cpuset_cpus"))],
-)
+PRESENT = Resources(cpuset_cpus="1", cpu_shares=3)
+
+
+@pytest.mark.parametrize(("present", "left_out"), [(NO_RESOURCES, ()), (PRESENT, ("cpu_shares", "cpuset_cpus"))])
 def test_what_a_hook_clears_is_taken_out_of_an_update(present: Resources, left_out: tuple[str, ...]) -> None:
     update = edit_update(UPDATE.encode(), {"cpuset_cpus": "", "cpu_shares": 0, "cpu_quota": 0}, present)
-    assert update.body == replaced(
-        UPDATE, ('"CpuShares":256', '"CpuShares":0'), ('"CpusetCpus":"0"', '"CpusetCpus":""')
-    )
-    assert update.resources == {"cpuset_cpus": "", "cpu_shares": 0}
-    assert update.left_out == left_out
+    body = replaced(UPDATE, ('"CpuShares":256', '"CpuShares":0'), ('"CpusetCpus":"0"', '"CpusetCpus":""'))
+    assert update == Update(body, {"cpuset_cpus": "", "cpu_shares": 0}, left_out)
 
 
 # What an update asks for, what the container has, what hooks set, and the swap limit that the daemon gets.

@@ -202,10 +202,10 @@ async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> No
     assert rig.asked(INFO) == 2
 
 
-@pytest.mark.parametrize(
-    ("route", "reply", "error"),
-    [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)],
-)
+FAILING = [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)]
+
+
+@pytest.mark.parametrize(("route", "reply", "error"), FAILING)
 async def test_failing_daemon_is_an_error(rig: Rig, route: str, reply: bytes | None, error: type[Exception]) -> None:
     if reply is not None:
         rig.answers(route, reply)

@@ -186,12 +186,10 @@ def test_before_the_ack_a_block_is_rebuilt_whatever_the_encoder_does(
     assert not blocks.standalone
 
 
-CUT_UPDATES = (b"\x3f", b"\x3f\xe1", b"\x20\x3f")
+BROKEN = [b"\x82\x20", b"\x3f\xe2\x1f", b"\xc0", b"\x00", b"\x04\x81\x00", b"\x00\x05nam"]
 
 
-@pytest.mark.parametrize(
-    "block", [b"\x82\x20", b"\x3f\xe2\x1f", b"\xc0", b"\x00", b"\x04\x81\x00", b"\x00\x05nam", *CUT_UPDATES]
-)
+@pytest.mark.parametrize("block", [*BROKEN, b"\x3f", b"\x3f\xe1", b"\x20\x3f"])
 def test_before_the_ack_a_broken_block_is_refused(block: bytes) -> None:
     with pytest.raises(WireError, match="cannot be decoded"):
         Blocks().translate(block)
@@ -223,13 +221,10 @@ def test_first_block_after_each_ack_starts_with_one_size_update(block: bytes) ->
     assert blocks.mark(translated) == b"\x20" + translated, "also one that was translated before"
 
 
-INDEXED, LITERAL, UPDATE = b"\x82", b"\x00\x01a\x01b", b"\x20"
+FIELD, UPDATE = (b"\x82", b"\x00\x01a\x01b"), b"\x20"
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [(acknowledged, INDEXED), (acknowledged, LITERAL), (acknowledged, UPDATE), (Blocks, INDEXED), (Blocks, LITERAL)],
-)
+@pytest.mark.parametrize(("make", "field"), [*product((acknowledged, Blocks), FIELD), (acknowledged, UPDATE)])
 def test_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], field: bytes) -> None:
     blocks = make()
     assert blocks.translate(field * headers.FIELDS_LIMIT)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import FIELDS_LIMIT, HEAD_LIMIT, BadMessage, Framing, Rule
 from tests.wire import http1_forms
-from tests.wire.http1_forms import REFUSED_REQUESTS, REFUSED_RESPONSES, REQUESTS, RESPONSES, Response, get, head
+from tests.wire.http1_forms import REFUSED_REQUESTS, REFUSED_RESPONSES, REQUESTS, RESPONSES, breaking, get, head
 
 RULES_OF_BODIES = {
     *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
@@ -56,7 +56,7 @@ def test_request_is_refused(raw: bytes, rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
-def test_response_is_read(expected: Response) -> None:
+def test_response_is_read(expected: http1_forms.Response) -> None:
     read = http1.response_head(expected.raw, expected.method)
     assert read.raw == expected.raw
     assert (read.status, read.framing, read.length, read.closes) == expected[2:]
@@ -94,10 +94,10 @@ def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> Non
 
 
 @given(st.sampled_from(REQUESTS + RESPONSES), st.binary(max_size=3), st.binary(max_size=5), st.lists(SIZES))
-def test_head_ends_alike_for_any_split(row: Response, before: bytes, after: bytes, pieces: list[int]) -> None:
+def test_head_ends_alike_for_any_split(row: http1_forms.Response, before: bytes, after: bytes, cuts: list[int]) -> None:
     stream, whole = before + row.raw + after, len(before + row.raw)
     buffer, seen, at = bytearray(before), 0, len(before)
-    for piece in [*pieces, len(stream)]:
+    for piece in [*cuts, len(stream)]:
         buffer += stream[at : at + piece]
         at += piece
         end = http1.head_end(buffer, len(before), seen)
@@ -107,16 +107,13 @@ def test_head_ends_alike_for_any_split(row: Response, before: bytes, after: byte
         seen = len(buffer)
 
 
-@pytest.mark.parametrize(
-    ("beginning", "rule"),
-    [
-        *((beginning, Rule.LINE_END) for beginning in (b"\n", b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\r\nHost: h\n")),
-        (b"GET / HTTP/1.1\r\nHost: h\n\n", Rule.LINE_END),
-        (b"GET / HTTP/1.1\r\nHost: h\r\n\n", Rule.LINE_END),
-        *((beginning, Rule.LINE_END) for beginning in (b"GET / HTTP/1.1\r\rHost", b"GET /\rHTTP", b"\n\0")),
-        *((beginning, Rule.CONTROL) for beginning in (b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\0\xa5\x01\0\0")),
-    ],
-)
+FIRST_LINE = b"GET / HTTP/1.1"
+BEGINNINGS = breaking(Rule.LINE_END, b"\n", b"GET /\rHTTP", b"\n\0", FIRST_LINE + b"\n", FIRST_LINE + b"\r\rHost")
+BEGINNINGS += breaking(Rule.LINE_END, *(FIRST_LINE + b"\r\nHost: h" + end for end in (b"\n", b"\n\n", b"\r\n\n")))
+BEGINNINGS += breaking(Rule.CONTROL, b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\0\xa5\x01\0\0")
+
+
+@pytest.mark.parametrize(("beginning", "rule"), BEGINNINGS)
 def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, rule: Rule) -> None:
     buffer, caught = bytearray(b"\r"), None
     for size in (len(beginning), *range(1, len(beginning) + 1)):
@@ -146,21 +143,17 @@ def test_head_of_the_limits_is_read_and_a_longer_one_is_refused() -> None:
     assert refusal(http1.request_head, get(*many, "X: y")) is Rule.FIELDS
 
 
-@pytest.mark.parametrize(
-    ("fields", "changed"),
-    [
-        ([], ["Content-Length: 70"]),
-        (["Content-Length: 5"], ["Content-Length: 70"]),
-        (["A: b", "CONTENT-length:5", "C: d"], ["A: b", "Content-Length: 70", "C: d"]),
-        (["A: b", "Transfer-Encoding: chunked", "C:\xe9 "], ["A: b", "Content-Length: 70", "C:\xe9 "]),
-        (["trailer: X", "A: b", "Transfer-Encoding: chunked"], ["Content-Length: 70", "A: b"]),
-        (["A: b", "Transfer-Encoding: chunked", "Trailer: X", "Trailer: Y"], ["A: b", "Content-Length: 70"]),
-        (["TE: trailers", "Trailers: x"], ["TE: trailers", "Trailers: x", "Content-Length: 70"]),
-    ],
-)
-def test_head_with_another_length_differs_in_the_lines_of_its_framing_only(
-    fields: list[str], changed: list[str]
-) -> None:
+CODING, CHANGED = "Transfer-Encoding: chunked", "Content-Length: 70"
+FRAMINGS = [([], [CHANGED]), (["Content-Length: 5"], [CHANGED])]
+FRAMINGS += [(["A: b", "CONTENT-length:5", "C: d"], ["A: b", CHANGED, "C: d"])]
+FRAMINGS += [(["A: b", CODING, "C:\xe9 "], ["A: b", CHANGED, "C:\xe9 "])]
+FRAMINGS += [(["trailer: X", "A: b", CODING], [CHANGED, "A: b"])]
+FRAMINGS += [(["A: b", CODING, "Trailer: X", "Trailer: Y"], ["A: b", CHANGED])]
+FRAMINGS += [(["TE: trailers", "Trailers: x"], ["TE: trailers", "Trailers: x", CHANGED])]
+
+
+@pytest.mark.parametrize(("fields", "changed"), FRAMINGS)
+def test_head_with_another_length_differs_in_its_framing_only(fields: list[str], changed: list[str]) -> None:
     assert http1.with_length(get(*fields), 70) == get(*changed)
 
 

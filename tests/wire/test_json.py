@@ -22,13 +22,10 @@ def plain(value: Any) -> Any:
     return [plain(element) for element in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(
-    ("key", "folded"),
-    [
-        *((key, "cpushares") for key in ("CpuShares", f"CpuShare{LONG_S}")),
-        *((f"{KELVIN}ernelMemory", "kernelmemory"), ("MEMORY", "memory"), ("", ""), ("a.B-c", "a.b-c")),
-    ],
-)
+FOLDED = {"CpuShares": "cpushares", f"CpuShare{LONG_S}": "cpushares", f"{KELVIN}ernelMemory": "kernelmemory"}
+
+
+@pytest.mark.parametrize(("key", "folded"), [*FOLDED.items(), ("MEMORY", "memory"), ("", ""), ("a.B-c", "a.b-c")])
 def test_fold(key: str, folded: str) -> None:
     assert fold(key) == folded
 
@@ -90,10 +87,10 @@ def test_broken_text_is_neither_read_nor_rewritten(text: bytes, problem: str) ->
                 rewrite(text, Members(edits, exact))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"Env":["s3cret"],}', '{"Env":["s3cret]}', '{"Env":"s3cret"}', '{"Env":[],"s3cret":\\}', '{"Env":[s3cret]}'],
-)
+SECRETS = ['{"Env":["s3cret"],}', '{"Env":["s3cret]}', '{"Env":"s3cret"}', '{"Env":[],"s3cret":\\}', '{"Env":[s3cret]}']
+
+
+@pytest.mark.parametrize("text", SECRETS)
 def test_errors_hold_no_value(text: str) -> None:
     with pytest.raises(WireError) as caught:
         rewrite(text.encode(), Members({"env": Elements({})}))
@@ -101,21 +98,12 @@ def test_errors_hold_no_value(text: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("[" + "[]," * 50 + "0]", 101),
-        ('{"a": [' + '"",' * 50 + "{}]}", 104),
-        ('["' + ",[{" * 50 + '"]', 2),
-        (r'["\",\\", 1, "' + "\n" + r'"    ]', 5),
-        ("[" + "1," * 50, 51),
-        ("[" + " " * 50, 1),
-        ('["' + "," * 50, 1),
-        (r'["' + r"\," * 50 + "\\", 1),
-        (f'{{"{LONG_S}": "{KELVIN}"}}          ', 3),
-        ("[[[[[", 5),
-    ],
-)
+TOKENS = [("[" + "[]," * 50 + "0]", 101), ('{"a": [' + '"",' * 50 + "{}]}", 104), ('["' + ",[{" * 50 + '"]', 2)]
+TOKENS += [(r'["\",\\", 1, "' + "\n" + r'"    ]', 5), (f'{{"{LONG_S}": "{KELVIN}"}}          ', 3), ("[[[[[", 5)]
+TOKENS += [("[" + "1," * 50, 51), ("[" + " " * 50, 1), ('["' + "," * 50, 1), (r'["' + r"\," * 50 + "\\", 1)]
+
+
+@pytest.mark.parametrize(("text", "tokens"), TOKENS)
 def test_tokens_are_counted_outside_of_strings(text: str, tokens: int) -> None:
     assert not has_more_tokens(text.encode(), tokens)
     assert has_more_tokens(text.encode(), tokens - 1)

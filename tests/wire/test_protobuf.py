@@ -87,21 +87,22 @@ def test_field(message: bytes, field: protobuf.Field) -> None:
     assert list(protobuf.fields(message)) == [field]
 
 
-@pytest.mark.parametrize(
-    ("message", "problem"),
-    [
-        *((message, "number out of range") for message in (b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00")),
-        *((message, "varint") for message in (b"\x80", b"\x08", b"\x08" + b"\x80" * 10 + b"\x00", b"\x0a", b"\x0b")),
-        *((message, "cut short") for message in (b"\x0a\x02\x00", b"\x09\x00", b"\x0d\x00", b"\x0b\x12\x05\x0c")),
-        *((message, "wire type") for message in (b"\x0c", b"\x0e", b"\x0f", b"\x0b\x0f")),
-        (b"\x0b\x14", "another number"),
-    ],
-)
-def test_malformed(message: bytes, problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        list(protobuf.fields(message))
-    with pytest.raises(WireError, match=problem):
-        rewrite(UNKNOWN + message, {1: varint_field(7)})
+MALFORMED = {
+    "number out of range": [b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00"],
+    "varint": [b"\x80", b"\x08", b"\x08" + b"\x80" * 10 + b"\x00", b"\x0a", b"\x0b"],
+    "cut short": [b"\x0a\x02\x00", b"\x09\x00", b"\x0d\x00", b"\x0b\x12\x05\x0c"],
+    "wire type": [b"\x0c", b"\x0e", b"\x0f", b"\x0b\x0f"],
+    "another number": [b"\x0b\x14"],
+}
+
+
+@pytest.mark.parametrize("problem", MALFORMED)
+def test_malformed(problem: str) -> None:
+    for message in MALFORMED[problem]:
+        with pytest.raises(WireError, match=problem):
+            list(protobuf.fields(message))
+        with pytest.raises(WireError, match=problem):
+            rewrite(UNKNOWN + message, {1: varint_field(7)})
 
 
 def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None:
@@ -132,19 +133,13 @@ def message_of(number: int, payload: bytes) -> bytes:
     return varint(number << 3 | protobuf.LENGTH_DELIMITED) + varint(len(payload)) + payload
 
 
-@pytest.mark.parametrize(
-    ("message", "fields"),
-    [
-        (b"\x08\x00" * 50, 50),
-        (b"\x0a\x00" * 50, 50),
-        (b"\x08\x00" + message_of(2, b"\x42\x00" * 50), 52),
-        (message_of(2, b"\x42\x02\x08\x00" * 50), 101),
-        (message_of(2, b"\x4a\x00" * 50) + message_of(2, b"\x42\x00" * 50), 102),
-        (message_of(2, message_of(7, b"\x08\x00" * 50)), 2),
-        (b"\x10" + b"\x80" * 9 + b"\x00", 1),
-        (b"\x0b" + b"\x08\x00" * 50 + b"\x0c", 51),
-    ],
-)
+COUNTED = [(b"\x08\x00" * 50, 50), (b"\x0a\x00" * 50, 50), (b"\x08\x00" + message_of(2, b"\x42\x00" * 50), 52)]
+COUNTED += [(message_of(2, b"\x42\x02\x08\x00" * 50), 101), (message_of(2, message_of(7, b"\x08\x00" * 50)), 2)]
+COUNTED += [(message_of(2, b"\x4a\x00" * 50) + message_of(2, b"\x42\x00" * 50), 102)]
+COUNTED += [(b"\x10" + b"\x80" * 9 + b"\x00", 1), (b"\x0b" + b"\x08\x00" * 50 + b"\x0c", 51)]
+
+
+@pytest.mark.parametrize(("message", "fields"), COUNTED)
 def test_fields_are_counted_where_the_shape_has_messages(message: bytes, fields: int) -> None:
     assert not protobuf.has_more_fields(message, fields, CONFIG)
     assert protobuf.has_more_fields(message, fields - 1, CONFIG) is (len(message) > 2 * (fields - 1))
