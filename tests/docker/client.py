@@ -1,9 +1,4 @@
-"""A raw HTTP/1.1 client on a unix socket: what is sent and what comes are bytes.
-
-Owns one connection.
-Must not know: whether a proxy or a daemon listens.
-Invariant: a request is sent as it was given, half of one too.
-"""
+"""A raw HTTP/1.1 client on a unix socket: a request is sent as it was given, half of one too."""
 
 import asyncio
 import json

@@ -1,8 +1,6 @@
 """A scripted daemon on a unix socket: it answers HTTP/1.1 requests as a test says, byte by byte if need be.
 
-Owns the listening socket, the connections, and what was asked.
-Must not know: the client under test, what dockerd would answer (tests/fakes/dockerd.py does).
-Invariant: what no test scripted is answered 404; the event stream says nothing but what the test says.
+What no test scripted is answered 404. What dockerd would answer tests/fakes/dockerd.py knows.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """What the proxy makes of a client's bytes, told without a proxy: the requests that it follows, or why it refuses.
 
-Owns the reading of whole connections, streams of odd forms changed at random, and what may come of a refusal.
-Must not know: h11, dockerd.
-Invariant: every request is answered as soon as it is whole, so that nothing stays unread behind one that may upgrade.
+Every request is answered as soon as it is whole, so that nothing stays unread behind one that may upgrade.
 """
 
 import re

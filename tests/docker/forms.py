@@ -1,8 +1,6 @@
 """Odd forms of HTTP/1.1 requests (fault matrix X2), each with a second request hidden in its body.
 
-Owns the table of forms, the requests around them.
-Must not know: who reads them.
-Invariant: a path in ``HIDDEN`` is only seen as a request's by a reader that ends the body elsewhere than its neighbour.
+The path ``HIDDEN`` is only seen as a request's by a reader that ends the body elsewhere than its neighbour.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The Docker front between a raw client and a fake dockerd, in the test's own loop, with plugins that need no socket.
 
-Owns the parts, and a pod and a container as dockershim sends them.
-Must not know: what a test wants to see.
-Invariant: every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
+Every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
 """
 
 import asyncio

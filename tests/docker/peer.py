@@ -1,8 +1,6 @@
 """A scripted peer for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
 
-Owns the sides, the reader's connection, and how a conversation is played and checked (``steps`` has the steps).
-Must not know: how the reader works.
-Invariant: nothing that a side got is taken back, and nothing follows its EOF.
+Nothing that a side got is taken back, and nothing follows its EOF. ``steps`` has the steps of conversations.
 """
 
 import re
@@ -64,16 +62,12 @@ class Play:
     """A reader between a scripted client and a scripted daemon, and its connection; calls in ``holds`` are held."""
 
     def __init__(
-        self,
-        holds: Iterable[Action] = tuple(Action),
-        limit: int = PROCESS_LIMIT,
-        shared: bool = False,
-        known: Known | None = None,
+        self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, known: Known | None = None
     ) -> None:
         self.holds = frozenset(holds)
         self.held_bytes = HeldBytes(limit)
         self.known = known or Known()
-        self.shared = shared
+        self.shared = False
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
         self.calls: list[HeldExchange] = []
         self.settled_calls: list[HeldExchange] = []
@@ -215,8 +209,8 @@ def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play
     """
     steps = tuple(steps)
     for shared in (True, False):
-        play = Play(shared=shared, **options)
-        play.daemons = daemons
+        play = Play(**options)
+        play.shared, play.daemons = shared, daemons
         for number, step in enumerate(steps):
             step.act(play)
             came = (*play.came(), play.reading)

@@ -6,14 +6,9 @@ from hypothesis import strategies as st
 
 from runtimeproxy.docker.cgroup import Driver, driver, to_cri, to_docker
 
-SLICES = [
-    ("", ""),
-    ("-.slice", "/"),
-    ("system.slice", "/system.slice"),
-    ("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice"),
-    ("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice"),
-    ("a.slice.slice", "/a.slice.slice"),
-]
+SLICES = [("", ""), ("-.slice", "/"), ("system.slice", "/system.slice"), ("a.slice.slice", "/a.slice.slice")]
+SLICES += [("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice")]
+SLICES += [("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice")]
 """Docker's form and CRI's, under systemd."""
 
 

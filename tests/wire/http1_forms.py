@@ -34,6 +34,11 @@ def get(*fields: str) -> bytes:
     return head("GET / HTTP/1.1", "Host: h", *fields)
 
 
+def repeated(name: str, values: str) -> bytes:
+    """Build a request with a field for each value; | stands between them."""
+    return get(*(f"{name}: {value}" for value in values.split("|")))
+
+
 class Request(NamedTuple):
     """A request and what its head says."""
 
@@ -122,6 +127,10 @@ ODD = [
 
 REQUESTS = OF_CLIENTS + ODD
 
+_LENGTHS = ["", "+5", "-5", "5 5", "5, 5", "5,", "0x5", "5.0", "5;", "\xb2", "1" * 19, "0" * 19, "5|5", "5|6", "|5"]
+_CODINGS = ["", "identity", "gzip", "gzip, chunked", "chunked, gzip", "chunked,", "xchunked", "chunked;q=1"]
+_CODINGS += ['"chunked"', "chunked|chunked", "chunked|identity", "chun\xe7ed"]
+
 REFUSED_REQUESTS = [
     *breaking(Rule.REQUEST_LINE, b"\r\n\r\n", b"\r\n" + get(), b" " + get(), b"\t" + get()),
     *breaking(Rule.REQUEST_LINE, *map(first, ("GET", "GET /", "GET  HTTP/1.1", "GET  / HTTP/1.1"))),
@@ -149,20 +158,8 @@ REFUSED_REQUESTS = [
     *breaking(Rule.HOST, *map(get, ("Host: h", "HOST: i"))),
     *breaking(Rule.HOST, head("GET / HTTP/1.0", "Host: h", "Host: h"), head("GET / HTTP/1.1", "Host: a/b")),
     *breaking(Rule.HOST, head("GET / HTTP/1.1", "Host: a b"), head("GET / HTTP/1.1", "Host: \xe9")),
-    *(
-        (get(*(f"Content-Length: {value}" for value in values)), Rule.CONTENT_LENGTH)
-        for values in (
-            *(("",), ("+5",), ("-5",), ("5 5",), ("5, 5",), ("5,",), ("0x5",), ("5.0",), ("5;",), ("\xb2",)),
-            *(("1" * 19,), ("0" * 19,), ("5", "5"), ("5", "6"), ("", "5")),
-        )
-    ),
-    *(
-        (get(*(f"Transfer-Encoding: {value}" for value in values)), Rule.TRANSFER_CODING)
-        for values in (
-            *(("",), ("identity",), ("gzip",), ("gzip, chunked",), ("chunked, gzip",), ("chunked,",), ("xchunked",)),
-            *(("chunked;q=1",), ('"chunked"',), ("chunked", "chunked"), ("chunked", "identity"), ("chun\xe7ed",)),
-        )
-    ),
+    *breaking(Rule.CONTENT_LENGTH, *(repeated("Content-Length", values) for values in _LENGTHS)),
+    *breaking(Rule.TRANSFER_CODING, *(repeated("Transfer-Encoding", values) for values in _CODINGS)),
     *breaking(Rule.CODING_OF_1_0, head("POST / HTTP/1.0", "Transfer-Encoding: chunked")),
     *breaking(Rule.CODING_OF_1_0, head("POST / HTTP/1.0", "Transfer-Encoding: gzip", "Content-Length: 5")),
     *breaking(Rule.TWO_FRAMINGS, get("Content-Length: 5", "Transfer-Encoding: chunked")),

@@ -49,28 +49,22 @@ def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list
     assert body.done
 
 
-@pytest.mark.parametrize(
-    ("framing", "length", "kind"),
-    [
-        *((framing, 0, None) for framing in (Framing.EMPTY, Framing.SIZED)),
-        *((Framing.SIZED, 1, SizedBody), (Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)),
-    ],
-)
+FOLLOWERS = [(Framing.EMPTY, 0, None), (Framing.SIZED, 0, None), (Framing.SIZED, 1, SizedBody)]
+FOLLOWERS += [(Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)]
+
+
+@pytest.mark.parametrize(("framing", "length", "kind"), FOLLOWERS)
 def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type[Body] | None) -> None:
     body = bodies.follow(framing, length)
     assert (body and type(body)) == kind
     assert body is None or not body.done
 
 
-@pytest.mark.parametrize(
-    ("body", "sizes", "passed", "done"),
-    [
-        (SizedBody(5), [2, 3], [True, True], True),
-        (SizedBody(5), [2, 4, 3], [True, False, True], True),
-        (SizedBody(5), [4], [True], False),
-        (EndlessBody(), [2, 400], [True, True], False),
-    ],
-)
+UNREAD = [(SizedBody(5), [2, 3], [True, True], True), (SizedBody(5), [2, 4, 3], [True, False, True], True)]
+UNREAD += [(SizedBody(5), [4], [True], False), (EndlessBody(), [2, 400], [True, True], False)]
+
+
+@pytest.mark.parametrize(("body", "sizes", "passed", "done"), UNREAD)
 def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
     assert [body.passes(bytes(500), size) for size in sizes] == passed
     assert body.done is done

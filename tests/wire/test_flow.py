@@ -445,7 +445,5 @@ class Peer(RuleBasedStateMachine):
 TestPeer = pytest.mark.slow(Peer.TestCase)
 # Shrinking a failure takes minutes here: the steps that Hypothesis prints are read as they are.
 TestPeer.settings = settings(
-    max_examples=examples(80),
-    stateful_step_count=60,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    max_examples=examples(80), stateful_step_count=60, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )

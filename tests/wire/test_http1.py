@@ -12,9 +12,8 @@ from runtimeproxy.wire.http1 import FIELDS_LIMIT, HEAD_LIMIT, BadMessage, Framin
 from tests.wire import http1_forms
 from tests.wire.http1_forms import REFUSED_REQUESTS, REFUSED_RESPONSES, REQUESTS, RESPONSES, breaking, get, head
 
-RULES_OF_BODIES = {
-    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
-}
+RULES_OF_BODIES = {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END}
+RULES_OF_BODIES |= {Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY}
 SIZES = st.integers(1, 60)
 STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
 

@@ -91,11 +91,9 @@ def text(octets: bytes) -> str:
     return bytes(octets).decode("latin-1")
 
 
-READ_BY_H11 = {
-    *(Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH),
-    *(Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT, Rule.CHUNK_SIZE, Rule.TRAILER),
-    *(Rule.CHUNK_LINE_BYTES, Rule.TRAILER_BYTES),
-}
+READ_BY_H11 = {Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH}
+READ_BY_H11 |= {Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT}
+READ_BY_H11 |= {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.TRAILER, Rule.TRAILER_BYTES}
 """The rules of the list that h11 is milder about; a message that breaks another one is refused by both."""
 
 
