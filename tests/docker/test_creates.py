@@ -16,8 +16,6 @@ from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
 CANARY = "canary-4711"
-
-
 PRE = [
     ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
     ("container", "PreCreateContainer", "CreateContainer", CREATE),
@@ -233,6 +231,17 @@ async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, r
     await node.act("stop", container_id)
     assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
     assert node.told.pod.cgroup_parent == parent
+
+
+async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
+    node.plugins.add("a", points=("PreCreateContainer",))
+    pod_id = await node.create_pod()
+    body = node.container_body(pod_id)
+    body["HostConfig"]["CgroupParent"] = "/elsewhere"
+    container_id = id_of(await node.create("web", body))
+    assert node.came(CREATE) == written(body)
+    assert node.container(container_id).effective.cgroup_parent == ""
+    assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
 
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])

@@ -141,6 +141,17 @@ async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sen
     await stopped(stop, client)
 
 
+async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
+    await node.plain("box")
+    await node.act("start", "box")
+    attached, events = await node.client(), await node.client()
+    attached.send(request("POST", "/containers/box/attach?stream=1", b"", "Connection: Upgrade", "Upgrade: tcp"))
+    assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
+    events.send(request("GET", "/events"))
+    assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
+    await stopped(stopping(node), attached, events)
+
+
 @pytest.mark.parametrize("half", [False, True])
 @away
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:

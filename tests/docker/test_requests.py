@@ -76,11 +76,6 @@ PASSING: dict[str, list[Step]] = {
         client(PING + PING[:-1], to_daemon=PING),
         ends("client", to_daemon=EOF),
     ],
-    "B1: EOF behind an upgrade passes at once if nothing waits": [
-        passes(ATTACH),
-        ends("client", to_daemon=EOF),
-        returns(SWITCHING + b"output"),
-    ],
     "B1: reading stops and goes on around an upgrade": [
         client(ATTACH, LONG_STDIN, to_daemon=ATTACH, reads=False),
         daemon(SWITCHING, to_client=SWITCHING, to_daemon=LONG_STDIN),

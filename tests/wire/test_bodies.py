@@ -8,7 +8,7 @@ from runtimeproxy.wire import bodies
 from runtimeproxy.wire.bodies import PASSING_CHUNKS, Body, ChunkedBody, EndlessBody, SizedBody
 from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
 from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED
-from tests.wire.test_http1 import RULES_OF_BODIES, refusal
+from tests.wire.test_http1 import refusal
 
 SHORT = 200
 """Bodies are cut at every place up to this one."""
@@ -152,10 +152,6 @@ def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule
 @pytest.mark.parametrize("raw", [b"", b"5", b"5\r", b"5\r\nhello", b"5\r\nhello\r\n", b"0\r\n\r", b"0\r\n\r\nx"])
 def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
     assert refusal(bodies.dechunk, raw) is Rule.WHOLE_BODY
-
-
-def test_every_rule_of_bodies_has_a_form_that_breaks_it() -> None:
-    assert {rule for _, rule in REFUSED_CHUNKED} == RULES_OF_BODIES - {Rule.WHOLE_BODY}
 
 
 @given(st.binary(max_size=60), CUTS)
