@@ -311,7 +311,7 @@ async def test_client_leaving_at_once_leaves_no_question(core: Core) -> None:
 
 
 TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
-    # never more than half of the caller's time
+    # never more than half of the caller's time (fault matrix H4)
     *[((100, 100), None, [5, 5]), ((100, 100), 60.0, [5, 5]), ((100, 100), 20.0, [5, 5]), ((100, 100), 8.0, [2, 2])],
     *[((2, 2), 2.0, [0.5, 0.5]), ((0.25, 2), 2.0, [0.25, 0.75]), ((100, 100), 0.5, [0.125, 0.125])],
     # time is left to those behind

@@ -1,4 +1,4 @@
-"""A connection of the front between sockets: what it writes, whom it reads, how it ends (relay-rules A10, C5)."""
+"""A connection of the front between sockets: what it writes, whom it reads, how it ends (relay-rules A10, A11, C5)."""
 
 import asyncio
 import socket
@@ -18,6 +18,7 @@ from runtimeproxy.cri.front import ACK_SECONDS, Connection
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay import pair
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.telemetry import Recorder
@@ -356,6 +357,33 @@ async def test_runtimes_bytes_that_wait_are_no_answer_to_the_clients_frames(busy
     assert faults == []
     assert busy.front.connections
     assert busy.runtime.recv(1 << 16).count(PONG.wire()) == 2
+
+
+# ---- A11: the end
+
+
+async def test_a11_calls_are_taken_between_the_two_goaways_and_refused_then(scene: Scene) -> None:
+    await scene.send(scene.client, Headers(1, peer.VERSION))
+    for stream, refusing in ((3, False), (5, True)):
+        scene.connection.drain(refusing)
+        await scene.send(scene.client, Headers(stream, peer.VERSION))
+    assert not scene.ended()
+    assert read(scene.came)[-3:] == [GoAway(2**31 - 1), GoAway(3), Reset(5, 7)]
+    taken = peer.split(scene.runtime.recv(1 << 16).removeprefix(PREFACE))
+    assert [frame.stream for frame in taken if frame.stream] == [1, 3]
+
+
+async def test_a11_client_that_has_left_is_not_waited_for(scene: Scene) -> None:
+    """Although the runtime has not closed its side."""
+    await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
+    assert scene.connection.unfinished() == Unfinished(calls=1)
+    await scene.hang_up(scene.client)
+    assert scene.connection in scene.front.connections
+    assert not scene.connection.unfinished()
+
+
+async def test_a11_image_call_is_waited_for(pulling: Scene) -> None:
+    assert pulling.connection.unfinished().calls == 2
 
 
 # ---- A10: a connection whose image calls go to a service of their own

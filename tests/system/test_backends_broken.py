@@ -1,4 +1,7 @@
-"""A runtime dies, is away, stops, talks nonsense: a call fails once, the next is fresh (fault matrix B1, B3 to B5)."""
+"""A runtime dies, is away, stops, talks nonsense: a call fails once, the next is fresh (fault matrix B1 to B5).
+
+Without one the proxy listens and says so, and serves when one comes (relay-rules A12).
+"""
 
 import asyncio
 import os
@@ -13,6 +16,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -29,8 +33,8 @@ from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.hostile import Process
-from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
-from tests.system.times import FEW_TIMES, judged, limit
+from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.times import FEW_TIMES, in_time, judged, limit
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +87,46 @@ async def test_calls_whose_runtime_dies_fail_at_once_and_are_never_sent_again(
     assert judged(took) < limit(took, LOST_SECONDS), took
 
 
-# ---- B3
+# ---- B2, B3
+
+
+async def test_proxy_listens_within_a_second_without_a_runtime(front: Front, tmp_path: Path) -> None:
+    proxy = front.process(tmp_path)
+    took = [await _seconds_to_listen(proxy, number) for number in range(1, Amount(3, 100).now + 1)]
+    assert judged(took) < limit(took, 1.0), took
+
+
+async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
+    """Start a proxy, for the first time or once more, and end it; return the seconds until somebody could connect."""
+    begun = time.monotonic()
+    proxy.launch()
+    try:
+        await until(lambda: proxy.ended or answers(proxy.socket), "somebody can connect")
+        took = time.monotonic() - begun
+        await asyncio.to_thread(proxy.wait_until_it_listens, number)
+        await asyncio.to_thread(proxy.stop)
+    finally:
+        if not proxy.ended:
+            proxy.kill()
+    return took
+
+
+async def test_first_answer_comes_within_100_ms_of_the_runtimes_start(front: Front, tmp_path: Path) -> None:
+    folders = (tmp_path / str(number) for number in count())
+
+    async def first_answer() -> list[float]:
+        async with front.process(next(folders)) as proxy:
+            away = f"container runtime at {proxy.runtime} is not reachable"
+            await until(lambda: away in proxy.output(), "that nobody is there is told before any client", proxy.output)
+            dialling = asyncio.create_task(_dial_until_answered(front, proxy.socket))
+            await asyncio.sleep(4 * DIAL_SECONDS)
+            assert not dialling.done()
+            async with front.runtime(str(proxy.runtime)):
+                await until(lambda: answers(proxy.runtime), "the runtime listens")
+                begun = time.monotonic()
+                return [await asyncio.wait_for(dialling, 20) - begun]
+
+    await in_time(0.100, Amount(1, 100), first_answer)
 
 
 async def test_runtime_that_was_away_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:

@@ -1,27 +1,22 @@
 """A proxy told to stop finishes its calls, cuts streams last, and ends in time (promise 19, fault matrix P3).
 
-What is waited for and in which order is in tests/relay/test_drain.py.
+What is waited for and in which order is in tests/relay/test_drain.py; what CRI adds is in tests/cri/test_front.py.
 """
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cri import peer
 from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.system.cri_front import CRI
 from tests.system.fronts import POD, Failed, Front, Runtime
-from tests.system.hostile import HostileClient
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
@@ -29,8 +24,6 @@ pytestmark = pytest.mark.slow
 LONG_SECONDS = 60
 OTHER_POD = replace(POD, name="other")
 DRAINING, ANSWERED = "draining for at most", "every call is answered"
-TRAILERS = (b"te", b"trailers")  # without it grpcio answers nothing
-LIST = peer.request(b"/runtime.v1.RuntimeService/ListContainers", TRAILERS)
 
 
 @asynccontextmanager
@@ -144,56 +137,3 @@ async def test_call_without_an_answer_is_settled_meanwhile(front: Front, tmp_pat
         gate.set()
         await held
     assert ANSWERED in proxy.output()
-
-
-# ---- what CRI adds
-
-
-def call(stream: int, fields: peer.Fields = (*peer.VERSION, TRAILERS)) -> bytes:
-    return peer.Headers(stream, fields).wire() + peer.Data(stream, peer.grpc(b""), end=True).wire()
-
-
-async def test_cri_client_sees_two_goaways_and_then_refusals(tmp_path: Path) -> None:
-    """Between the two its calls are taken (relay-rules A11)."""
-    runtime, proxy = CRI.runtime(str(tmp_path / "runtime.sock")), CRI.inside(tmp_path)
-    async with runtime, proxy, HostileClient.connected(proxy.socket) as client:
-        runtime.upset("list", delay_seconds=60)
-        await client.send([call(1, LIST)])
-        await until(lambda: bool(runtime.asked("list")), "the runtime has the request")
-        front: Any = proxy.app.front
-        (connection,) = front.connections
-        connection.drain(refusing=False)
-        await client.send([call(3)])
-        await until(lambda: bool(runtime.asked("ping")), "the runtime has the request")
-        connection.drain(refusing=True)
-        await client.send([call(5)])
-        refused = peer.Reset(5, 7).wire()
-        await until(lambda: refused in client.got, "the call is refused")
-    told = [frame.wire() for frame in peer.split(bytes(client.got)) if frame.kind in (3, 7)]
-    assert told == [peer.GoAway(2**31 - 1).wire(), peer.GoAway(3).wire(), refused]
-
-
-async def test_image_call_is_waited_for(tmp_path: Path) -> None:
-    images = CRI.runtime(str(tmp_path / "images.sock"))
-    proxy = CRI.inside(tmp_path, remote_image_service_endpoint=images.socket_path)
-    async with CRI.runtime(str(proxy.runtime)), images, proxy, CRI.caller(proxy.socket) as caller:
-        images.upset("images", delay_seconds=1)
-        asking = asyncio.ensure_future(caller.act("images"))
-        await until(lambda: bool(images.asked("images")), "the image service has the request")
-        await asyncio.wait_for(proxy.app.front.drain(WAIT_SECONDS), WAIT_SECONDS / 2)
-        await asking
-
-
-async def test_cri_client_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
-    """Although the runtime does not even see that."""
-    with socket.socket(socket.AF_UNIX) as runtime:
-        runtime.bind(str(tmp_path / "runtime.sock"))
-        runtime.listen()
-        async with CRI.inside(tmp_path) as proxy:
-            front: Any = proxy.app.front
-            async with CRI.sent(proxy.socket):
-                await until(lambda: any(one.unfinished().calls for one in front.connections), "its call is open")
-            (connection,) = front.connections
-            await until(lambda: connection.pair.client_ended, "the client has left")
-            assert connection in front.connections
-            await asyncio.wait_for(front.drain(WAIT_SECONDS), WAIT_SECONDS / 2)

@@ -20,7 +20,6 @@ from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, reply
 from tests.hooks.sdk import processes
 from tests.system import koordlet_cases, told
-from tests.system.keeping import file_of, on_tmpfs, rows
 from tests.system.koordlet_cases import Case
 from tests.system.node import (
     CPU,
@@ -36,7 +35,6 @@ from tests.system.node import (
     serving,
     skipped,
 )
-from tests.system.proxy import wait_until
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, on, running
 
 pytestmark = pytest.mark.engine
@@ -182,24 +180,6 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
     node.restart(known=True)
     client.stop(container_id)
     assert node.told() == [("PostStopContainer", moved)]
-
-
-@THREE
-def test_what_hooks_changed_of_a_pod_outlives_a_kill(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """What of a pod of containerd's is new is in the file of the kubelet's own values; dockerd's labels tell it."""
-    keeps = kind.engine == "containerd"
-    with on_tmpfs() as memory:
-        flags = {"originals_dir": str(memory)} if keeps else {}
-        with running(kind, engine, tmp_path, **flags) as node, node.client() as client:
-            scene = Scene(node)
-            pod_id = client.run_pod(scene.pod)
-            file = file_of(memory, node.proxy.socket)
-            wait_until(lambda: not keeps or pod_id in rows(file), "it is kept")
-            node.restart()
-            container_id = client.create(pod_id, scene.container, scene.pod)
-            client.start(container_id)
-            assert node.told()[0] == ("PreCreateContainer", told.of_container(scene.pod_now, scene.container))
-            assert_in_force(client, container_id, scene.parent, STARTED)
 
 
 # ---- a hook server that fails or refuses

@@ -13,18 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
-from tests.system.fronts import Failed, Front, Runtime
+from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.times import in_rounds
 
@@ -220,30 +219,6 @@ async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
     assert "raise the limit of open files" in told
     assert "Traceback" not in told
     assert "not reachable" not in told, "the runtime is not to blame"
-
-
-async def test_want_of_descriptors_is_not_laid_to_the_hook_server(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
-    proxy, hooks = limited(front, tmp_path, hook_timeout="300ms"), HookServer(str(tmp_path / "hooks.sock"))
-    proxy.register("hooks.json", hooks.socket_path, ("PreCreateContainer",), policy="Fail")
-    async with hooks, proxy, front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
-        async with exhausted(proxy):
-            await asyncio.sleep(1.0)
-            await until(lambda: len(os.listdir(f"/proc/{proxy.pid}/fd")) == DESCRIPTORS, "none is given back")
-            for _ in range(FAILURES_IN_A_ROW + 1):
-                with pytest.raises(Failed, match="internal: the proxy itself lacks what it needs"):
-                    await caller.create(pod_id)
-        assert hooks.calls == []
-        async with asyncio.timeout(WAIT_SECONDS):  # not as long as a breaker that has opened
-            while not hooks.calls:
-                with suppress(Failed):
-                    await caller.create(pod_id)
-        await ended(proxy)
-    assert "PreCreateContainer: internal: the proxy itself lacks what it needs: Too many open files" in proxy.output()
-    assert "unreachable" not in proxy.output()
-    assert "keeps failing" not in proxy.output()
 
 
 async def test_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:

@@ -11,17 +11,14 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-import grpc
 import pytest
 
-from runtimeproxy.cri.direction import ALIVE_SECONDS
 from tests.amounts import STREAM_BYTES, Amount
 from tests.docker.client import request
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw
-from tests.fakes.faults import FaultRelay
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system import docker_streams as docker
 from tests.system.clients import Client
@@ -245,44 +242,3 @@ async def test_answer_in_chunks_and_half_a_body_outlive_a_day(tmp_path: Path, da
             assert stream.say(b"after\n") in await events.chunk()
             load.send(b"more")
             assert b"Loaded 8 bytes" in await load.chunk()
-
-
-# ---- who is silent because it hangs
-
-PING_SECONDS = 0.5
-"""How long a client's keepalive waits for an answer."""
-
-
-async def seconds_to_find(socket: Path | str, relay: FaultRelay, keepalive_seconds: float) -> float:
-    """Let the runtime hang behind an answer; return how long a client with keepalive waits for the next one."""
-    options = {
-        "grpc.keepalive_time_ms": int(keepalive_seconds * 1000),
-        "grpc.http2.ping_timeout_ms": int(PING_SECONDS * 1000),
-        "grpc.http2.bdp_probe": 0,  # such a PING would have that time limit, too
-        "grpc.keepalive_permit_without_calls": 1,
-        "grpc.http2.max_pings_without_data": 0,
-    }
-    async with Client(socket, **options) as client:
-        await client.call("Version")
-        for side in (relay.to_backend, relay.to_client):
-            side.stop_reading()
-        began = time.monotonic()
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await client.call("Version")
-        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        for side in (relay.to_backend, relay.to_client):
-            side.resume_reading()
-        return time.monotonic() - began
-
-
-@pytest.mark.parametrize("keepalive_seconds", [ALIVE_SECONDS / 2, ALIVE_SECONDS * 1.5])
-async def test_hanging_runtime_is_found_by_a_clients_keepalive(tmp_path: Path, keepalive_seconds: float) -> None:
-    """Who asks more often finds it as much later as the proxy still takes the runtime to be alive."""
-    proxy, real = ProxyInside(tmp_path), str(tmp_path / "real.sock")
-    async with FakeRuntime(real), FaultRelay(str(proxy.runtime), real) as relay:
-        directly = await seconds_to_find(proxy.runtime, relay, keepalive_seconds)
-        async with proxy:
-            found = await seconds_to_find(proxy.socket, relay, keepalive_seconds)
-    assert directly > keepalive_seconds / 2, "keepalive found it"
-    late, spare_seconds = ALIVE_SECONDS if keepalive_seconds < ALIVE_SECONDS else 0, 0.5
-    assert found < directly + late + spare_seconds
