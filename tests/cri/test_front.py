@@ -62,6 +62,8 @@ class Scene:
         self.images: socket.socket
         self.tasks: list[asyncio.Task[None]] = []
         self.recorder = Recorder(self.loop.time)
+        self.passes: list[float] = []
+        """When the runtime's state was asked for anew."""
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
@@ -71,7 +73,7 @@ class Scene:
             connections=set(),
             keep=self.tasks.append,
             recorder=self.recorder,
-            sync=SimpleNamespace(soon=lambda: None),
+            sync=SimpleNamespace(soon=lambda: self.passes.append(self.loop.time())),
         )
         self.connection = Connection(self.front, near, far)
         self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
@@ -325,7 +327,9 @@ async def busy(scene: Scene) -> Scene:
 
 async def test_c5_other_calls_end_at_once_with_the_runtime(busy: Scene) -> None:
     """Else they would seem to be alive for as long as a hook after it hangs."""
+    assert busy.passes == []
     await busy.hang_up(busy.runtime)
+    assert len(busy.passes) == 1, "what it has may have changed when it is back"
     assert not busy.ended()
     assert set(read(busy.came)) == {
         *(Headers(stream, peer.refusal(14, GONE.encode()), end=True) for stream in (3, 11, 13)),
@@ -380,6 +384,8 @@ async def test_a11_client_that_has_left_is_not_waited_for(scene: Scene) -> None:
     await scene.hang_up(scene.client)
     assert scene.connection in scene.front.connections
     assert not scene.connection.unfinished()
+    await scene.hang_up(scene.runtime)
+    assert scene.passes == []
 
 
 async def test_a11_image_call_is_waited_for(pulling: Scene) -> None:
