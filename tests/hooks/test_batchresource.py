@@ -12,13 +12,13 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.hooks.nodes import annotation, node, qos, tree
 
-Log = pytest.LogCaptureFixture
+Log, Texts = pytest.LogCaptureFixture, dict[str, str]
 BE = qos("BE")
 POD = "/kubepods/besteffort/pod1"
 GIB = 1 << 30
 
 
-def spec(**containers: Any) -> dict[str, str]:
+def spec(**containers: Any) -> Texts:
     return annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})
 
 
@@ -86,9 +86,7 @@ LEFT_ALONE = [
 
 
 @pytest.mark.parametrize(("labels", "annotations", "container"), LEFT_ALONE)
-def test_other_pods_and_containers_are_left_alone(
-    tester: HookTester, labels: dict[str, str], annotations: dict[str, str], container: str
-) -> None:
+def test_others_are_left_alone(tester: HookTester, labels: Texts, annotations: Texts, container: str) -> None:
     call: dict[str, Any] = {"labels": labels, "annotations": annotations}
     if container == "main":
         assert not tester.pre_run_pod_sandbox(**call)

@@ -23,7 +23,7 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.hooks.nodes import configured, qos, tree
 
-Log = pytest.LogCaptureFixture
+Log, Labels = pytest.LogCaptureFixture, dict[str, str]
 EXCLUSIVE = {CORE_SCHED_POLICY: "exclusive"}
 BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
 
@@ -90,13 +90,13 @@ class Machine:
         file.unlink()
         file.parent.rmdir()
 
-    def start(self, pid: int, labels: dict[str, str], uid: str = "p") -> int:
+    def start(self, pid: int, labels: Labels, uid: str = "p") -> int:
         """Start a container of one process, and return its cookie; the container's id is c<pid>."""
         self.processes(f"pod{uid}/c{pid}", pid)
         self.hooked(pid, labels, uid)
         return self.kernel.cookies[pid]
 
-    def hooked(self, pid: int, labels: dict[str, str], uid: str = "p") -> None:
+    def hooked(self, pid: int, labels: Labels, uid: str = "p") -> None:
         call = {"labels": labels, "uid": uid, "cgroup_parent": f"/pod{uid}", "container_id": f"c{pid}"}
         assert not self.tester.post_start_container(pod="web", **call)
         if not self.kernel.refuses:
@@ -124,9 +124,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize(("one", "other", "uids", "together"), PAIRS)
-def test_group_shares_a_cookie(
-    machine: Machine, one: dict[str, str], other: dict[str, str], uids: str, together: bool
-) -> None:
+def test_group_shares_a_cookie(machine: Machine, one: Labels, other: Labels, uids: str, together: bool) -> None:
     cookies = machine.start(11, one, uids[0]), machine.start(12, other, uids[1])
     assert all(cookies)
     assert (cookies[0] == cookies[1]) == together
@@ -136,7 +134,7 @@ NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, qos("SYSTEM")
 
 
 @pytest.mark.parametrize("labels", [{}, DEFAULT, NONE, BLUE | NONE, BLUE | SYSTEM, EXCLUSIVE | SYSTEM])
-def test_other_pods_have_no_cookie(machine: Machine, labels: dict[str, str]) -> None:
+def test_other_pods_have_no_cookie(machine: Machine, labels: Labels) -> None:
     machine.processes("podp/c11", 11)
     machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
     assert machine.kernel.calls == 0
@@ -344,9 +342,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("call", "raw", "cookie"), CALLS)
-def test_prctl_is_called_as_the_kernel_reads_it(
-    libc: Libc, call: tuple[int, int, int], raw: tuple[int, ...], cookie: int
-) -> None:
+def test_prctl_is_called_as_the_kernel_reads_it(libc: Libc, call: Any, raw: tuple[int, ...], cookie: int) -> None:
     assert coresched.sched_core(*call) == cookie
     assert libc.call[: len(raw)] == raw
     assert len(libc.call) == 5

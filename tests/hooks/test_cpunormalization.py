@@ -73,9 +73,8 @@ UPDATES = [
 @pytest.mark.parametrize(("ratio", "quota", "result"), UPDATES)
 def test_quota_is_not_scaled_again_after_a_restart(tmp_path: Path, ratio: str, quota: int, result: int) -> None:
     created = on_node(tmp_path, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
-    updated = on_node(tmp_path, ratio).pre_update_container_resources(
-        container_annotations=created.annotations, resources={"cpu_quota": quota, "cpu_shares": 512}
-    )
+    call: Any = {"container_annotations": created.annotations, "resources": {"cpu_quota": quota, "cpu_shares": 512}}
+    updated = on_node(tmp_path, ratio).pre_update_container_resources(**call)
     assert updated.resources.get("cpu_quota", quota) == result
     assert updated.resources.keys() <= {"cpu_quota"}
 

@@ -188,13 +188,11 @@ QUOTAS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "annotations", "quota"), rows(QUOTAS))
-def test_pod_with_own_cpus_has_no_quota(
-    make: Make, tmp_path: Path, settings: str, annotations: dict[str, str], quota: str
-) -> None:
+@pytest.mark.parametrize(("settings", "given", "quota"), rows(QUOTAS))
+def test_pod_with_own_cpus_has_no_quota(make: Make, tmp_path: Path, settings: str, given: Any, quota: str) -> None:
     [file] = tree(tmp_path, {f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"})
-    given = HookTester(make(settings)).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
-    assert given.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
+    changed = HookTester(make(settings)).pre_run_pod_sandbox(annotations=given, cgroup_parent=GUARANTEED)
+    assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
     assert file.read_text() == f"{quota}\n"
 
 

@@ -101,6 +101,7 @@ def test_first_device_speaks_for_all_and_other_variables_stay() -> None:
     assert changed == Difference(env=without(SM_LIMIT, {**SHARED, **visible("0,7")}))
 
 
+NO_AMOUNTS = ("canary", "", True, [], {"a": 1}, "1e30")
 SHOUTED = {key.upper(): value for key, value in HALF.items()}
 UNREADABLE = [
     *((text, {}) for text in ("{", "canary", "[]", "3", '"gpu"', "true", '{"gpu": [{"minor": NaN}]}')),
@@ -108,11 +109,7 @@ UNREADABLE = [
     *(({"gpu": [{"minor": minor}]}, {}) for minor in (None, "0", "canary", 1.5, True, [], {}, 10**30)),
     *(({"gpu": [{"minor": 0, "resources": found}]}, HAMI) for found in (None, [], "canary", 3, True, {})),
     *(({"gpu": [gpu(**resources)]}, HAMI) for resources in (without(RATIO), without(MEMORY), SHOUTED)),
-    *(
-        ({"gpu": [gpu(**{**HALF, key: amount})]}, HAMI)
-        for key in HALF
-        for amount in ("canary", "", True, [], {"a": 1}, "1e30")
-    ),
+    *(({"gpu": [gpu(**{**HALF, key: amount})]}, HAMI) for key in HALF for amount in NO_AMOUNTS),
 ]
 
 
@@ -131,12 +128,13 @@ def test_error_names_what_is_missing() -> None:
         HookTester(Gpu()).pre_create_container(annotations=gpus(gpu(**without(MEMORY))), labels=HAMI)
 
 
-CACHE = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/v/u-1_main.cache"}
+FLAGS = [
+    ("--hami-core-library=/h.so", {"LD_PRELOAD": "/h.so"}),
+    ("--hami-core-cache-dir=/v/", {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/v/u-1_main.cache"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("flag", "more"), [("--hami-core-library=/h.so", {"LD_PRELOAD": "/h.so"}), ("--hami-core-cache-dir=/v/", CACHE)]
-)
+@pytest.mark.parametrize(("flag", "more"), FLAGS)
 def test_flags_name_absolute_paths_in_the_container(flag: str, more: dict[str, str]) -> None:
     tester = HookTester(configured(Gpu(), flag))
     for resources, env in ((HALF, {**SHARED, **more}), ({RATIO: 100}, ONE)):

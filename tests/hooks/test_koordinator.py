@@ -119,13 +119,10 @@ def test_member_is_found_as_go_finds_it(text: str, expected: str) -> None:
     assert member(read(text), "busID", str, "default") == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f'{{"{BATCH_CPU}": 1}}', 1),
-        *((text, 0) for text in (f'{{"{BATCH_CPU.upper()}": 1}}', f'{{"{BATCH_CPU}": null}}', "{}", "null")),
-    ],
-)
+NO_ENTRIES = (f'{{"{BATCH_CPU.upper()}": 1}}', f'{{"{BATCH_CPU}": null}}', "{}", "null")
+
+
+@pytest.mark.parametrize(("text", "expected"), [(f'{{"{BATCH_CPU}": 1}}', 1), *((text, 0) for text in NO_ENTRIES)])
 def test_entry_of_a_map_has_exactly_its_key(text: str, expected: int) -> None:
     assert entry(read(text), BATCH_CPU, int, 0) == expected
     assert entry(read(text), BATCH_CPU, int) == (expected or None)
@@ -157,9 +154,7 @@ def test_member_of_several_kinds_is_one_of_them() -> None:
         read_member("[1]", (int, str))
 
 
-def test_error_deep_inside_names_the_annotation() -> None:
-    with pytest.raises(Malformed, match=f"^annotation {DEVICE_ALLOCATED}: b must be"):
-        member(read_member('[{"b": []}]', list)[0], "b", dict)
+def test_error_in_an_object_of_no_annotation_says_so() -> None:
     with pytest.raises(Malformed, match=r"^a JSON object: b must be"):
         member({"B": 1}, "b", str)
 
@@ -184,7 +179,7 @@ BEYOND = r"^gpu-memory: beyond 64 bits"
 NO_QUANTITY = r"^gpu-memory: not a quantity"
 GREATEST = [*((value, MAX_INT64) for value in (MAX_INT64, str(MAX_INT64), "9223372036854775806.5")), ("9E", 9 * 10**18)]
 TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "10E", "1e19", "-1e19", "1e999999999", f"{MAX_INT64}.1"]
-NO_QUANTITIES = [
+NO_NUMBERS = [
     *("", " ", "-", "+", ".", "Gi", "m", "e3", "1e", "1e+", "1 Gi", "1gi", "1K", "1mi", "1ki", "1Kim", "1e3Ki"),
     *("1_000", "1" * 65, "1,5", "1.2.3", "--1", "0x10", "1/2", "inf", "nan", "\u0663", "1\n1", SECRET),
     *("1e" + "9" * 63, 10**70, float("nan"), float("inf"), True, False, None, [], {}, [1], {"a": 1}),
@@ -198,9 +193,10 @@ def test_greatest_quantities_have_no_thousandths(value: Any, whole: int) -> None
         milli(value, "gpu-memory")
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [*((value, BEYOND) for value in TOO_GREAT), *((value, NO_QUANTITY) for value in NO_QUANTITIES)]
-)
+NO_QUANTITIES = [*((value, BEYOND) for value in TOO_GREAT), *((value, NO_QUANTITY) for value in NO_NUMBERS)]
+
+
+@pytest.mark.parametrize(("value", "words"), NO_QUANTITIES)
 def test_text_of_no_quantity_is_malformed_and_not_shown(value: Any, words: str) -> None:
     for reads in (quantity, milli):
         with pytest.raises(Malformed, match=words) as caught:

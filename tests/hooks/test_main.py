@@ -25,6 +25,7 @@ from runtimeproxy_hooks.sdk.hook import hook_name
 from tests.hooks.nodes import configured, node
 from tests.hooks.sdk.processes import running
 
+Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
 KNOWN = ", ".join(NAMES)
 POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
@@ -53,25 +54,23 @@ def test_every_hook_in_the_folder_stands_in_the_table() -> None:
 
 
 SERVED = [
-    (["gpu"], ["gpu"], "", []),
-    (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "", ["--order", "5", "rdt"]),
-    (["cpuset", "gpu"], ["cpuset", "gpu"], "", []),
-    (["all", "--help"], NAMES, "all", ["--help"]),
+    ("gpu", ["gpu"], "", ""),
+    ("gpu cpuset --order 5 rdt", ["gpu", "cpuset"], "", "--order 5 rdt"),
+    ("cpuset gpu", ["cpuset", "gpu"], "", ""),
+    ("all --help", NAMES, "all", "--help"),
 ]
 
 
 @pytest.mark.parametrize(("words", "hooks", "name", "flags"), SERVED)
-def test_named_hooks_are_served_in_this_order(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], hooks: list[str], name: str, flags: list[str]
-) -> None:
+def test_hooks_are_served_as_named(monkeypatch: Patch, words: str, hooks: list[str], name: str, flags: str) -> None:
     served: list[object] = []
 
     def record(*hooks: Hook, name: str, argv: list[str]) -> None:
         served.extend([[hook_name(hook) for hook in hooks], name, argv])
 
     monkeypatch.setattr(hosting, "main", record)
-    hosting.run(words)
-    assert served == [hooks, name, flags]
+    hosting.run(words.split())
+    assert served == [hooks, name, flags.split()]
 
 
 def test_any_hooks_together_have_their_own_name_and_socket() -> None:
@@ -96,26 +95,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "line"), WRONG)
-def test_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+def test_wrong_name_is_one_line(capsys: Out, words: list[str], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
         hosting.run(words)
     assert exited.value.code == 2
     assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
 
 
+RDT_SAYS = ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys/fs/resctrl)")
 HELPS = [
     *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
     ("__main__", "all --help", "/all.sock"),
     ("coresched", "--help", "/run/runtimeproxy/coresched.json"),
+    *(("rdt", "--help", said) for said in RDT_SAYS),
     *((name, "--help", f"/{name}.sock") for name in NAMES),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
 @pytest.mark.parametrize(("module", "words", "said"), HELPS)
-def test_each_module_is_a_program_with_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str, words: str, said: str
-) -> None:
+def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, said: str) -> None:
     monkeypatch.setattr(sys, "argv", [module, *words.split()])
     with pytest.raises(SystemExit) as exited:
         runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")

@@ -17,7 +17,7 @@ from runtimeproxy_hooks.node import MAX_BYTES, GroupIdentities, Node, Pool, RdtC
 from tests.amounts import examples
 from tests.hooks.nodes import tree
 
-Log = pytest.LogCaptureFixture
+Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 RDT = {"LSR": RdtClass(False, (0, 100), 100), "LS": RdtClass(False, (0, 100), 100), "BE": RdtClass(False, (0, 30), 100)}
 IDENTITIES = GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
 DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)
@@ -175,9 +175,7 @@ LIFE = [
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_file_is_followed_and_each_change_is_logged_once(
-    tmp_path: Path, caplog: Log, monkeypatch: pytest.MonkeyPatch, usual: bool
-) -> None:
+def test_each_change_of_the_file_is_logged_once(tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool) -> None:
     file = tmp_path / "node.yaml"
     monkeypatch.setattr(node_module, "DEFAULT_FILE", file if usual else tmp_path / "other")
     caplog.set_level(logging.INFO)
@@ -194,7 +192,7 @@ def test_file_is_followed_and_each_change_is_logged_once(
     assert not caplog.records
 
 
-def test_look_of_a_slow_thread_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
+def test_look_of_a_slow_thread_undoes_nothing(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(f"{RATIO_IS} 2")
     node = Node(file)

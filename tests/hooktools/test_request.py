@@ -1,10 +1,7 @@
 """Requests as YAML: what people write is what a hook server is told."""
 
-import io
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,15 +26,11 @@ def of_pod(**fields: Any) -> HookRequest:
     return HookRequest(PodInfo(**fields))
 
 
-ODD_TEXTS = "pod: {labels: {a: true, b: 0600, c: 1e3, d: 1_0, e: no, f: 2026-11-21, g: , h: null}}"
-AS_WRITTEN = {"a": "true", "b": "0600", "c": "1e3", "d": "1_0", "e": "no", "f": "2026-11-21", "g": "", "h": "null"}
-"""Texts are taken as they are written, whatever YAML would make of them."""
 READ: list[tuple[str, HookRequest]] = [
     *((text, EMPTY) for text in ("", "# nothing\n", "~", "pod:", "container:")),
     ("pod: {labels: , name: ~, attempt: null}", EMPTY),
     ("container: {}", HookRequest(PodInfo(), ContainerInfo())),
     ("pod: {name: web, uid: 0x1, attempt: 4294967295}", of_pod(name="web", uid="0x1", attempt=2**32 - 1)),
-    (ODD_TEXTS, of_pod(labels=AS_WRITTEN)),
     ("pod: {resources: {}}", of_pod(resources=Resources())),
     ("pod: {resources: {cpu_quota: -1, cpuset_cpus: 0}}", of_pod(resources=Resources(cpu_quota=-1, cpuset_cpus="0"))),
     ("pod: {labels: &same {a: b}, annotations: *same}", of_pod(labels={"a": "b"}, annotations={"a": "b"})),
@@ -50,17 +43,13 @@ def test_request_is_read_as_it_is_written(text: str, read: HookRequest) -> None:
 
 
 REFUSED = [
-    ("pod: {\n", "f: this is no YAML: "),
     ("- pod", "f:1: write 'key: value' lines here"),
     ("pods: {}", "f:1: pods: unknown key; did you mean pod?"),
     ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),
     ("pod:\n  id: canary", "f:2: pod.id: unknown key; did you mean uid?"),
     ("container: {pod_id: canary}", "f:1: container.pod_id: unknown key; there are name, attempt, "),
-    ("pod: {labels: {a: canary, a: b}}", "f:1: pod.labels.a: stands there twice"),
-    ("pod: canary", "f:1: pod: write 'key: value' lines here"),
     ("pod: {labels: [canary]}", "f:1: pod.labels: write 'key: value' lines here"),
     ("pod: {annotations: {a: {b: canary}}}", "f:1: pod.annotations.a: write one text, in quotes if it is JSON"),
-    ("pod: {name: [canary]}", "f:1: pod.name: write one text"),
     ("pod: {attempt: canary}", "f:1: pod.attempt: write a whole number, without a unit"),
     ("pod: {attempt: 4294967296}", "f:1: pod.attempt: write a number from 0 to 4294967295"),
     ("pod: {attempt: -1}", "f:1: pod.attempt: write a number from 0"),
@@ -114,26 +103,16 @@ def test_every_request_can_be_written(asked: HookRequest) -> None:
     assert request.parse(written(asked), "f") == asked
 
 
-def test_file_or_standard_input_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "request.yaml"
-    file.write_text("pod: {name: é}")
-    assert request.read(str(file)).pod.name == "é"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"pod: {name: b}")))
-    assert request.read("-").pod.name == "b"
-
-
 UNREADABLE = [
     (b"\xff", " no UTF-8 text; write the request as YAML"),
     (b"pod: 1", "1: pod: write 'key: value' lines here"),
-    (None, " the request can not be read: No such file or directory"),
 ]
 
 
 @pytest.mark.parametrize(("content", "words"), UNREADABLE)
-def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "request.yaml"
-    if content is not None:
-        file.write_bytes(content)
+    file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         request.read(str(file))
     assert str(caught.value) == f"{file}:{words}"

@@ -49,8 +49,7 @@ class Process:
 
     def registered(self) -> dict[str, object]:
         """Return the content of the registration file."""
-        entry: dict[str, object] = json.loads(self.file.read_text())
-        return entry
+        return dict(json.loads(self.file.read_text()))
 
 
 @contextmanager

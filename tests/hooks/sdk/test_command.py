@@ -124,12 +124,9 @@ async def test_file_stays_under_fail_and_the_next_start_takes_it(folder: Path) -
 
 def test_file_is_written_again_but_not_after_the_end(folder: Path) -> None:
     with running(folder) as server:
-        written = server.file.read_bytes()
         server.file.unlink()
-        eventually(server.file.exists)
+        eventually(lambda: f"{server.file} had vanished: written again" in server.log)
         server.file.write_bytes(b"{}")
-        eventually(lambda: server.file.read_bytes() == written)
-        assert f"{server.file} had vanished: written again" in server.log
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: "ending" in server.log)
@@ -143,8 +140,6 @@ def test_file_that_cannot_be_written_leaves_no_socket(folder: Path) -> None:
     (folder / "hookserver.d").write_text("no directory")
     server = Process(folder)
     assert server.process.wait(LONG_SECONDS) == 1
-    assert server.log == (
-        f"obedient-dreamy: error: cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists; "
-        "check the directory or set --register-dir\n"
-    )
+    trouble = f"cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists"
+    assert server.log == f"obedient-dreamy: error: {trouble}; check the directory or set --register-dir\n"
     assert not (folder / "a.sock").exists()

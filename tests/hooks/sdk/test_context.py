@@ -21,9 +21,8 @@ CANARY = "canary-value"
 ENTRIES = {"labels": {"app": "web"}, "annotations": {"note": CANARY}}
 MESSAGES = {"overhead": Resources(cpu_shares=7), "resources": Resources(cpu_shares=512)}
 POD = PodInfo(name="web", namespace="shop", cgroup_parent="/kubepods/podu-1", **ENTRIES, **MESSAGES)
-CONTAINER = ContainerInfo(
-    name="main", annotations={"hash": "1"}, resources=Resources(cpu_quota=50_000, cpuset_cpus="0-3"), envs={"A": CANARY}
-)
+SENT = Resources(cpu_quota=50_000, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(name="main", annotations={"hash": "1"}, resources=SENT, envs={"A": CANARY})
 
 
 def request_at(point: HookPoint) -> HookRequest:

@@ -249,9 +249,7 @@ def proxys(sent: Resources | None, answer: Resources | None) -> model.Adjustment
 @settings(max_examples=examples(400))
 @given(MESSAGES, EDITS, st.booleans(), st.booleans())
 @example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpu_quota", 500), ("cpu_quota", 1000)], True, False)
-def test_answer_changes_what_was_set_and_nothing_else(
-    sent: Resources | None, edits: list[Edit], update: bool, alone: bool
-) -> None:
+def test_answer_changes_what_was_set_only(sent: Resources | None, edits: list[Edit], update: bool, alone: bool) -> None:
     resources = EditableResources(sent, update=update, alone=update and alone)
     done = made(resources, edits)
     assert proxys(sent, resources.answer).resources == changes(sent or model.NO_RESOURCES, done)

@@ -68,11 +68,9 @@ def test_misspelt_method_is_a_mistake_when_the_class_is_made(name: str, meant: s
 OTHERS = ("prepare", "present", "postpone", "_pre_create", "_pre_create_container", "create_container", "prefix_of")
 
 
-@pytest.mark.parametrize(
-    "members", [*({name: lambda self: None} for name in OTHERS), {"post_url": "/x"}], ids=lambda members: min(members)
-)
-def test_other_methods_and_values_are_no_mistake(members: Any) -> None:
-    assert made(**members)().points == ()
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_methods_and_values_are_no_mistake(name: str) -> None:
+    assert made(**{name: lambda self: None}, post_url="/x")().points == ()
 
 
 def sync_generator(self: Hook, container: ContainerContext) -> Iterator[None]:

@@ -163,9 +163,7 @@ class Neighbour:
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
-def test_file_of_another_server_is_replaced_once_that_is_gone(
-    file: Path, unwritten: Registration, caplog: Log, spelling: str
-) -> None:
+def test_only_a_gone_servers_file_is_replaced(file: Path, unwritten: Registration, caplog: Log, spelling: str) -> None:
     other = Neighbour(file, spelling)
     with pytest.raises(ConfigError) as caught:
         unwritten.write()

@@ -293,21 +293,6 @@ def test_end_cuts_off_what_hangs_and_counts_what_runs_on(path: str, do: str, lef
     eventually(lambda: server.stop(0) == 0)
 
 
-def test_end_of_the_event_loop_cancels_what_runs() -> None:
-    loop, began = BackgroundLoop(), threading.Event()
-
-    async def wait() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    running = loop.submit(wait())
-    assert began.wait(LONG_SECONDS)
-    for _ in range(2):
-        loop.close(LONG_SECONDS)
-    with pytest.raises(CancelledError):
-        running.result(LONG_SECONDS)
-
-
 def test_blocked_event_loop_does_not_hold_its_end_up() -> None:
     loop = BackgroundLoop()
     began, released = threading.Event(), threading.Event()

@@ -108,9 +108,8 @@ def test_socket_that_cannot_be_removed_stays_with_a_warning(
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", read_only)
         made.close()
-    assert caplog.messages == [
-        f"{path} stays: it cannot be removed (Read-only file system); the next start tries again"
-    ]
+    stays = f"{path} stays: it cannot be removed (Read-only file system); the next start tries again"
+    assert caplog.messages == [stays]
     serve.close()
     place(str(path), serve).close()  # the lock was given back, and nobody listens
 
