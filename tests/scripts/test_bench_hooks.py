@@ -102,8 +102,7 @@ def test_median_of_the_rounds_decides() -> None:
         Figure("gpu: resident MiB", "64.00 (best round 62.00)", "at most 64.00", True),
         Figure("gpu: p50 us of an answer", "1000.00 (best round 900.00)", "at most 1000.00", True),
     ]
-    assert hooks.figure_table(rounds)[1:] == [
-        ("gpu", "PreCreateContainer", "30.0", "64.0", "1000", "9000", "400", "400", "2.50")
-    ]
+    row = ("gpu", "PreCreateContainer", "30.0", "64.0", "1000", "9000", "400", "400", "2.50")
+    assert hooks.figure_table(rounds)[1:] == [row]
     rounds[2] = {"gpu": figures(1001, 64.5)}
     assert [figure.kept for figure in hooks.judge(rounds)] == [False, False]

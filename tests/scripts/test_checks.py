@@ -39,12 +39,9 @@ def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
     assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
 
 
-def test_where_the_own_tests_a_pure_file_are() -> None:
+def test_pure_file_has_tests_of_its_own() -> None:
     assert own_tests("runtimeproxy.config") == Path("tests/test_config.py")
     assert own_tests("runtimeproxy.wire.http2") == Path("tests/wire/test_http2.py")
-
-
-def test_a_pure_file_without_own_tests_its_own_is_found() -> None:
     assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there is no tests/test_nowhere.py"
 
 
@@ -62,13 +59,7 @@ def test_tests_that_leave_a_branch_out_are_found(tmp_path: Path, monkeypatch: py
     assert lacking("runtimeproxy.half") == ""
 
 
-RULES = """Relay rules
-===========
-
-**A1 Header tables** are empty.
-
-**C3 An answer** is asked for.
-"""
+RULES = "Relay rules\n===========\n\n**A1 Header tables** are empty.\n\n**C3 An answer** is asked for.\n"
 FAULTS = """Fault matrix and promises
 =========================
 

@@ -9,6 +9,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from scripts.demonstration import __main__ as demonstration
 from scripts.demonstration import hookservers, processes, rdt, report, scene
 from scripts.demonstration.interruption import Interruption
 from scripts.demonstration.notes import Notes
-from scripts.demonstration.pods import Pod, Values, new_pods
+from scripts.demonstration.pods import Pod, new_pods
 from scripts.demonstration.processes import DemoError
 from scripts.demonstration.rdt import Groups
 from scripts.demonstration.report import INSIDE, OF_A_FAKE, Effect, HookCall
@@ -29,15 +31,11 @@ from tests.engines import containerd, dockerd, leftovers
 from tests.fakes.resctrl import Hardware, StandIn
 from tests.system.proxy import wait_until
 
+Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 README = (Path(__file__).parents[2] / "README.rst").read_text()
 
-# ---- the verdict
-
-CALLS = [
-    HookCall(1000.5, "PreRunPodSandbox", "default/demo", ""),
-    HookCall(1000.507, "PreCreateContainer", "default/demo", "main"),
-    HookCall(1000.52, "PreCreateContainer", "default/demo", "main"),
-]
+CREATE = HookCall(1000.507, "PreCreateContainer", "default/demo", "main")
+CALLS = [HookCall(1000.5, "PreRunPodSandbox", "default/demo", ""), CREATE, CREATE._replace(time=1000.52)]
 GOOD = [Effect("demo", "main", "env A", "1", "2", "2"), Effect("demo", "main", "env B", "1", "", "1")]
 
 
@@ -52,17 +50,12 @@ GOOD = [Effect("demo", "main", "env A", "1", "2", "2"), Effect("demo", "main", "
         (GOOD, {"PostStopContainer": 1}, False, "hook calls made: PostStopContainer 0 of 1"),
     ],
 )
-def test_verdict(
-    capsys: pytest.CaptureFixture[str], effects: list[Effect], expected: dict[str, int], verdict: bool, says: str
-) -> None:
+def test_verdict(capsys: Out, effects: list[Effect], expected: Any, verdict: bool, says: str) -> None:
     assert report.show(effects, CALLS, expected) is verdict
     assert says in capsys.readouterr().out
 
 
-# ---- programs and signals
-
-
-def test_fake_runtime_is_never_a_silent_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_runtime_is_never_a_silent_choice(monkeypatch: Patch) -> None:
     assert demonstration.why_fake(True) == "--fake was given"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "not root" in demonstration.why_fake(False)
@@ -133,9 +126,6 @@ def test_signal_waits_for_what_must_not_be_cut_short(interruption: Interruption)
     with pytest.raises(SystemExit, match="interrupted"):
         run()
     assert done == ["inner", "outer"]
-
-
-# ---- what is looked at
 
 
 def test_calls_at_every_hook_point_are_noted_without_a_value(tmp_path: Path) -> None:
@@ -211,34 +201,19 @@ def test_groups_that_are_left_are_removed(groups: Groups) -> None:
     assert [groups.resctrl.exists(name) for name in ("one", "other")] == [False, True]
 
 
-class EmptyKubelet:
-    """A kubelet in whose containers no file and no process is there."""
-
-    def run_pod(self, pod: Pod) -> str:
-        return pod.name
-
-    def create(self, pod_id: str, pod: Pod) -> str:
-        return f"{pod_id}-main"
-
-    def run(self, container_id: str, *command: str) -> tuple[int, bytes]:
-        return 1, b""
-
-    def rdt_class(self, container_id: str) -> str:
-        return ""
-
-    def cgroup(self, pod: Pod, container_id: str) -> str:
-        return f"/no-such-pod/{container_id}"
-
-    def update(self, container_id: str, resources: Values) -> None:
-        raise AssertionError("nothing is updated where nothing was read")
-
-    def start(self, container_id: str) -> None: ...
-
-    stop = remove = stop_pod = remove_pod = start
+EMPTY_KUBELET: Any = SimpleNamespace(
+    **dict.fromkeys(("start", "stop", "remove", "stop_pod", "remove_pod"), lambda _: None),
+    run_pod=lambda pod: pod.name,
+    create=lambda pod_id, pod: f"{pod_id}-main",
+    run=lambda container_id, *command: (1, b""),
+    rdt_class=lambda container_id: "",
+    cgroup=lambda pod, container_id: f"/no-such-pod/{container_id}",
+)
+"""No file and no process is in its containers, and nothing can be updated."""
 
 
 def looked_at(groups: Groups, pod: Pod) -> dict[str, tuple[str, bool]]:
-    return {effect.what: (effect.inside, effect.true) for effect in play(EmptyKubelet(), [pod], groups)}  # type: ignore[arg-type]
+    return {effect.what: (effect.inside, effect.true) for effect in play(EMPTY_KUBELET, [pod], groups)}
 
 
 def test_file_that_can_not_be_read_inside_is_a_failure(groups: Groups) -> None:
@@ -258,7 +233,7 @@ def test_group_that_is_missing_or_stays_is_not_as_it_should_be(groups: Groups) -
     assert looked_at(groups, pod)["its group, after the pod's end"] == ("still there", False)
 
 
-def test_some_threads_of_a_container_are_not_enough(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_threads_of_a_container_are_not_enough(groups: Groups, monkeypatch: Patch) -> None:
     *_, pod = new_pods()
     groups.resctrl.make(pod.group)
     monkeypatch.setattr(scene.cgroups, "processes", lambda cgroup: {os.getpid()})
@@ -272,8 +247,6 @@ def test_some_threads_of_a_container_are_not_enough(groups: Groups, monkeypatch:
     assert (inside[:5], true) == ("1 of ", False)
 
 
-# ---- the whole
-
 EFFECTS = {("CRI mode", False): 16, ("Docker mode", False): 15, ("CRI mode", True): 14, ("Docker mode", True): 13}
 """By mode, and whether the runtime is a fake, which has neither threads nor a first process."""
 SCHEMATA = "L3:0=f;1=f MB:0=20;1=20"
@@ -285,15 +258,10 @@ class Demo:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.demonstration", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            text=True,
-            process_group=0,
-        )
+        command = [sys.executable, "-m", "scripts.demonstration", *arguments]
+        environ = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, **pipes, env=environ, text=True, process_group=0)
 
     def read_until(self, text: str) -> None:
         assert self.process.stdout is not None
@@ -324,9 +292,7 @@ def folder() -> Iterator[Path]:
         pytest.param(["--mode", "docker", "--fake"], ["Docker mode"], True, id="docker"),
     ],
 )
-def test_demo_shows_each_mode_and_leaves_nothing(
-    folder: Path, arguments: list[str], titles: list[str], fake: bool
-) -> None:
+def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str], titles: list[str], fake: bool) -> None:
     code, output = Demo(folder, *arguments).end()
     assert code == 0, output
     _, verdict = OF_A_FAKE if fake else INSIDE
@@ -341,9 +307,7 @@ def test_demo_shows_each_mode_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_complaints_of_hook_servers_are_shown_with_a_failure(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complaints_of_hook_servers_are_shown_with_a_failure(folder: Path, monkeypatch: Patch, capsys: Out) -> None:
     monkeypatch.setitem(EXPECTED_CALLS, "PreRunPodSandbox", 5)
     assert not demonstration.demonstrate("cri", folder, "a test")
     _, verdict, complaints = capsys.readouterr().out.partition("FAILED: hook calls made: PreRunPodSandbox 4 of 5\n")
@@ -353,9 +317,7 @@ def test_complaints_of_hook_servers_are_shown_with_a_failure(
 
 
 @pytest.mark.engine
-def test_missing_engine_is_a_failure_and_no_reason_for_a_fake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interruption: Interruption
-) -> None:
+def test_missing_engine_is_no_reason_for_a_fake(monkeypatch: Patch, capsys: Out, interruption: Interruption) -> None:
     assert demonstration.why_fake(False) == ""
     monkeypatch.setattr(containerd, "BINARIES", ("no-such-containerd",))
     monkeypatch.setattr(dockerd, "PROGRAMS", ("no-such-dockerd",))

@@ -32,6 +32,7 @@ from tests import amounts
 from tests.amounts import Amount
 from tests.system.proxy import ProxyProcess
 
+Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 NAMES = [step.name for step in STEPS]
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
@@ -39,20 +40,12 @@ BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
 UNJUDGED = Figure("ratio", "9", "below 1.5")
 FULL = "100,000 calls"
 
-# ---- amounts and shares
-
 
 @pytest.mark.parametrize(
-    ("amount", "share", "expected"),
-    [
-        (Amount(10, 1000), 1, 1000),
-        (Amount(10, 1000), 0.01, 10),
-        (Amount(1, 5), 0.01, 1),
-        (Amount(100, 10_000), 0.0346, 346),
-    ],
+    ("full", "share", "amount"), [(1000, 1, 1000), (1000, 0.01, 10), (5, 0.01, 1), (10_000, 0.0346, 346)]
 )
-def test_amount_scales(amount: Amount, share: float, expected: int) -> None:
-    assert amount.at(share) == expected
+def test_amount_scales(full: int, share: float, amount: int) -> None:
+    assert Amount(1, full).at(share) == amount
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ def test_amount_scales(amount: Amount, share: float, expected: int) -> None:
     [(None, False, (30, 100, 1_000)), ("0.5", False, (1500, 5000, 50_000)), (None, True, (7, 25, 1_000))],
 )
 def test_amounts_are_the_usual_ones_unless_a_soak_says_its_share(
-    monkeypatch: pytest.MonkeyPatch, share: str | None, quick: bool, found: tuple[int, ...]
+    monkeypatch: Patch, share: str | None, quick: bool, found: tuple[int, ...]
 ) -> None:
     monkeypatch.delenv(amounts.SHARE_VARIABLE, raising=False)
     if share:
@@ -90,22 +83,16 @@ def test_later_share_counts() -> None:
     assert chosen == {**dict.fromkeys(NAMES, 0.2), "demo": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("none=0.1", "there is no step 'none': take one of memory-cri, "),
-        ("demo=", "'' is no share"),
-        ("0", "'0' is no share: take a number above 0, at most 1"),
-        ("1.5", "'1.5' is no share"),
-        ("nan", "'nan' is no share"),
-    ],
-)
+NO_SHARES = [
+    ("none=0.1", "there is no step 'none': take one of memory-cri, "),
+    *((f"demo={text}", f"'{text}' is no share: take a number above 0, at most 1") for text in ("", "0", "1.5", "nan")),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), NO_SHARES)
 def test_bad_share_is_refused(text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(says)):
         soaking.share(text)
-
-
-# ---- results
 
 
 @pytest.mark.parametrize(
@@ -121,7 +108,7 @@ def test_what_failed_is_named(figures: list[Figure], error: str, failures: list[
     assert Result("memory", FULL, Found(figures), error).failures == failures
 
 
-def test_page_has_what_each_step_found_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_has_what_each_step_found_last(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     order = ["memory", "streams", "demo", "lives-cri"]
     (tmp_path / "docs" / "results").mkdir(parents=True)
@@ -136,7 +123,7 @@ def test_page_has_what_each_step_found_last(monkeypatch: pytest.MonkeyPatch, tmp
     assert (tmp_path / "docs" / "results.rst").read_text() == (ROOT / "tests/scripts/soaked.rst").read_text()
 
 
-def test_machine_is_described_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_described_without_a_name(monkeypatch: Patch) -> None:
     monkeypatch.setattr("platform.release", lambda: "6.1.0-18-amd64")
     monkeypatch.setattr("os.getloadavg", lambda: (1.04, 0, 0))
     described = r"\d+ cores, \d+ GiB of memory, Linux 6\.1\.0, .*, Python 3\.\S+; load average 1\.0 at the start"
@@ -150,44 +137,29 @@ def fail(share: float) -> Found:
 TWO = (Step("first", FULL, fail), Step("second", FULL, lambda share: Found([Figure("share", f"{share}")])))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "ran", "written"),
-    [
-        ([], "1 of 100,000", True),
-        (["--quick"], "0.01 of 100,000", False),
-        (["--quick", "--write"], "0.01 of 100,000", True),
-    ],
-)
+FAILED = "FAILED: first: the engine is gone\n"
+RUNS = [
+    ("", {"first": "1", "second": "1"}, FAILED, ["docs"]),
+    ("--quick", {"first": "0.01", "second": "0.01"}, FAILED, []),
+    ("--quick --write", {"first": "0.01", "second": "0.01"}, FAILED, ["docs"]),
+    ("--step second", {"second": "1"}, "", []),
+]
+
+
+@pytest.mark.parametrize(("arguments", "shares", "failed", "written"), RUNS)
 def test_failed_step_keeps_no_other_from_running(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    ran: str,
-    written: bool,
+    monkeypatch: Patch, capsys: Out, tmp_path: Path, arguments: str, shares: Any, failed: str, written: list[str]
 ) -> None:
     monkeypatch.setattr(soaking, "STEPS", TWO)
-    monkeypatch.setattr("sys.argv", ["soak", *arguments])
+    monkeypatch.setattr("sys.argv", ["soak", *arguments.split()])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    assert soaking.main() == 1
+    assert soaking.main() == bool(failed)
     printed = capsys.readouterr()
-    assert printed.err == "FAILED: first: the engine is gone\n"
-    assert f"second: {ran}" in printed.out
-    assert (tmp_path / "docs" / "results.rst").exists() is written
-
-
-def test_step_runs_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setattr(soaking, "STEPS", TWO)
-    monkeypatch.setattr("sys.argv", ["soak", "--step", "second"])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
-    assert soaking.main() == 0
-    assert re.findall(r"== (\w+)", capsys.readouterr().out) == ["second"]
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- programs of the project's own
+    assert printed.err == failed
+    assert dict(re.findall(r"== (\w+): (\S+) of 100,000", printed.out)) == shares
+    assert os.listdir(tmp_path) == written
+    assert results.RESULTS.exists() is bool(written)
 
 
 def test_report_of_pytest_is_read() -> None:
@@ -198,7 +170,7 @@ def test_report_of_pytest_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_tests_are_run_with_a_share_of_their_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_are_run_with_a_share_of_their_examples(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     numbers = tmp_path / "test_numbers.py"
@@ -214,15 +186,12 @@ def test_tests_are_run_with_a_share_of_their_examples(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("codes", "error"), [([0, 0], ""), ([0, 3], "run 2 ended with exit code 3; its output: so")])
-def test_demo_must_end_well_each_time(monkeypatch: pytest.MonkeyPatch, codes: list[int], error: str) -> None:
+def test_demo_must_end_well_each_time(monkeypatch: Patch, codes: list[int], error: str) -> None:
     left = iter(codes)
     monkeypatch.setattr(tested, "run_module", lambda arguments, environment: (next(left), "so"))
     [step] = [step for step in STEPS if step.name == "demo"]
     ended = step.run(len(codes) / tested.DEMOS.full)
     assert (ended.error, [figure.found for figure in ended.found.figures[:1]]) == (error, [] if error else ["2"])
-
-
-# ---- calls beside something
 
 
 @contextmanager
@@ -232,7 +201,7 @@ def shut(gate: Event) -> Iterator[None]:
 
 
 @pytest.fixture
-def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_holds(monkeypatch: Patch) -> None:
     monkeypatch.setattr(beside, "HOLD_SECONDS", 0.05)
 
 
@@ -311,8 +280,6 @@ async def test_gate_is_shut_and_opened_by_signals() -> None:
     assert (answered, stops("CreateContainer")) == (["CreateContainer"], False)
 
 
-# ---- endurance
-
 REST = Rest(tasks=3, descriptors=18, known=20, differing=0)
 
 
@@ -374,7 +341,7 @@ async def test_first_failure_of_calls_at_one_time_ends_the_others() -> None:
 
 
 @pytest.mark.slow
-async def test_proxy_at_rest_is_seen_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_at_rest_is_seen_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     """Nothing is read while no hook server is registered, so the Store stays empty."""
     monkeypatch.setattr(endurance, "SETTLED_SECONDS", 0.2)
     monkeypatch.setattr(endurance, "SAMPLE_SECONDS", 0.01)
@@ -432,7 +399,7 @@ async def kubelet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             yield made, container_id, fake
 
 
-async def test_answer_that_lacks_something_ends_the_day(kubelet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_that_lacks_something_ends_the_day(kubelet: Any, monkeypatch: Patch) -> None:
     made, container_id, fake = kubelet
     with pytest.raises(DemoError, match="a list has 1 containers"):
         await day.list_all(made)
@@ -447,7 +414,7 @@ async def test_answer_that_lacks_something_ends_the_day(kubelet: Any, monkeypatc
         await made.lists()
 
 
-async def test_what_is_told_must_be_heard(kubelet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_told_must_be_heard(kubelet: Any, monkeypatch: Patch) -> None:
     made, container_id, fake = kubelet
     await made.follow(container_id)
     made.tell(container_id)
@@ -462,8 +429,7 @@ async def test_what_is_told_must_be_heard(kubelet: Any, monkeypatch: pytest.Monk
         await made.all_heard()
 
 
-# ---- small parts of the steps that no other test runs
-
+# Other tests run a small part of these steps.
 OTHERS = ("lives", "day", "demo", "properties", *steps.TESTED)
 MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 
@@ -471,7 +437,7 @@ MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("step", MEASURED, ids=lambda step: step.name)
-def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: Patch) -> None:
     monkeypatch.setattr(hooks, "one_round", partial(hooks.one_round, servers=hooks.HOOK_SERVERS[-1:]))
     for name, value in {"TURNS": 2, "HOLD_SECONDS": 0.3, "CROWD_TURNS": 1, "STALLED_TURNS": 2}.items():
         monkeypatch.setattr(beside, name, value)
