@@ -1,10 +1,9 @@
-"""Tables of answers: what each changes, what of it is bad, how two add up (hook-api, "What an answer means")."""
+"""Answers that are good, odd or bad (hook-api, "Normal forms and checks")."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtimeproxy.model import Adjustment, HookAnswer, Resources
+from runtimeproxy.model import HookAnswer, Resources
 
 SENT = Resources(
     cpu_period=100_000,
@@ -17,57 +16,6 @@ SENT = Resources(
     unified={"memory.high": "max"},
 )
 """The resources that the request holds in the tables."""
-
-KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
-"""The numbers that SENT has: an answer with all of them is an echo."""
-CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
-
-RESOURCE_CASES: list[tuple[str, Resources | None, Resources | None, Mapping[str, Any]]] = [
-    ("no message", SENT, None, {}),
-    ("no message on either side", None, None, {}),
-    ("whole echo", SENT, SENT, {}),
-    ("empty message", SENT, Resources(), {}),
-    ("empty message against none", None, Resources(), {}),
-    # partial: a number that was sent is missing
-    ("partial: one number", SENT, Resources(cpu_quota=-1), {"cpu_quota": -1}),
-    ("partial: a number that was not sent", SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
-    ("partial: the same number", SENT, Resources(cpu_quota=50_000), {}),
-    ("partial: cpuset set", SENT, Resources(cpuset_cpus="5"), {"cpuset_cpus": "5"}),
-    ("partial: cpuset not set stays", SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
-    ("partial: three of four numbers", SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
-    ("partial: one huge page size", SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
-    ("partial: one huge page size as it was", SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
-    ("partial: huge page size of 0", SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
-    ("partial: one unified key", SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
-    # echo: every number that was sent is there
-    ("echo: changed number", SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
-    ("echo: memory unlimited", SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
-    ("echo: number that was 0", SENT, replace(SENT, oom_score_adj=5), {"oom_score_adj": 5}),
-    ("echo: cpuset cleared", SENT, replace(SENT, cpuset_cpus=""), {"cpuset_cpus": ""}),
-    ("echo: both cpusets cleared", SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
-    ("echo: cpuset changed", SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
-    ("echo: map keys not named stay", SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
-    ("echo: map key changed", SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
-    # nothing sent that tells an echo: every answer is partial
-    ("no number sent: cpuset stays", Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
-    ("no number sent: empty answer", Resources(cpuset_cpus="0-3"), Resources(), {}),
-    ("no message sent", None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
-    ("no message sent: cpuset", None, Resources(cpuset_cpus="0"), {"cpuset_cpus": "0"}),
-]
-"""Name, resources sent, resources answered, fields changed."""
-
-ENTRY_CASES: list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]] = [
-    ({}, {}, {}),
-    ({"a": "1"}, {}, {}),
-    ({"a": "1"}, {"a": "1"}, {}),
-    ({"a": "1"}, {"a": "2"}, {"a": "2"}),
-    ({"a": "1"}, {"a": ""}, {"a": ""}),
-    ({"a": "1"}, {"b": "1"}, {"b": "1"}),
-    ({"a": "1"}, {"b": ""}, {"b": ""}),
-    ({"a": ""}, {"a": ""}, {}),
-    ({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}, {"b": "3", "c": "4"}),
-]
-"""Entries sent, entries answered, entries to set."""
 
 
 def of(**fields: Any) -> HookAnswer:
@@ -98,15 +46,8 @@ GOOD: list[HookAnswer] = [
 
 TIDY_CPUSETS: list[tuple[str, str]] = [
     *[("0-3,", "0-3"), (",8-15", "8-15"), ("0-3,,8", "0-3,8"), ("0-3,8-11,", "0-3,8-11"), (",,0-3,,", "0-3")],
-    *[
-        (" 0-3", "0-3"),
-        ("0-3\n", "0-3"),
-        ("0, 2", "0,2"),
-        ("0 2", "0,2"),
-        ("\t0-1 ,\r\n2\v\f", "0-1,2"),
-        ("0,0", "0,0"),
-    ],
-    *[(",", ""), (" ", ""), (" , ,\n", "")],
+    *[(" 0-3", "0-3"), ("0-3\n", "0-3"), ("0, 2", "0,2"), ("0 2", "0,2"), ("\t0-1 ,\r\n2\v\f", "0-1,2")],
+    *[("0,0", "0,0"), (",", ""), (" ", ""), (" , ,\n", "")],
 ]
 """Odd texts of cpusets, and their normal forms: what koordlet makes of pools one of which is empty, and what the kernel
 takes besides. Of the last ones nothing is left: they are not set."""
@@ -145,40 +86,3 @@ BAD: list[tuple[str, HookAnswer]] = [
     *((f"resources.{name}", of(**{name: value})) for name, values in BAD_FIELDS.items() for value in values),
 ]
 """The field that is at fault, and an answer with this one fault."""
-
-
-def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
-    return Adjustment(cgroup_parent=cgroup_parent, **fields)
-
-
-def sets(**resources: Any) -> Adjustment:
-    return Adjustment(resources=resources)
-
-
-PAGES, OTHER_PAGES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
-TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
-CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
-
-MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = [
-    ("label", says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
-    ("annotation", says(annotations={"a": "1"}), says(annotations={"a": ""}), None, ("annotations.a",)),
-    ("env", says(envs={"a": "1"}), says(envs={"a": "2"}), None, ("envs.a",)),
-    ("same env", says(envs={"a": "1"}), says(envs={"a": "1"}), None, ()),
-    ("other env", says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
-    ("cgroup parent", says("/a"), says("/b"), None, ("cgroup_parent",)),
-    ("same cgroup parent", says("/a"), says("/a"), None, ()),
-    ("number", sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
-    ("cpuset cleared", CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
-    ("cleared cpuset set", NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
-    (
-        "huge pages key by key",
-        sets(hugepage_limits=PAGES),
-        sets(hugepage_limits=OTHER_PAGES),
-        sets(hugepage_limits=PAGES | OTHER_PAGES),
-        ("resources.hugepage_limits.2MB",),
-    ),
-    ("unified", sets(unified={"a": "1"}), sets(unified={"b": "2"}), sets(unified={"a": "1", "b": "2"}), ()),
-    ("parts", TWO_PARTS, OTHER_PARTS, says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}), ()),
-    ("nothing", TWO_PARTS, says(), TWO_PARTS, ()),
-]
-"""Name, what two plugins change, both together where that is not the second, fields in conflict."""

@@ -104,10 +104,8 @@ PIECES = [
     pieces("cpu_period", numbers(1000, 1_000_000), numbers(1, 999) | numbers(1_000_001, 2**62) | BELOW_MINUS_1),
     pieces("cpu_quota", numbers(1000, 2**62) | st.just(-1), BELOW_MINUS_1),
     pieces("cpu_shares", LIMIT, numbers(-(2**63), -1)),
-    *(
-        pieces(f"memory_{name}", LIMIT | st.just(-1), BELOW_MINUS_1)
-        for name in ("limit_in_bytes", "swap_limit_in_bytes")
-    ),
+    pieces("memory_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
+    pieces("memory_swap_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
     pieces("oom_score_adj", SCORE, NO_SCORE),
     *(pieces(name, CPUS, NO_CPUS) for name in ("cpuset_cpus", "cpuset_mems")),
 ]

@@ -21,41 +21,33 @@ def resources(**values: Any) -> ContainerInfo:
     return replace(CONTAINER, resources=Resources(**values))
 
 
-OF_PODS: list[tuple[Mapping[str, Any], Mapping[str, Pair] | None]] = [
-    ({"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
-    ({"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
-    ({"labels": {}}, {"labels.app": ("web", None)}),
-    ({"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
-    ({"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
-    ({"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
-    ({"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
-    ({}, None),
-    ({"runtime_handler": "kata"}, None),
-]
 OTHER_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
 PAIRS: dict[str, Pair] = {
     **{"resources.cpu_period": (100_000, None), "resources.cpu_quota": (200_000, -1)},
     **{"resources.cpuset_cpus": (None, "0-3"), "resources.unified.cpu.idle": (None, "1")},
     "resources.unified.memory.high": ("1", "2"),
 }
-OF_CONTAINERS: list[tuple[Mapping[str, Any], Mapping[str, Pair] | None]] = [
-    ({"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
-    ({"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
-    ({"resources": OTHER_LIMITS}, PAIRS),
-    ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
+REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pair] | None]] = [
+    (POD, {"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
+    (POD, {"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
+    (POD, {"labels": {}}, {"labels.app": ("web", None)}),
+    (POD, {"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
+    (POD, {"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
+    (POD, {"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
+    (POD, {"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
+    (POD, {}, None),
+    (POD, {"runtime_handler": "kata"}, None),
+    (CONTAINER, {"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
+    (CONTAINER, {"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
+    (CONTAINER, {"resources": OTHER_LIMITS}, PAIRS),
+    (CONTAINER, {"envs": {"SECRET": "2", "NEW": "3"}}, None),
 ]
 
 
-@pytest.mark.parametrize(("hooked", "pairs"), OF_PODS)
-def test_replaced_values_of_a_pod_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
-    kept = kept_of(PodRecord(POD, replace(POD, **hooked)))
-    assert kept == (None if pairs is None else Kept(POD_NAME, pairs))
-
-
-@pytest.mark.parametrize(("hooked", "pairs"), OF_CONTAINERS)
-def test_replaced_values_of_a_container_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
-    kept = kept_of(ContainerRecord(CONTAINER, replace(CONTAINER, **hooked)))
-    assert kept == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
+@pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
+def test_replaced_values_are_kept(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
+    assert kept_of(record(info, replace(info, **hooked))) == (None if pairs is None else Kept(name, pairs))
 
 
 SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
@@ -68,38 +60,36 @@ HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/
 OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
 
 
-def kept_container(original: ContainerInfo = CONTAINER, effective: ContainerInfo = HOOKED_CONTAINER) -> Kept:
-    kept = kept_of(ContainerRecord(original, effective, OWNERS))
-    assert kept is not None
-    return kept
+def kept(record: PodRecord | ContainerRecord) -> Kept:
+    made = kept_of(record)
+    assert made is not None
+    return made
 
 
-@pytest.fixture
-def kept_pod() -> Kept:
-    kept = kept_of(PodRecord(POD, HOOKED_POD))
-    assert kept is not None
-    return kept
+KEPT_POD = kept(PodRecord(POD, HOOKED_POD))
+KEPT_CONTAINER = kept(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
 
 
-def test_record_comes_back_where_the_runtime_tells_the_hooked_value(kept_pod: Kept) -> None:
-    pod, again = restored_pod(HOOKED_POD, kept_pod), restored_container(HOOKED_CONTAINER, kept_container())
+def test_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
+    pod, again = restored_pod(HOOKED_POD, KEPT_POD), restored_container(HOOKED_CONTAINER, KEPT_CONTAINER)
     assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
     assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
 
 
-def test_value_the_runtime_does_not_tell_is_as_it_was_set(kept_pod: Kept) -> None:
+def test_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:
     told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
-    assert restored_pod(told, kept_pod) == PodRecord(POD, HOOKED_POD)
+    assert restored_pod(told, KEPT_POD) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
-    assert restored_container(partly, kept_container()) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+    assert restored_container(partly, KEPT_CONTAINER) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
-def test_value_somebody_else_changed_since_stands(kept_pod: Kept) -> None:
+def test_value_somebody_else_changed_since_stands() -> None:
     told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
-    assert restored_pod(told, kept_pod) == PodRecord(original, told)
+    assert restored_pod(told, KEPT_POD) == PodRecord(original, told)
     other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
-    record = restored_container(other, kept_container(effective=replace(CONTAINER, resources=HOOKED_LIMITS)))
+    hooked = replace(CONTAINER, resources=HOOKED_LIMITS)
+    record = restored_container(other, kept(ContainerRecord(CONTAINER, hooked, OWNERS)))
     asked = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
     assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
 
@@ -113,22 +103,22 @@ def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
 
 def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
     bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
-    assert restored_container(hooked, kept_container(bare, hooked)) == ContainerRecord(bare, hooked)
+    assert restored_container(hooked, kept(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}])
-def test_another_pod_under_the_id_has_nothing_of_it(kept_pod: Kept, change: Mapping[str, Any]) -> None:
+def test_another_pod_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
     other = replace(HOOKED_POD, **change)
-    record = restored_pod(other, kept_pod)
+    record = restored_pod(other, KEPT_POD)
     assert record.original is record.effective is other
     assert record.read
-    assert restored_pod(other, kept_container()).read
+    assert restored_pod(other, KEPT_CONTAINER).read
 
 
 @pytest.mark.parametrize("change", [{"pod_id": "b"}, {"name": "b"}, {"attempt": 9}])
 def test_another_container_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
     other = replace(HOOKED_CONTAINER, **change)
-    record = restored_container(other, kept_container())
+    record = restored_container(other, KEPT_CONTAINER)
     assert record.original is record.effective is other
     assert record.owners == ()
 
@@ -156,7 +146,8 @@ def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooke
 
 def test_text_says_it_all_and_no_more() -> None:
     """Owners only of what was replaced."""
-    assert write(kept_container(effective=resources(cpu_quota=-1, cpu_period=100_000))) == (
+    record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
+    assert write(kept(record)) == (
         b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
         b'[["cpu_quota","scaler"]]]'
     )

@@ -16,7 +16,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
-from tests.fakes.plugins import FAIL, IGNORE, FakeClient
+from tests.fakes.plugins import FAIL, IGNORE
 
 pytestmark = virtual_time
 
@@ -359,14 +359,8 @@ async def test_reading_the_subject_is_paid_from_the_same_budget(
     assert core.times.released == released
 
 
-class Hanging(FakeClient):
-    async def call(self, *_: object) -> HookAnswer:  # type: ignore[override]
-        await asyncio.sleep(1000)
-        return HookAnswer()
-
-
 async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
-    core.plugins.add("a", points=AT_START, client=Hanging("a", HookAnswer(), []))
+    core.plugins.add("a", points=AT_START).call = lambda *_: asyncio.sleep(1000)  # type: ignore[assignment]
     call = FakeCall(START)
     await core.run(call)
     assert call.steps[0] == (11, "release")

@@ -17,12 +17,13 @@ from runtimeproxy import model
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.merge import applied, by_field, combine, difference, echo, judged, limited
 from runtimeproxy.model import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
-from tests import merge_cases as cases
-from tests.merge_cases import BAD, SENT, TIDY
+from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
 UPDATE = BY_NAME["PreUpdateContainerResources"]
 
+Entries = Mapping[str, str]
+Message = Resources | None
 LABELS, NOTES, ENVS = {"app": "web"}, {"qos": "LS"}, {"PATH": "/bin", "EMPTY": ""}
 POD = PodInfo("p1", "web", labels=LABELS, annotations=NOTES, cgroup_parent="/kubepods/pod1", resources=SENT)
 CONTAINER = ContainerInfo("c1", "p1", "main", annotations={"hash": "1"}, resources=SENT, envs=ENVS)
@@ -35,27 +36,57 @@ def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjus
     return limited(point, difference(request, answer))
 
 
-def asking(resources: Resources | None) -> HookRequest:
+def asking(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
-RESOURCES = [pytest.param(*row, id=name) for name, *row in cases.RESOURCE_CASES]
+KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
+"""The numbers that SENT has: an answer with all of them is an echo."""
+CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
+RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
+    "no message": (SENT, None, {}),
+    "no message on either side": (None, None, {}),
+    "whole echo": (SENT, SENT, {}),
+    "empty message": (SENT, Resources(), {}),
+    "empty message against none": (None, Resources(), {}),
+    # partial: a number that was sent is missing
+    "partial: one number": (SENT, Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    "partial: a number that was not sent": (SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
+    "partial: the same number": (SENT, Resources(cpu_quota=50_000), {}),
+    "partial: cpuset set": (SENT, Resources(cpuset_cpus="5"), {"cpuset_cpus": "5"}),
+    "partial: cpuset not set stays": (SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
+    "partial: three of four numbers": (SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
+    "partial: one huge page size": (SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
+    "partial: one huge page size as it was": (SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
+    "partial: huge page size of 0": (SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
+    "partial: one unified key": (SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
+    # echo: every number that was sent is there
+    "echo: changed number": (SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
+    "echo: memory unlimited": (SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
+    "echo: number that was 0": (SENT, replace(SENT, oom_score_adj=5), {"oom_score_adj": 5}),
+    "echo: cpuset cleared": (SENT, replace(SENT, cpuset_cpus=""), {"cpuset_cpus": ""}),
+    "echo: both cpusets cleared": (SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
+    "echo: cpuset changed": (SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
+    "echo: map keys not named stay": (SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
+    "echo: map key changed": (SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
+    # nothing sent that tells an echo: every answer is partial
+    "no number sent: cpuset stays": (Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    "no number sent: empty answer": (Resources(cpuset_cpus="0-3"), Resources(), {}),
+    "no message sent": (None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
+    "no message sent: cpuset": (None, Resources(cpuset_cpus="0"), {"cpuset_cpus": "0"}),
+}
+"""Resources sent, resources answered, fields changed."""
 
 
-@pytest.mark.parametrize(("sent", "said", "expected"), RESOURCES)
+@pytest.mark.parametrize(("sent", "said", "expected"), RESOURCES.values(), ids=RESOURCES)
 @pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
-def test_resources_of_an_answer(
-    point: HookPoint, sent: Resources | None, said: Resources | None, expected: Mapping[str, Any]
-) -> None:
+def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, expected: Mapping[str, Any]) -> None:
     assert changes(point, asking(sent), HookAnswer(resources=said)).resources == expected
 
 
-CONFIRMED: list[tuple[Resources | None, set[str]]] = [
-    *[
-        (None, set()),
-        (Resources(), set()),
-        (SENT, set(model.RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}),
-    ],
+ALL_CONFIRMED = set(model.RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}
+CONFIRMED: list[tuple[Message, set[str]]] = [
+    *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
     (Resources(cpu_quota=-1, cpu_shares=512, cpuset_mems="0"), {"cpu_shares", "cpuset_mems"}),
     *[(Resources(unified={"memory.high": "max"}), {"unified"}), (Resources(unified={"memory.high": "1"}), set())],
@@ -63,7 +94,7 @@ CONFIRMED: list[tuple[Resources | None, set[str]]] = [
 
 
 @pytest.mark.parametrize(("said", "confirmed"), CONFIRMED)
-def test_repeated_value_is_confirmed(said: Resources | None, confirmed: set[str]) -> None:
+def test_repeated_value_is_confirmed(said: Message, confirmed: set[str]) -> None:
     change = changes(UPDATE, REQUEST, HookAnswer(resources=said))
     assert change.confirmed == confirmed
     assert not confirmed & change.resources.keys()
@@ -89,10 +120,22 @@ def test_odd_value_may_repeat_what_was_sent(name: str, odd: int | str, normal: i
         assert (change.resources, change.confirmed) == ({}, confirmed)
 
 
-@pytest.mark.parametrize(("sent", "said", "expected"), cases.ENTRY_CASES)
-def test_map_entries_set_their_keys_and_delete_none(
-    sent: Mapping[str, str], said: Mapping[str, str], expected: Mapping[str, str]
-) -> None:
+ENTRIES: list[tuple[Entries, Entries, Entries]] = [
+    ({}, {}, {}),
+    ({"a": "1"}, {}, {}),
+    ({"a": "1"}, {"a": "1"}, {}),
+    ({"a": "1"}, {"a": "2"}, {"a": "2"}),
+    ({"a": "1"}, {"a": ""}, {"a": ""}),
+    ({"a": "1"}, {"b": "1"}, {"b": "1"}),
+    ({"a": "1"}, {"b": ""}, {"b": ""}),
+    ({"a": ""}, {"a": ""}, {}),
+    ({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}, {"b": "3", "c": "4"}),
+]
+"""Entries sent, entries answered, entries to set."""
+
+
+@pytest.mark.parametrize(("sent", "said", "expected"), ENTRIES)
+def test_map_entries_set_their_keys_and_delete_none(sent: Entries, said: Entries, expected: Entries) -> None:
     pod = HookRequest(replace(POD, labels=sent, annotations=sent))
     container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
     answer = HookAnswer(labels=said, annotations=said, envs=said)
@@ -133,7 +176,7 @@ PARTNERS = {one: other for pair in TOGETHER for one, other in (pair, pair[::-1])
 
 
 @REQUESTS
-@pytest.mark.parametrize("answer", cases.GOOD, ids=repr)
+@pytest.mark.parametrize("answer", GOOD, ids=repr)
 def test_good_answer_is_used_as_it_is(answer: HookAnswer, sent: HookRequest) -> None:
     change = difference(sent, answer)
     assert judged(change, sent)[0] is change
@@ -184,7 +227,7 @@ def test_no_rule_holds_a_value() -> None:
     canary = "s3cr3t"
     texts = [HookAnswer(labels={"": canary}), HookAnswer(annotations={"": canary}), HookAnswer(cgroup_parent=canary)]
     envs = [HookAnswer(envs={f"PASSWORD={canary}": ""}), HookAnswer(envs={"PASSWORD": f"{canary}\0"})]
-    resources = [cases.of(cpuset_cpus=canary), cases.of(unified={"": canary}), cases.of(oom_score_adj=777_777)]
+    resources = [of(cpuset_cpus=canary), of(unified={"": canary}), of(oom_score_adj=777_777)]
     for answer in [*texts, *envs, *resources]:
         _, (broken,) = judged(difference(PLAIN, answer), PLAIN)
         assert canary not in str(broken)
@@ -200,13 +243,8 @@ def added(*plugins: Adjustment) -> Adjustment:
 
 
 def test_owner_of_each_field_is_recorded() -> None:
-    resources: dict[str, Any] = {
-        "cpu_quota": -1,
-        "cpuset_cpus": "",
-        "hugepage_limits": {"2MB": 1},
-        "unified": {"a": "9"},
-    }
-    maps = {"labels": {"l": "1"}, "annotations": {"a": "1"}, "envs": {"E": "1"}}
+    resources = {"cpu_quota": -1, "cpuset_cpus": "", "hugepage_limits": {"2MB": 1}, "unified": {"a": "9"}}
+    maps: dict[str, Any] = {"labels": {"l": "1"}, "annotations": {"a": "1"}, "envs": {"E": "1"}}
     change = Adjustment(**maps, cgroup_parent="/x", resources=resources, confirmed=frozenset({"cpu_shares"}))
     of_resources = {"cpu_quota", "cpuset_cpus", "hugepage_limits.2MB", "unified.a"}
     fields = {"labels.l", "annotations.a", "envs.E", "cgroup_parent", *(f"resources.{name}" for name in of_resources)}
@@ -222,10 +260,41 @@ def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
     assert both.conflicts == ()
 
 
-MERGES = [pytest.param(*row, id=name) for name, *row in cases.MERGE_CASES]
+def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
+    return Adjustment(cgroup_parent=cgroup_parent, **fields)
 
 
-@pytest.mark.parametrize(("first", "second", "expected", "conflicts"), MERGES)
+def sets(**resources: Any) -> Adjustment:
+    return Adjustment(resources=resources)
+
+
+TWO_SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
+PAGES, OTHER_PAGES, ALL_PAGES = (
+    sets(hugepage_limits=sizes) for sizes in (TWO_SIZES, OTHER_SIZES, TWO_SIZES | OTHER_SIZES)
+)
+TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
+CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
+
+MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = {
+    "label": (says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
+    "annotation": (says(annotations={"a": "1"}), says(annotations={"a": ""}), None, ("annotations.a",)),
+    "env": (says(envs={"a": "1"}), says(envs={"a": "2"}), None, ("envs.a",)),
+    "same env": (says(envs={"a": "1"}), says(envs={"a": "1"}), None, ()),
+    "other env": (says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
+    "cgroup parent": (says("/a"), says("/b"), None, ("cgroup_parent",)),
+    "same cgroup parent": (says("/a"), says("/a"), None, ()),
+    "number": (sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
+    "cpuset cleared": (CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
+    "cleared cpuset set": (NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
+    "huge pages key by key": (PAGES, OTHER_PAGES, ALL_PAGES, ("resources.hugepage_limits.2MB",)),
+    "unified": (sets(unified={"a": "1"}), sets(unified={"b": "2"}), sets(unified={"a": "1", "b": "2"}), ()),
+    "parts": (TWO_PARTS, OTHER_PARTS, says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}), ()),
+    "nothing": (TWO_PARTS, says(), TWO_PARTS, ()),
+}
+"""What two plugins change, both together where that is not the second, fields in conflict."""
+
+
+@pytest.mark.parametrize(("first", "second", "expected", "conflicts"), MERGES.values(), ids=MERGES)
 def test_later_plugin_wins(
     first: Adjustment, second: Adjustment, expected: Adjustment | None, conflicts: tuple[str, ...]
 ) -> None:
@@ -254,38 +323,22 @@ def test_adjustment_is_applied_to_a_pod_or_to_a_container_alone() -> None:
     assert applied(REQUEST, change) == HookRequest(POD, own)
 
 
-def test_missing_resources_message_appears_only_if_something_is_set() -> None:
-    none_sent = asking(None)
-    assert applied(none_sent, Adjustment(envs={"A": "1"})).container == replace(
-        CONTAINER, resources=None, envs={**ENVS, "A": "1"}
-    )
-    assert applied(none_sent, Adjustment(resources={"cpu_shares": 2})) == asking(Resources(cpu_shares=2))
-
-
 TEXT = st.text(max_size=3)
-ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max_size=3)
+SOME_ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max_size=3)
 NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
-NUMBERS = (
-    "cpu_period",
-    "cpu_quota",
-    "cpu_shares",
-    "memory_limit_in_bytes",
-    "oom_score_adj",
-    "memory_swap_limit_in_bytes",
-)
 ANY_RESOURCES = st.none() | st.builds(
     Resources,
-    **dict.fromkeys(NUMBERS, NUMBER),
+    **dict.fromkeys(model.NUMBER_FIELDS, NUMBER),
     cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
     cpuset_mems=st.sampled_from(["", "0"]),
     hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
     unified=st.dictionaries(st.sampled_from(["a", "b"]), TEXT),
 )
-FIELDS: dict[str, Any] = {"annotations": ENTRIES, "cgroup_parent": st.sampled_from(["", "/a", "/b", "odd"])}
+FIELDS: dict[str, Any] = {"annotations": SOME_ENTRIES, "cgroup_parent": st.sampled_from(["", "/a", "/b", "odd"])}
 FIELDS |= {"resources": ANY_RESOURCES}
-PODS = st.builds(PodInfo, labels=ENTRIES, **FIELDS)
-CONTAINERS = st.builds(ContainerInfo, envs=ENTRIES, **FIELDS)
-ANSWERS = st.builds(HookAnswer, labels=ENTRIES, envs=ENTRIES, **FIELDS)
+PODS = st.builds(PodInfo, labels=SOME_ENTRIES, **FIELDS)
+CONTAINERS = st.builds(ContainerInfo, envs=SOME_ENTRIES, **FIELDS)
+ANSWERS = st.builds(HookAnswer, labels=SOME_ENTRIES, envs=SOME_ENTRIES, **FIELDS)
 QUESTIONS = st.one_of(
     st.tuples(st.just(RUN_POD), st.builds(HookRequest, PODS)),
     st.tuples(st.sampled_from([CREATE, START, UPDATE]), st.builds(HookRequest, PODS, CONTAINERS)),

@@ -10,6 +10,7 @@ from runtimeproxy import model
 from runtimeproxy.model import Adjustment, ContainerInfo, HookRequest, PodInfo, Resources
 from tests.merge_cases import BAD_CPUSETS, TIDY
 
+Message = Resources | None
 FULL = Resources(100_000, -1, 2, 2**30, -998, "0-3", "0", {"2MB": 4}, {"memory.low": "1"}, 2**31)
 
 
@@ -33,7 +34,7 @@ def test_adjustment_is_true_if_it_changes_anything() -> None:
     assert not Adjustment(confirmed=frozenset({"cpu_quota"}), owners={"cgroup_parent": "a"})
 
 
-OVERLAYS: list[tuple[Resources | None, Mapping[str, Any], Resources | None]] = [
+OVERLAYS: list[tuple[Message, Mapping[str, Any], Message]] = [
     (None, {}, None),
     (FULL, {}, FULL),
     (None, {"cpu_shares": 5}, Resources(cpu_shares=5)),
@@ -46,9 +47,7 @@ OVERLAYS: list[tuple[Resources | None, Mapping[str, Any], Resources | None]] = [
 
 
 @pytest.mark.parametrize(("base", "changes", "expected"), OVERLAYS)
-def test_changes_are_laid_over_a_message(
-    base: Resources | None, changes: Mapping[str, Any], expected: Resources | None
-) -> None:
+def test_changes_are_laid_over_a_message(base: Message, changes: Mapping[str, Any], expected: Message) -> None:
     """The base stays as it is: FULL is that of several rows."""
     assert model.overlay(base, changes) == expected
     assert changes or model.overlay(base, changes) is base
@@ -58,7 +57,7 @@ def test_changes_are_laid_over_a_message(
     assert fields == model.named(base)
 
 
-NAMED: list[tuple[Resources | None, Mapping[str, Any]]] = [
+NAMED: list[tuple[Message, Mapping[str, Any]]] = [
     (None, {}),
     (model.NO_RESOURCES, {}),
     (Resources(cpu_quota=-1, cpuset_mems="0"), {"cpu_quota": -1, "cpuset_mems": "0"}),
@@ -68,7 +67,7 @@ NAMED: list[tuple[Resources | None, Mapping[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("resources", "expected"), NAMED)
-def test_named_fields_are_those_that_are_set(resources: Resources | None, expected: Mapping[str, Any]) -> None:
+def test_named_fields_are_those_that_are_set(resources: Message, expected: Mapping[str, Any]) -> None:
     assert model.named(resources) == expected
     assert model.overlay(model.NO_RESOURCES, expected) == (resources or model.NO_RESOURCES)
 

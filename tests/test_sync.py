@@ -27,6 +27,7 @@ LATE = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
 ODD = BackendError("it cannot say", grpc.INTERNAL)
 NO_LIST = Unreadable("a list that is none")
 CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
 KNOWN = "the runtime's state is known: 1 pods, {} containers (1 read in 0.0 s)"
 
 
@@ -62,7 +63,7 @@ async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
     await rig.sync.stop()
 
 
-async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: pytest.LogCaptureFixture) -> None:
+async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: Log) -> None:
     assert PASS_SECONDS == 60
     caplog.set_level(logging.INFO)
     async with Synced("p1").running() as rig:
@@ -144,7 +145,8 @@ def unasked(*ids: str) -> Synced:
 
 
 COMMITTED = Subject(pod("p1", "committed"))
-MEANWHILE: list[tuple[str, Callable[[Store], object], dict[str, str]]] = [
+Act = Callable[[Store], object]
+MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
     ("c1", lambda store: store.commit(container("c1", name="committed")), {"p1": "read", "c1": "committed"}),
     ("p1", lambda store: store.commit(COMMITTED), {"p1": "committed", "c1": "read"}),
     ("c1", lambda store: store.forget("c1"), {"p1": "read"}),
@@ -153,9 +155,7 @@ MEANWHILE: list[tuple[str, Callable[[Store], object], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("one", "act", "names"), MEANWHILE)
-async def test_record_committed_or_dropped_while_it_is_read_stays_so(
-    one: str, act: Callable[[Store], object], names: dict[str, str]
-) -> None:
+async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, act: Act, names: dict[str, str]) -> None:
     rig = unasked("p1", "c1")
     async with rig.running():
         while rig.state.reads[-1:] != [one]:
@@ -168,26 +168,16 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(
     assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
 
 
-async def test_subject_of_a_call_meanwhile_is_left_to_a_soon_pass() -> None:
+@pytest.mark.parametrize(("begins", "lasts"), [(0, 3), (1.5, 0.2)], ids=["under way", "meanwhile"])
+async def test_subject_of_a_call_is_left_to_a_soon_pass(begins: float, lasts: float) -> None:
     """An update of an unknown container passes while that is read: the status may be older than the update."""
     async with unasked("p1", "c1").running() as rig:
-        await asyncio.sleep(1.5)
-        await rig.run(FakeCall(UPDATE, known=None, runtime_seconds=0.2))
-        await asyncio.sleep(1)
+        await asyncio.sleep(begins)
+        update = rig.start(FakeCall(UPDATE, known=None, runtime_seconds=lasts))
+        await asyncio.sleep(2.7 - begins)
         assert (rig.known, syncs(rig, "complete")) == ({"p1"}, 1)
         await asyncio.sleep(LEFT_SECONDS + 2)
-        assert rig.known == {"p1", "c1"}
-    assert rig.state.reads == ["p1", "c1", "c1"]
-
-
-async def test_subject_of_a_call_under_way_is_left_to_a_next_pass() -> None:
-    rig = unasked("p1", "c1")
-    update = rig.start(FakeCall(UPDATE, known=None, runtime_seconds=3))
-    async with rig.running():
-        await asyncio.sleep(2.5)
-        assert rig.known == {"p1"}
-        await asyncio.sleep(LEFT_SECONDS + 2)
-        assert rig.known == {"p1", "c1"}
+        assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
     await update
 
 
@@ -256,9 +246,7 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, LATE])
-async def test_runtime_that_is_away_is_tried_up_to_once_a_second(
-    error: BackendError, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_runtime_that_is_away_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
     """And nobody is told: the first retry is soon again after a pass."""
     rig = Synced("p1", "c1")
     async with rig.running():
@@ -326,7 +314,7 @@ async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None
         assert rig.sync._suspects == set()
 
 
-async def test_hanging_one_keeps_no_other_from_being_known(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
     rig = Synced("p1", "p2", "c1", "c2")
     rig.state.errors["p1"] = rig.state.errors["c2"] = LATE
     async with rig.running():
@@ -344,7 +332,7 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: pytest.LogCap
 @pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
 @pytest.mark.parametrize("one", ["p2", "c2"])
 async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
-    one: str, error: Exception | None, caplog: pytest.LogCaptureFixture
+    one: str, error: Exception | None, caplog: Log
 ) -> None:
     """So is what is gone by the time it is read."""
     rig = Synced("p1", "p2", "c1", "c2")
@@ -377,40 +365,32 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST, KeyError(CANARY)])
-async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception) -> None:
-    """It may be too long for the runtime or for us, and is work for both. A runtime that returns is listed at once."""
-    rig = Synced("p1")
-    rig.state.errors[LIST] = error
-    async with rig.running():
-        await asyncio.sleep(10 * PASS_SECONDS)
-        assert waits(rig)[0] == 0.05
-        assert all(later == min(2 * earlier, PASS_SECONDS) for earlier, later in pairwise(waits(rig)))
-        assert waits(rig)[-1] == PASS_SECONDS
-        rig.state.errors.clear()
-        rig.sync.soon()
-        await asyncio.sleep(SOONEST_SECONDS)
-        assert rig.known == {"p1"}
+async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
+    """It may be too long for the runtime or for us, and is work for both; a runtime that returns is listed at once.
 
-
-@pytest.mark.parametrize("error", [ODD, NO_LIST])
-async def test_list_that_cannot_be_had_is_told_of_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    Of each time it cannot be had one line is told; a fault of our own is told of below.
+    """
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
     rig = Synced("p1")
     async with rig.running():
         for times in (1, 2):
+            rig.state.asked.clear()
             rig.state.errors[LIST] = error
             rig.sync.soon()
-            await asyncio.sleep(20)
-            assert caplog.messages == [text] * times
+            await asyncio.sleep(10 * PASS_SECONDS)
+            assert waits(rig)[0] == 0.05
+            assert all(later == min(2 * earlier, PASS_SECONDS) for earlier, later in pairwise(waits(rig)))
+            assert waits(rig)[-1] == PASS_SECONDS
+            assert isinstance(error, KeyError) or caplog.messages == [text] * times
             rig.state.errors.clear()
             rig.sync.soon()
-            await asyncio.sleep(2)
+            await asyncio.sleep(SOONEST_SECONDS)
             assert rig.known == {"p1"}
-    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert {record.levelname for record in caplog.records} == {"ERROR" if isinstance(error, KeyError) else "WARNING"}
 
 
 @pytest.mark.parametrize("where", [LIST, "c1"])
-async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
     rig = Synced("p1", "c1", "c2")
     rig.state.errors[where] = KeyError(CANARY)
     async with rig.running():

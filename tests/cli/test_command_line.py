@@ -38,10 +38,6 @@ def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
     return fail
 
 
-def nothing(config: Config) -> int:
-    return 0
-
-
 @BOTH
 def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ...]) -> None:
     code, out, err = run(*command, "--help")
@@ -113,7 +109,7 @@ def test_application_gets_the_configuration_and_gives_the_exit_code(run: Run, co
 
 
 def test_warnings_of_the_configuration_are_logged_each(run: Run) -> None:
-    code, _, err = run(*KOORD, does=nothing, RUNTIMEPROXY_A="canary", RUNTIMEPROXY_B="canary")
+    code, _, err = run(*KOORD, does=lambda config: 0, RUNTIMEPROXY_A="canary", RUNTIMEPROXY_B="canary")
     names = [line.partition(": ")[2].split()[0] for line in err.splitlines()]
     assert (code, names) == (0, ["RUNTIMEPROXY_A", "RUNTIMEPROXY_B"])
     assert "canary" not in err

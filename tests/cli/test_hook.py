@@ -31,10 +31,11 @@ def hook(run: Run) -> Hook:
     return partial(run, "runtimeproxy", "hook")
 
 
-def serving(folder: Path, answer: str) -> Iterator[Path]:
-    """Run a fake hook server in a process of its own."""
-    socket = folder / f"{answer}.sock"
-    arguments = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", str(socket), "--answer", answer]
+@pytest.fixture(scope="module")
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run a fake hook server that echoes in a process of its own."""
+    socket = tmp_path_factory.mktemp("echo") / "x.sock"
+    arguments = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", str(socket), "--answer", "echo"]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -42,16 +43,6 @@ def serving(folder: Path, answer: str) -> Iterator[Path]:
             yield socket
         finally:
             process.terminate()
-
-
-@pytest.fixture(scope="module")
-def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from serving(tmp_path_factory.mktemp("echo"), "echo")
-
-
-@pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from serving(tmp_path_factory.mktemp("refuse"), "refuse")
 
 
 WRONG = [
@@ -94,10 +85,12 @@ def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, command: st
 
 
 @pytest.mark.parametrize(("command", "point"), [("call", [CREATE]), ("bench", [])])
-def test_refusal_is_one_line_and_exit_code_1(hook: Hook, refusing: Path, command: str, point: list[str]) -> None:
+async def test_refusal_is_one_line_and_exit_code_1(hook: Hook, tmp_path: Path, command: str, point: list[str]) -> None:
     """A server that fails is not measured."""
-    words = f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
-    assert hook(command, refusing, *point) == (1, "", f"runtimeproxy: error: {refusing}: {words}\n")
+    socket, words = tmp_path / "x.sock", f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
+    async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
+        said = await asyncio.to_thread(hook, command, socket, *point)
+    assert said == (1, "", f"runtimeproxy: error: {socket}: {words}\n")
 
 
 @pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
