@@ -159,9 +159,8 @@ POINTS = st.sampled_from(list(MESSAGES))
 WHOLE = st.builds(put_together, POINTS, PARTS)
 CHANGES = st.lists(st.tuples(numbers(0, 200), numbers(0, 1), numbers(0, 255)), max_size=3)
 MORE, CUT = st.sampled_from([b"", *ODD_FIELDS]), st.just(0) | numbers(0, 50)
-ANSWERS = (
-    WHOLE | st.builds(damaged, WHOLE, CHANGES, MORE, CUT) | st.builds(Answer, POINTS, st.binary(max_size=60), st.none())
-)
+DAMAGED = st.builds(damaged, WHOLE, CHANGES, MORE, CUT)
+ANSWERS = WHOLE | DAMAGED | st.builds(Answer, POINTS, st.binary(max_size=60), st.none())
 
 
 def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:

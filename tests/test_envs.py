@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runtimeproxy.envs import NO_CHANGES, Envs, changed, found_in
 from tests.amounts import examples
 
+Texts = dict[str, str]
 CAME = {"A": "1", "PATH": "/bin", "EMPTY": ""}
 
 
@@ -77,9 +78,7 @@ MAPS = st.dictionaries(st.sampled_from(["A", "B", "AB", "", "é"]), st.text(max_
 
 @settings(max_examples=examples())
 @given(MAPS, MAPS, MAPS, MAPS)
-def test_any_variables_are_what_a_dict_of_them_is(
-    one: dict[str, str], set_on_one: dict[str, str], other: dict[str, str], set_on_other: dict[str, str]
-) -> None:
+def test_any_variables_are_what_a_dict_is(one: Texts, set_on_one: Texts, other: Texts, set_on_other: Texts) -> None:
     first, second = changed(envs(one), set_on_one), changed(envs(other), set_on_other)
     whole, another = {**one, **set_on_one}, {**other, **set_on_other}
     assert first == whole

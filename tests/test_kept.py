@@ -51,9 +51,8 @@ def test_replaced_values_are_kept(info: Any, hooked: Mapping[str, Any], pairs: M
 
 
 SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
-HOOKED_POD = replace(
-    POD, labels={"app": "hooked", "new": "1"}, annotations={"a.b/c": "2"}, cgroup_parent="/k/q", resources=SET_LIMITS
-)
+SET_MAPS: dict[str, Any] = {"labels": {"app": "hooked", "new": "1"}, "annotations": {"a.b/c": "2"}}
+HOOKED_POD = replace(POD, **SET_MAPS, cgroup_parent="/k/q", resources=SET_LIMITS)
 HOOKED_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"})
 HOOKED_NOTES = {"note": "hooked", "more": "1"}
 HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/k/q", resources=HOOKED_LIMITS)

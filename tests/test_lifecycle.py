@@ -150,23 +150,19 @@ async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
     assert core.recorder.total("hook_failures") == 0
 
 
-def fault(reason: Reason, counter: str = "", *, of: str, **fields: Any) -> Any:
-    return pytest.param(fields, reason, counter, id=of)
-
-
 CUT, OUR_OWN = Unreadable("cut"), KeyError(CANARY)
-FAULTS = [
-    fault(Reason.UNREADABLE, "calls_unreadable", of="message", key=CUT),
-    fault(Reason.UNREADABLE, "calls_unreadable", of="status", known=None, read=CUT),
-    fault(Reason.UNREADABLE, of="runtime away", known=None, read=BackendError("away")),
-    fault(Reason.INTERNAL, "internal_errors", of="our fault", known=None, read=OUR_OWN),
-    fault(Reason.DEADLINE, of="runtime hangs", known=None, read=SUBJECT, read_seconds=60),
-    fault(Reason.RUNTIME_REJECTED, of="the extra update hangs", prepare_seconds=60),
-    fault(Reason.INTERNAL, "internal_errors", of="edit", edit_error=OUR_OWN),
-]
+FAULTS: dict[str, tuple[Fields, Reason, str]] = {
+    "message": ({"key": CUT}, Reason.UNREADABLE, "calls_unreadable"),
+    "status": ({"known": None, "read": CUT}, Reason.UNREADABLE, "calls_unreadable"),
+    "runtime away": ({"known": None, "read": BackendError("away")}, Reason.UNREADABLE, ""),
+    "our fault": ({"known": None, "read": OUR_OWN}, Reason.INTERNAL, "internal_errors"),
+    "runtime hangs": ({"known": None, "read": SUBJECT, "read_seconds": 60}, Reason.DEADLINE, ""),
+    "the extra update hangs": ({"prepare_seconds": 60}, Reason.RUNTIME_REJECTED, ""),
+    "edit": ({"edit_error": OUR_OWN}, Reason.INTERNAL, "internal_errors"),
+}
 
 
-@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS.values(), ids=FAULTS)
 async def test_failed_hold_is_released_unchanged_under_ignore(
     core: Core, fields: Fields, reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +181,7 @@ async def test_failed_hold_is_released_unchanged_under_ignore(
     assert f"hook server 'a' at PreStartContainer: {reason.value}" in caplog.text
 
 
-@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS.values(), ids=FAULTS)
 async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, reason: Reason, counter: str) -> None:
     core.plugins.add("a", SHARES if "prepare_seconds" in fields else ENVS, policy=FAIL)
     call = FakeCall(START, **fields)

@@ -31,6 +31,7 @@ STARTED, STOPPED, POD_STOPPED = (f"Post{operation.value}" for operation in (STAR
 POD_SUBJECT = Subject(SUBJECT.pod)
 REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, faultless=True)
 CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
 ENVS = HookAnswer(envs={"A": "1"})
 CPUS = HookAnswer(resources=Resources(cpuset_cpus="77"))
 
@@ -100,7 +101,7 @@ FAULTS = [
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
 @pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
 async def test_answer_goes_whatever_fails_behind_it(
-    core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: pytest.LogCaptureFixture
+    core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: Log
 ) -> None:
     """Also where that is found out later."""
     call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
@@ -218,16 +219,14 @@ HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus=
 EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def said(caplog: Log) -> list[str]:
     """Return what was said of refused calls."""
     assert CANARY not in caplog.text
     return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
 
 
 @pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
-async def test_fields_that_hook_servers_set_are_named_with_them(
-    core: Core, reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_fields_set_are_named_with_their_hook_servers(core: Core, reply: Reply, told: bool, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", CPUS)
     await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
@@ -236,14 +235,12 @@ async def test_fields_that_hook_servers_set_are_named_with_them(
 
 
 @pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
-async def test_start_shows_what_the_create_was_given(
-    core: Core, operation: Operation, told: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_start_shows_what_create_set(core: Core, operation: Operation, told: list[str], caplog: Log) -> None:
     await core.run(FakeCall(operation, Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED)), reply=REFUSED))
     assert said(caplog) == told
 
 
-async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.LogCaptureFixture) -> None:
+async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
     (line,) = said(caplog)

@@ -153,9 +153,7 @@ FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"l
 
 
 @pytest.mark.parametrize(("formatter", "told"), FORMATS)
-def test_line_tells_how_many_like_it_were_left_out(
-    stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str
-) -> None:
+def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str) -> None:
     now = 0.0
     handler = logs.LineHandler(stderr.write_end, formatter(show_tracebacks=False), logs.Limit(lambda: now))
     for number in range(5):

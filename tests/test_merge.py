@@ -268,10 +268,8 @@ def sets(**resources: Any) -> Adjustment:
     return Adjustment(resources=resources)
 
 
-TWO_SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
-PAGES, OTHER_PAGES, ALL_PAGES = (
-    sets(hugepage_limits=sizes) for sizes in (TWO_SIZES, OTHER_SIZES, TWO_SIZES | OTHER_SIZES)
-)
+SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
+PAGES, OTHER_PAGES, ALL_PAGES = (sets(hugepage_limits=sizes) for sizes in (SIZES, OTHER_SIZES, SIZES | OTHER_SIZES))
 TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
 CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
 

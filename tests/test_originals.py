@@ -23,6 +23,7 @@ CONTAINER = ContainerInfo("c1", "p1", "main", resources=Resources(cpu_quota=200_
 SCALED = replace(CONTAINER, resources=Resources(cpu_quota=133_334))
 QUOTAS = {"c1": {"resources.cpu_quota": [200_000, 133_334]}}
 OWNER = "ours"
+Log = pytest.LogCaptureFixture
 
 
 def hooked(container_id: str = "c1", effective: ContainerInfo = SCALED) -> Subject:
@@ -163,9 +164,7 @@ FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 
 
 @pytest.mark.parametrize(("path", "failures", "told"), FOLDERS)
-async def test_directory_that_cannot_be_used_is_told_once(
-    path: str, failures: int, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_directory_that_cannot_be_used_is_told_once(path: str, failures: int, told: str, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     async with Process(Path(path)) as process:
         process.commit("c1")
@@ -187,7 +186,7 @@ USELESS: list[tuple[Callable[[Path], object], str, str, str]] = [
 
 @pytest.mark.parametrize(("spoil", "owner", "reason", "what"), USELESS)
 async def test_useless_file_is_told_of_once_and_made_anew(
-    path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: pytest.LogCaptureFixture
+    path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: Log
 ) -> None:
     async with Process(path, owner) as process:
         process.commit("c1")
@@ -212,9 +211,7 @@ async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
     assert process.failures("broken") == 1
 
 
-async def test_failed_write_is_done_as_soon_as_it_can_be(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     async with Process(path) as process:
         process.commit("c1")

@@ -19,11 +19,9 @@ NOTHING = AskedUpdate("c1", None)
 ECHOED_SHARES = frozenset({"cpu_shares"})
 
 
-def subject(
-    original: ContainerInfo = CONTAINER, effective: ContainerInfo | None = None, pod: PodRecord | None = None
-) -> Subject:
+def subject(original: ContainerInfo = CONTAINER, effective: ContainerInfo | None = None) -> Subject:
     """Return a container with its pod; the effective values are the original ones unless they are given."""
-    return Subject(pod or PodRecord(POD, POD), ContainerRecord(original, effective or original))
+    return Subject(PodRecord(POD, POD), ContainerRecord(original, effective or original))
 
 
 def running(**fields: Any) -> ContainerInfo:
@@ -39,7 +37,7 @@ def test_effective_values_are_told() -> None:
     hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
     pod = PodRecord(POD, hooked_pod)
     assert records.told(Subject(pod)) == model.HookRequest(hooked_pod)
-    assert records.told(subject(effective=hooked, pod=pod)) == model.HookRequest(hooked_pod, hooked)
+    assert records.told(Subject(pod, ContainerRecord(CONTAINER, hooked))) == model.HookRequest(hooked_pod, hooked)
 
 
 def test_hooked_fields_are_named_without_their_values() -> None:
@@ -120,9 +118,7 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
 
 
 @pytest.mark.parametrize(("pod", "asked", "original", "effective"), IN_POD.values(), ids=IN_POD)
-def test_pod_of_a_container_that_is_created(
-    pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo
-) -> None:
+def test_pod_of_a_new_container(pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
     known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
     made = records.in_pod(known, asked, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
@@ -238,19 +234,3 @@ def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
         {"cpu_shares": "one"},
         {"cpuset_cpus": "two"},
     ]
-
-
-def test_hook_that_scales_never_scales_twice() -> None:
-    known = subject()
-    for asked in (Resources(cpu_shares=1024), Resources(memory_limit_in_bytes=5), None, Resources(cpu_shares=1024)):
-        update = AskedUpdate("c1", asked)
-        told = records.told_of_update(known, update)
-        assert told.container is not None
-        assert told.container.resources is not None
-        half = replace(told.container.resources, cpu_shares=told.container.resources.cpu_shares // 2)
-        adjustment = difference(told, model.HookAnswer(resources=half))
-        said = SaidUpdate(update, records.differing(known, update, adjustment))
-        known = records.updated(known, said, adjustment)
-        resources = records.container_of(known).effective.resources
-        assert resources is not None
-        assert resources.cpu_shares == 512

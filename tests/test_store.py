@@ -234,9 +234,7 @@ CHANGES: list[tuple[Act, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_tells_when_there_is_more_to_keep_or_less(
-    hooked: Store, told: list[str], change: Act, expected: list[str]
-) -> None:
+def test_store_tells_of_more_or_less_to_keep(hooked: Store, told: list[str], change: Act, expected: list[str]) -> None:
     told.clear()
     change(hooked)
     assert told == expected

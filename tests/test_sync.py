@@ -26,7 +26,7 @@ AWAY = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
 ODD = BackendError("it cannot say", grpc.INTERNAL)
 NO_LIST = Unreadable("a list that is none")
-CANARY = "canary-4711"
+OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
 KNOWN = "the runtime's state is known: 1 pods, {} containers (1 read in 0.0 s)"
 
@@ -364,12 +364,9 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
         assert rig.sync._passed_over == rig.sync._suspects == set()
 
 
-@pytest.mark.parametrize("error", [ODD, NO_LIST, KeyError(CANARY)])
+@pytest.mark.parametrize("error", [ODD, NO_LIST, OUR_OWN])
 async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
-    """It may be too long for the runtime or for us, and is work for both; a runtime that returns is listed at once.
-
-    Of each time it cannot be had one line is told; a fault of our own is told of below.
-    """
+    """It may be too long, and is work for both; that is told once. A runtime that returns is listed at once."""
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
     rig = Synced("p1")
     async with rig.running():
@@ -381,18 +378,18 @@ async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception
             assert waits(rig)[0] == 0.05
             assert all(later == min(2 * earlier, PASS_SECONDS) for earlier, later in pairwise(waits(rig)))
             assert waits(rig)[-1] == PASS_SECONDS
-            assert isinstance(error, KeyError) or caplog.messages == [text] * times
+            assert error is OUR_OWN or caplog.messages == [text] * times
             rig.state.errors.clear()
             rig.sync.soon()
             await asyncio.sleep(SOONEST_SECONDS)
             assert rig.known == {"p1"}
-    assert {record.levelname for record in caplog.records} == {"ERROR" if isinstance(error, KeyError) else "WARNING"}
+    assert {record.levelname for record in caplog.records} == {"ERROR" if error is OUR_OWN else "WARNING"}
 
 
 @pytest.mark.parametrize("where", [LIST, "c1"])
 async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
     rig = Synced("p1", "c1", "c2")
-    rig.state.errors[where] = KeyError(CANARY)
+    rig.state.errors[where] = OUR_OWN
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.recorder.counted("internal_errors", operation="sync") == 1

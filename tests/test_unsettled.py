@@ -33,9 +33,7 @@ class Rig:
         """What stops are about now."""
         self.finish_seconds = 0.0
         """How long it takes until a call's turn comes."""
-        self.unsettled = Unsettled(
-            self.recorder, lambda operation: self.stopping if operation is STOP else set(), most_calls
-        )
+        self.unsettled = Unsettled(self.recorder, lambda what: self.stopping if what is STOP else set(), most_calls)
         self.finished: list[tuple[float, str, Reply]] = []
 
     def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -179,15 +178,11 @@ def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, cl
         f"app.run = lambda config: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
         "sys.exit(cli.koord_runtime_proxy())"
     )
-    given = os.open(tmp_path / "given", os.O_RDWR | os.O_CREAT)
-    try:
-        shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<&{given}" for fd in range(3))
-        command = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", code]
-        subprocess.run(command, cwd=ROOT, pass_fds=[given], timeout=60, check=True)
-    finally:
-        os.close(given)
+    shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<>/dev/zero" for fd in range(3))
+    command = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", code]
+    subprocess.run(command, cwd=ROOT, timeout=60, check=True)
     seen = (tmp_path / "seen").read_text().split()
-    assert seen == ["/dev/null" if fd in closed else str(tmp_path / "given") for fd in range(3)]
+    assert seen == ["/dev/null" if fd in closed else "/dev/zero" for fd in range(3)]
 
 
 def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from tests.cli.test_command_line import ROOT
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 
-Hook = Callable[..., tuple[int, str, str]]
 CREATE = "PreCreateContainer"
 
 
 @pytest.fixture
-def hook(run: Run) -> Hook:
+def hook(run: Run) -> Run:
     """Return what runs a command: exit code, output and errors come back."""
     return partial(run, "runtimeproxy", "hook")
 
@@ -68,7 +67,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("command", "words"), WRONG)
-def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Hook, command: str, words: str) -> None:
+def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Run, command: str, words: str) -> None:
     code, out, err = hook(*command.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"runtimeproxy: error: {words}")
@@ -79,13 +78,13 @@ AWAY = "not reachable: No such file or directory; is it running, and is this its
 
 
 @pytest.mark.parametrize(("command", "asked"), [("call", CREATE), ("verify", "verify"), ("bench", CREATE)])
-def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, command: str, asked: str) -> None:
+def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Run, command: str, asked: str) -> None:
     point = [CREATE] if command == "call" else []
     assert hook(command, "/no/x.sock", *point) == (1, "", f"runtimeproxy: error: /no/x.sock: {asked}: {AWAY}\n")
 
 
 @pytest.mark.parametrize(("command", "point"), [("call", [CREATE]), ("bench", [])])
-async def test_refusal_is_one_line_and_exit_code_1(hook: Hook, tmp_path: Path, command: str, point: list[str]) -> None:
+async def test_refusal_is_one_line_and_exit_code_1(hook: Run, tmp_path: Path, command: str, point: list[str]) -> None:
     """A server that fails is not measured."""
     socket, words = tmp_path / "x.sock", f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
     async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
@@ -94,14 +93,14 @@ async def test_refusal_is_one_line_and_exit_code_1(hook: Hook, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
-def test_every_point_can_be_called_with_the_example(hook: Hook, echoing: Path, point: str) -> None:
+def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, point: str) -> None:
     code, out, err = hook("call", echoing, point)
     assert (code, err) == (0, "")
     assert yaml.safe_load(out) == {"applied": {}}
     assert "not told" not in out
 
 
-def test_example_can_be_printed_changed_and_sent(hook: Hook, echoing: Path, tmp_path: Path) -> None:
+def test_example_can_be_printed_changed_and_sent(hook: Run, echoing: Path, tmp_path: Path) -> None:
     code, example, err = hook("call", "--example")
     assert (code, err) == (0, "")
     file = tmp_path / "request.yaml"
@@ -112,7 +111,7 @@ def test_example_can_be_printed_changed_and_sent(hook: Hook, echoing: Path, tmp_
         assert "# not told at this hook point: container\n" in out
 
 
-async def test_bad_answer_is_printed_and_exit_code_1(hook: Hook, tmp_path: Path) -> None:
+async def test_bad_answer_is_printed_and_exit_code_1(hook: Run, tmp_path: Path) -> None:
     socket = tmp_path / "bad.sock"
     async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
         code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
@@ -121,7 +120,7 @@ async def test_bad_answer_is_printed_and_exit_code_1(hook: Hook, tmp_path: Path)
     assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
 
 
-def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Hook, echoing: Path) -> None:
+def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Run, echoing: Path) -> None:
     verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
     given = partial(verify, "-f", "-", stdin="container: {name: main}")
     code, out, err = given("--restart-command=true")
@@ -132,7 +131,7 @@ def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Hook, echoing: 
 
 
 @pytest.mark.slow
-def test_verify_tries_a_real_restart(hook: Hook, tmp_path: Path) -> None:
+def test_verify_tries_a_real_restart(hook: Run, tmp_path: Path) -> None:
     socket, pid = tmp_path / "x.sock", tmp_path / "pid"
     serve = f"cd {ROOT} && {sys.executable} -m tests.fakes.hookserver --socket {socket} --answer echo"
     starter = tmp_path / "restart.sh"
@@ -151,7 +150,7 @@ def test_verify_tries_a_real_restart(hook: Hook, tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
-async def test_bench_prints_figures_and_tells_failures_by_the_exit_code(hook: Hook, tmp_path: Path) -> None:
+async def test_bench_prints_figures_and_tells_failures_by_the_exit_code(hook: Run, tmp_path: Path) -> None:
     fail = hookanswers.BY_NAME["fail"]()
     async with HookServer(str(tmp_path / "x.sock")) as server:
         bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
@@ -172,7 +171,7 @@ async def test_bench_prints_figures_and_tells_failures_by_the_exit_code(hook: Ho
     assert out.splitlines()[-1] == "  4 x INTERNAL: failed as told"
 
 
-def test_new_writes_a_folder_and_says_where(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_writes_a_folder_and_says_where(hook: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "README.rst says how to test, try and install it\n"
     assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {said}", "")
     monkeypatch.chdir(tmp_path)
