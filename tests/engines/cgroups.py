@@ -52,48 +52,47 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def is_v2(root: Path = ROOT) -> bool:
-    """Tell whether the unified hierarchy is mounted at ``root``."""
-    return (root / "cgroup.controllers").exists()
+def is_v2() -> bool:
+    return (ROOT / "cgroup.controllers").exists()
 
 
-def expected(setting: str, value: Value, root: Path = ROOT) -> Value:
+def expected(setting: str, value: Value) -> Value:
     """Return what the file of a setting reads when CRI's ``value`` is in force."""
-    return weight(int(value)) if setting == "cpu_shares" and is_v2(root) else value
+    return weight(int(value)) if setting == "cpu_shares" and is_v2() else value
 
 
-def inside_file(setting: str, root: Path = ROOT) -> str:
+def inside_file(setting: str) -> str:
     """Name the file of a setting as a process in the container sees it."""
     row = SETTINGS[setting]
-    return f"/sys/fs/cgroup/{row.v2_file}" if is_v2(root) else f"/sys/fs/cgroup/{row.controller}/{row.v1_file}"
+    return f"/sys/fs/cgroup/{row.v2_file}" if is_v2() else f"/sys/fs/cgroup/{row.controller}/{row.v1_file}"
 
 
-def parse(setting: str, content: str, root: Path = ROOT) -> Value:
+def parse(setting: str, content: str) -> Value:
     row = SETTINGS[setting]
-    return (row.v2 if is_v2(root) else row.v1)(content)
+    return (row.v2 if is_v2() else row.v1)(content)
 
 
-def directories(cgroup: str, root: Path = ROOT) -> Iterator[Path]:
+def directories(cgroup: str) -> Iterator[Path]:
     """Yield the host's directories of a cgroup path: one on v2, one a controller on v1; those that exist."""
-    hierarchies = [root] if is_v2(root) else sorted(path for path in root.iterdir() if not path.is_symlink())
+    hierarchies = [ROOT] if is_v2() else sorted(path for path in ROOT.iterdir() if not path.is_symlink())
     return (found for hierarchy in hierarchies if (found := hierarchy / cgroup.lstrip("/")).is_dir())
 
 
-def read(cgroup: str, setting: str, root: Path = ROOT) -> Value:
+def read(cgroup: str, setting: str) -> Value:
     """Read a setting of a cgroup from the host.
 
     Raises FileNotFoundError if the cgroup or the controller is not there.
     """
     row = SETTINGS[setting]
     path = cgroup.lstrip("/")
-    file = root / path / row.v2_file if is_v2(root) else root / row.controller / path / row.v1_file
-    return parse(setting, file.read_text(), root)
+    file = ROOT / path / row.v2_file if is_v2() else ROOT / row.controller / path / row.v1_file
+    return parse(setting, file.read_text())
 
 
-def processes(cgroup: str, root: Path = ROOT) -> set[int]:
+def processes(cgroup: str) -> set[int]:
     """Return the ids of all processes in a cgroup and below it."""
     found: set[int] = set()
-    for directory in directories(cgroup, root):
+    for directory in directories(cgroup):
         for below, _, files in os.walk(directory):
             if "cgroup.procs" in files:
                 found.update(_pids(Path(below, "cgroup.procs")))
@@ -107,12 +106,12 @@ def _pids(file: Path) -> list[int]:
         return []  # the cgroup went away meanwhile, and its processes with it
 
 
-def remove(cgroup: str, root: Path = ROOT) -> None:
+def remove(cgroup: str) -> None:
     """Remove a cgroup and all below it, deepest first; the processes must be gone.
 
     Raises OSError if a cgroup stays busy.
     """
-    for directory in directories(cgroup, root):
+    for directory in directories(cgroup):
         for below, _, _ in os.walk(directory, topdown=False):
             _remove_empty(Path(below))
 

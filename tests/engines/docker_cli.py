@@ -49,7 +49,6 @@ def run(
     stdin: bytes | None = None,
     terminal: Sequence[Typed] | None = None,
     buildkit: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a docker command against a socket, with an empty configuration of its own.
 
@@ -64,7 +63,6 @@ def run(
             "LANG": "C.UTF-8",
             "TERM": "xterm",
             "DOCKER_BUILDKIT": str(int(buildkit)),
-            **(environment or {}),
         }
         if terminal is not None:
             return _on_a_terminal(command, variables, terminal)

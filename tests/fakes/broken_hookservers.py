@@ -18,6 +18,7 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import Connection, FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall, annotations, resources
 from tests.fakes.hookserver import HookServer
+from tests.fakes.server import grpc_server
 
 Made = Callable[[str], AbstractAsyncContextManager[Any]]
 """Serves at a socket's path as long as its context is open."""
@@ -237,10 +238,7 @@ class _AnyMethod(grpc.GenericRpcHandler):
 @asynccontextmanager
 async def answers_any_method(path: str) -> AsyncIterator[None]:
     """Do not look at what is called."""
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_AnyMethod(),))
-    server.add_insecure_port(f"unix:{path}")
-    await server.start()
+    server = await grpc_server(path, _AnyMethod())
     try:
         yield
     finally:

@@ -21,10 +21,9 @@ from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
-from tests.fakes.server import Server, stay
+from tests.fakes.server import Server, grpc_server, stay
 
 SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
-MAX_MESSAGE_BYTES = 64 << 20
 _POINTS: Mapping[str, HookPoint] = {SERVICE + point.method: point for point in HOOK_POINTS}
 
 
@@ -53,12 +52,8 @@ class HookServer(Server):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        size = MAX_MESSAGE_BYTES
-        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
-        self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((_Handlers(self),))
-        self._server.add_insecure_port(f"unix:{self.faults.backend if self.faults else self.socket_path}")
-        await self._server.start()
+        path = self.faults.backend if self.faults else self.socket_path
+        self._server = await grpc_server(path, _Handlers(self))
         if self.faults is not None:
             await self.faults.start()
 
@@ -84,13 +79,13 @@ class HookServer(Server):
             await self._called.wait_for(lambda: len(self.calls_of(point)) >= count)
         return self.calls_of(point)
 
-    def crash_mid_answer(self, more_bytes: int = 20) -> Answer:
-        """Answer well, but drop the connection after so many more bytes toward the caller; needs ``faulty``."""
-        assert self.faults is not None, "only a server made with faulty=True can crash in the middle of an answer"
+    def crash_mid_answer(self) -> Answer:
+        """Answer well, but drop the connection after 20 more bytes toward the caller; needs ``faulty``."""
+        assert self.faults is not None
         faults = self.faults
 
         async def answer(call: HookCall) -> bytes:
-            faults.cut_clients_after(more_bytes)
+            faults.cut_clients_after(20)
             return await hookanswers.echo()(call)
 
         return answer

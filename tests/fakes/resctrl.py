@@ -19,8 +19,8 @@ from typing import NoReturn
 from runtimeproxy_hooks.resctrl import parse_schemata
 from runtimeproxy_hooks.resctrl_fs import LAST_STATUS, SCHEMATA, TASKS, Resctrl
 
-AMD = "AuthenticAMD"
-INTEL = "GenuineIntel"
+LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
+"""The values of MB, in percent as Intel has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,21 @@ class Hardware:
     min_cbm_bits: int = 1
     cdp: bool = False
     mb_ids: tuple[int, ...] = (0, 1)
-    min_bandwidth: int = 10
-    bandwidth_gran: int = 10
-    vendor: str = INTEL
 
     @property
     def l3_names(self) -> tuple[str, ...]:
-        """Return the names of the L3 lines."""
         if not self.l3_ids:
             return ()
         return ("L3DATA", "L3CODE") if self.cdp else ("L3",)
 
-    @property
-    def max_bandwidth(self) -> int:
-        """Return what stands for no limit."""
-        return 2048 if self.vendor == AMD else 100
-
     def full(self) -> dict[str, dict[int, int]]:
         """Return the values of a group without limits, by resource and cache id."""
         limits = {name: dict.fromkeys(self.l3_ids, self.cbm_mask) for name in self.l3_names}
-        return limits | ({"MB": dict.fromkeys(self.mb_ids, self.max_bandwidth)} if self.mb_ids else {})
+        return limits | ({"MB": dict.fromkeys(self.mb_ids, MOST_BANDWIDTH)} if self.mb_ids else {})
 
     def info(self) -> dict[str, Mapping[str, str]]:
-        """Return the files of the directory info, by resource."""
         mask = {"cbm_mask": f"{self.cbm_mask:x}", "min_cbm_bits": str(self.min_cbm_bits)}
-        bandwidth = {"min_bandwidth": str(self.min_bandwidth), "bandwidth_gran": str(self.bandwidth_gran)}
+        bandwidth = {"min_bandwidth": str(LEAST_BANDWIDTH), "bandwidth_gran": str(BANDWIDTH_STEP)}
         files = dict.fromkeys(self.l3_names, mask) | ({"MB": bandwidth} if self.mb_ids else {})
         return {name: {**texts, "num_closids": str(self.closids)} for name, texts in files.items()}
 
@@ -127,7 +117,7 @@ class StandIn(Resctrl):
             self._agree()
 
     def _vendor(self) -> str:
-        return self.hardware.vendor
+        return "GenuineIntel"
 
     def _groups(self) -> Iterator[Path]:
         """Yield the directories of all groups: the root is one."""
@@ -169,10 +159,9 @@ class StandIn(Resctrl):
 
     def _bandwidth(self, text: str) -> int:
         value = int(text)
-        least, most, step = self.hardware.min_bandwidth, self.hardware.max_bandwidth, self.hardware.bandwidth_gran
-        if not least <= value <= most:
-            raise ValueError(f"MB value {value} out of range [{least},{most}]")
-        return -(-value // step) * step
+        if not LEAST_BANDWIDTH <= value <= MOST_BANDWIDTH:
+            raise ValueError(f"MB value {value} out of range [{LEAST_BANDWIDTH},{MOST_BANDWIDTH}]")
+        return -(-value // BANDWIDTH_STEP) * BANDWIDTH_STEP
 
     def _assign(self, directory: Path, text: str) -> None:
         tid = int(text) or threading.get_native_id()  # to the kernel 0 is whoever writes it
@@ -200,7 +189,7 @@ class StandIn(Resctrl):
 
     def _values_shown(self, name: str, values: Mapping[int, int]) -> str:
         """Return values as the kernel shows them: masks with leading zeros, numbers with blanks."""
-        width = max(len(f"{self.hardware.cbm_mask:x}"), len(str(self.hardware.max_bandwidth)))
+        width = max(len(f"{self.hardware.cbm_mask:x}"), len(str(MOST_BANDWIDTH)))
         form = str(width) if name == "MB" else f"0{width}x"
         return ";".join(f"{each}={value:{form}}" for each, value in values.items())
 

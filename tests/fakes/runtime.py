@@ -20,11 +20,10 @@ import uvloop
 
 from tests.fakes import cri_pb2
 from tests.fakes.runtime_state import Refused, RuntimeState
-from tests.fakes.server import Server, stay
+from tests.fakes.server import Server, grpc_server, stay
 
 API_VERSIONS = {"runtime.v1": "v1", "runtime.v1alpha2": "v1alpha2"}
 SERVICES = ("RuntimeService", "ImageService")
-MAX_MESSAGE_BYTES = 64 << 20
 Metadata = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -80,12 +79,7 @@ class FakeRuntime(Server):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        size = MAX_MESSAGE_BYTES
-        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
-        self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((_Handlers(self),))
-        self._server.add_insecure_port(f"unix:{self.socket_path}")
-        await self._server.start()
+        self._server = await grpc_server(self.socket_path, _Handlers(self))
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Stop listening; calls in flight are cancelled after the grace."""

@@ -8,6 +8,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
 
+import grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+
 
 class Server(ABC):
     """Use as a context manager or with start and stop."""
@@ -68,6 +72,16 @@ class Listener(Server):
             return  # the client has gone again
         client.setblocking(False)
         self.accepted(client)
+
+
+async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.Server:
+    """Start a gRPC server on a unix socket."""
+    options = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("receive", "send")]
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((handlers,))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    return server
 
 
 async def stay(said: str) -> None:

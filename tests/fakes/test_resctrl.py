@@ -2,14 +2,13 @@
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.resctrl import AMD, Hardware, StandIn, until_gone
+from tests.fakes.resctrl import Hardware, StandIn
 
 ME = os.getpid()
 ALL = "L3:0=7ff;1=7ff\nMB:0=100;1=100\n"
@@ -27,28 +26,6 @@ def standin(tmp_path: Path) -> StandIn:
     standin = StandIn(tmp_path / "resctrl", Hardware(min_cbm_bits=2))
     standin.make("one")
     return standin
-
-
-@pytest.mark.parametrize(
-    ("hardware", "schemata"),
-    [
-        (Hardware(), ALL),
-        (Hardware(l3_ids=()), "MB:0=100;1=100\n"),
-        (Hardware(cdp=True, l3_ids=(3,)), "L3DATA:3=7ff\nL3CODE:3=7ff\n    MB:0=100;1=100\n"),
-        (Hardware(cbm_mask=0xFF, vendor=AMD), "L3:0=00ff;1=00ff\nMB:0=2048;1=2048\n"),
-    ],
-)
-def test_machine_shows_its_schemata(tmp_path: Path, hardware: Hardware, schemata: str) -> None:
-    assert (StandIn(tmp_path, hardware).root / "schemata").read_text() == schemata
-
-
-def test_classes_run_out(standin: StandIn) -> None:
-    assert [standin.make(name) for name in ("two", "three", "three")] == [True, True, False]
-    with refused(errno.ENOSPC):
-        standin.make("four")
-    assert standin.last_status() == "Out of CLOSIDs"
-    standin.remove("two")
-    assert standin.make("four") is True
 
 
 @pytest.mark.parametrize(
@@ -86,15 +63,3 @@ def test_task_is_in_one_group_and_falls_back_to_the_root(standin: StandIn) -> No
     assert (standin.tasks("one"), standin.tasks("two")) == (frozenset(), {ME})
     standin.remove("two")
     assert (standin.root / "tasks").read_text() == f"{ME}\n"
-
-
-def test_ended_thread_is_no_longer_listed(standin: StandIn) -> None:
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    thread.start()
-    tid = thread.native_id or 0
-    standin.move("one", tid)
-    assert standin.tasks("one") == {tid}
-    over.set()
-    until_gone([tid])
-    assert standin.tasks("one") == frozenset()

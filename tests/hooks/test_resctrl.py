@@ -13,9 +13,9 @@ from runtimeproxy_hooks import resctrl as pure
 from runtimeproxy_hooks.resctrl import Bandwidth, Cache, Machine, Range, Wish
 from runtimeproxy_hooks.resctrl_fs import Resctrl
 from tests.amounts import examples
-from tests.fakes.resctrl import AMD, Hardware, StandIn
+from tests.fakes.resctrl import Hardware, StandIn
 
-INTEL, ME = "GenuineIntel", os.getpid()
+INTEL, AMD, ME = "GenuineIntel", "AuthenticAMD", os.getpid()
 
 L3 = Cache((0, 1), ways=11, min_bits=1)
 MB = Bandwidth((0, 1), INTEL, minimum=10, step=10)

@@ -19,6 +19,7 @@ from tests.fakes.dockerd_service import Service
 from tests.fakes.dockerd_wire import Exchange, Reader
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.runtime import Context, _Handlers
+from tests.fakes.server import grpc_server
 from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import DockerRuntime
 from tests.system.h2client import PREFIX_BYTES, Answer, H2Client
@@ -155,10 +156,7 @@ class CriTrials(CriRuntime):
         self._trials = trials
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers((_CriHandlers(self, self._trials),))
-        self._server.add_insecure_port(f"unix:{self.socket_path}")
-        await self._server.start()
+        self._server = await grpc_server(self.socket_path, _CriHandlers(self, self._trials))
 
     def started(self, container_id: str) -> bool:
         return self.state.containers[container_id].state == cri_pb2.CONTAINER_RUNNING

@@ -168,17 +168,17 @@ def container(script: str = "", envs: Sequence[tuple[str, bytes]] = (), **resour
     return cri.container_config("main", command=(shell, flag, script), envs=envs, resources=cri_resources(resources))
 
 
-def kubelet_makes(path: str, quota: int = UNLIMITED, root: Path = cgroups.ROOT) -> None:
+def kubelet_makes(path: str, quota: int = UNLIMITED) -> None:
     """Make a pod's cgroup as a kubelet does; it is removed with the engine."""
-    if cgroups.is_v2(root):
-        directory = root
+    if cgroups.is_v2():
+        directory = cgroups.ROOT
         for name in path.strip("/").split("/"):
             (directory / "cgroup.subtree_control").write_text("+cpu +memory +cpuset")
             directory /= name
             directory.mkdir(exist_ok=True)
         (directory / "cpu.max").write_text("max" if quota == UNLIMITED else str(quota))
         return
-    cpu, memory = (root / controller / path.lstrip("/") for controller in ("cpu", "memory"))
+    cpu, memory = (cgroups.ROOT / controller / path.lstrip("/") for controller in ("cpu", "memory"))
     cpu.mkdir(parents=True)
     memory.mkdir(parents=True)
     (cpu / "cpu.cfs_quota_us").write_text(str(quota))

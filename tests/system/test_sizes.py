@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from tests.fakes import hookanswers
-from tests.fakes import runtime as fake_runtime
+from tests.fakes import hookanswers, server
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.system.clients import Client
@@ -35,7 +34,7 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one byte: of a request that passes, of one that is held, of an answer."""
-    monkeypatch.setattr(fake_runtime, "MAX_MESSAGE_BYTES", LIMIT_BYTES)
+    monkeypatch.setattr(server, "MAX_MESSAGE_BYTES", LIMIT_BYTES)
     too_long = bytes(LIMIT_BYTES + 1)
     told = []
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyInside(tmp_path) as proxy:
