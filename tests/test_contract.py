@@ -182,7 +182,6 @@ class Life:
     """What stands for each id: they are not the same on two fronts."""
 
     async def live(self) -> Self:
-        """Do all steps."""
         self.folder.mkdir()
         self._proxy = ProxyInside(self.folder, backend_runtime_mode=self.front.mode)
         self._proxy.register("plugin.json", self.folder / "hooks.sock")

@@ -87,7 +87,6 @@ class Containerd(Engine):
             self._remove_pods(keep=kept)
 
     def stop(self) -> None:
-        """Stop everything that this engine started, and remove all it made."""
         if self._runs:
             self._remove_pods(keep=set())
         self.terminate()

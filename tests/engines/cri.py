@@ -32,7 +32,6 @@ def pod_config(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> cri_pb2.PodSandboxConfig:
-    """Return the config of a pod on the host's network."""
     metadata = {"name": name, "uid": uid, "namespace": "default"}
     linux = {"cgroup_parent": cgroup_parent, "security_context": {"namespace_options": HOST_NETWORK}}
     return cri_pb2.PodSandboxConfig(
@@ -89,7 +88,6 @@ class CriClient:
         return f"/{self._version}.{service}/{method}"
 
     def call(self, method: str, request: Message, timeout_seconds: float | None = None) -> Any:
-        """Call a unary method; return its reply message."""
         call = self._channel.unary_unary(
             self.path(method), request_serializer=_serialize, response_deserializer=_reply(method).FromString
         )
@@ -119,7 +117,6 @@ class CriClient:
         return list(self.call("ListPodSandbox", cri_pb2.ListPodSandboxRequest()).items)
 
     def stop_pod(self, pod_id: str) -> None:
-        """Stop a pod sandbox and what runs in it."""
         self.call("StopPodSandbox", cri_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id))
 
     def remove_pod(self, pod_id: str) -> None:
@@ -128,7 +125,6 @@ class CriClient:
     # ---- containers
 
     def create(self, pod_id: str, config: cri_pb2.ContainerConfig, pod: cri_pb2.PodSandboxConfig) -> str:
-        """Create a container in a pod; return its id."""
         request = cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
         return str(self.call("CreateContainer", request).container_id)
 
@@ -154,12 +150,10 @@ class CriClient:
         return cast("cri_pb2.ContainerStatusResponse", self.call("ContainerStatus", request))
 
     def exec_sync(self, container_id: str, *command: str, timeout_seconds: int = 20) -> cri_pb2.ExecSyncResponse:
-        """Run a command in a container; return its output and exit code."""
         request = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout_seconds)
         return cast("cri_pb2.ExecSyncResponse", self.call("ExecSync", request))
 
     def environment(self, container_id: str) -> dict[str, bytes]:
-        """Read the environment that a process in the container sees."""
         # The main process' own, not that of an exec: the two differ if a runtime gives an exec another one.
         lines = self.exec_sync(container_id, "cat", "/proc/1/environ").stdout.split(b"\0")
         return {key.decode(): value for key, _, value in (line.partition(b"=") for line in lines if line)}

@@ -54,7 +54,6 @@ class Dockerd(Engine):
         (self.base / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Stop everything that this engine started, and remove all it made."""
         if self._runs:
             self._remove_containers(keep=set())  # or SIGTERM waits for each that does not listen to it
         self.terminate()
@@ -68,7 +67,6 @@ class Dockerd(Engine):
 
     @property
     def default_cgroup_parent(self) -> str:
-        """Name the cgroup parent of a container that asks for none."""
         return f"/{self.cgroup_prefix}/default"
 
     def request(self, method: str, path: str, body: bytes = b"", socket: str | None = None) -> bytes:
@@ -89,7 +87,6 @@ class Dockerd(Engine):
         return answer
 
     def get(self, path: str) -> Any:
-        """Return what the daemon answers to a GET, out of its JSON."""
         return json.loads(self.request("GET", path))
 
     @contextmanager

@@ -65,7 +65,6 @@ class Daemon(ABC):
         self._daemon = None
 
     def kill(self) -> None:
-        """End the daemon at once (SIGKILL)."""
         assert self._daemon is not None
         self._daemon.kill()
         self._daemon.wait()
@@ -111,7 +110,6 @@ class Engine(Daemon):
         return f"/{self.cgroup_prefix}/{qos}/pod{pod_uid}"
 
     def directory(self, name: str) -> Path:
-        """Make a directory that is removed with the engine."""
         path = self.base / name
         path.mkdir(parents=True, exist_ok=True)
         return path

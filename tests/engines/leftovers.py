@@ -41,7 +41,6 @@ def mounts(base: Path) -> list[str]:
 
 
 def unmount(base: Path) -> None:
-    """Unmount all below a folder. Raises subprocess.CalledProcessError."""
     for point in reversed(mounts(base)):
         subprocess.run(["umount", "--lazy", point], check=True, stdin=subprocess.DEVNULL)
 

@@ -237,7 +237,6 @@ class _AnyMethod(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def answers_any_method(path: str) -> AsyncIterator[None]:
-    """Do not look at what is called."""
     server = await grpc_server(path, _AnyMethod())
     try:
         yield

@@ -28,8 +28,6 @@ class Parts:
 
 
 class Core(Parts):
-    """The parts under fake calls."""
-
     @property
     def now(self) -> float:
         return _now()

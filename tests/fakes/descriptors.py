@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Leave the process no descriptor more than it has."""
     gc.collect()  # else what earlier tests left in cycles may give one back in the middle
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)

@@ -86,7 +86,6 @@ class FakeDockerd(Listener):
         return len(self._connections)
 
     def drop_connections(self) -> None:
-        """Drop every open connection at once."""
         for task, connection in self._connections.items():
             if isinstance(connection, asyncio.StreamWriter):
                 connection.transport.abort()
@@ -115,7 +114,6 @@ class FakeDockerd(Listener):
         self.state.say(reference, data, stream)
 
     def container(self, reference: str) -> Container:
-        """Return a container's record. Raises Refused."""
         return self.state.find(reference)
 
     def fill_list(self, count: int, total_bytes: int) -> None:

@@ -35,7 +35,6 @@ class Refused(Exception):
 
 
 def bad(message: str) -> Refused:
-    """Return a refusal for a wrong parameter."""
     return Refused(HTTPStatus.BAD_REQUEST, message)
 
 

@@ -14,8 +14,6 @@ TIMEOUT_SECONDS = 20.0
 
 
 class UnixHttpConnection(http.client.HTTPConnection):
-    """A connection whose address is a socket's path."""
-
     def __init__(self, path: str, timeout: float | None = TIMEOUT_SECONDS) -> None:
         super().__init__(path, timeout=timeout)
 
@@ -50,15 +48,12 @@ class Raw:
         self.writer.write_eof()
 
     async def head(self) -> bytes:
-        """Return a reply's head, with the empty line."""
         return await self.until(b"\r\n\r\n")
 
     async def until(self, end: bytes) -> bytes:
-        """Return the bytes up to and with ``end``."""
         return await asyncio.wait_for(self.reader.readuntil(end), TIMEOUT_SECONDS)
 
     async def exactly(self, count: int) -> bytes:
-        """Return so many bytes."""
         return await asyncio.wait_for(self.reader.readexactly(count), TIMEOUT_SECONDS)
 
     async def chunk(self) -> bytes:

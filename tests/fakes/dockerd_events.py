@@ -26,7 +26,6 @@ def labels_match(labels: Mapping[str, str], wanted: frozenset[str]) -> bool:
 
 
 def event_matches(event: Event, filters: Filters) -> bool:
-    """Tell whether GET /events with these filters shows an event."""
     actor = event["Actor"]
     attributes = actor["Attributes"]
     known: Mapping[str, set[str]] = {
@@ -49,7 +48,6 @@ class Events:
         return lambda: self._subscribers.discard(subscriber)
 
     def emit(self, kind: str, action: str, subject: str, attributes: Mapping[str, str], image: str = "") -> None:
-        """Tell an event, of a container or of anything else."""
         now = time.time_ns()
         old_names = {"status": action, "id": subject, "from": image} if kind == "container" else {}
         actor = {"ID": subject, "Attributes": dict(sorted(attributes.items()))}

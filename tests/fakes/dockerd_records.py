@@ -48,7 +48,6 @@ class Exec:
     exit_code: int | None = None
 
     def inspect(self) -> Struct:
-        """Return what GET /exec/{ref}/json answers."""
         life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
         return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
 
@@ -97,7 +96,6 @@ class Container:
         return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
 
     def inspect(self) -> Struct:
-        """Return what GET /containers/{ref}/json answers."""
         path, *arguments = self.command or [""]
         folder = f"/var/lib/docker/containers/{self.id}"
         names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
@@ -106,7 +104,6 @@ class Container:
         return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
-        """Return what GET /containers/json shows of it."""
         seconds = int(time.time() - (self.started if self.running else self.finished))
         exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
         status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
@@ -141,7 +138,6 @@ class Image:
 
     @property
     def id(self) -> str:
-        """Return the id, which follows from the name."""
         return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
 
     def inherited(self, config: dict[str, Any]) -> Struct:
@@ -153,14 +149,12 @@ class Image:
         return {**config, "Env": env if has_path else [*env, PATH], "Labels": labels, "Cmd": command}
 
     def inspect(self) -> Struct:
-        """Return what GET /images/{ref}/json answers."""
         config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
         machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
         names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
         return {**names, "Config": config, "Size": 1 << 20, **machine}
 
     def listed(self) -> Struct:
-        """Return what GET /images/json shows of it."""
         names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": None, "ParentId": ""}
         sizes = {"Containers": -1, "SharedSize": -1, "Size": 1 << 20, "VirtualSize": 1 << 20}
         return {**names, "Created": 1767225600, "Labels": self.labels or None, **sizes}
@@ -178,7 +172,6 @@ class Images:
         return image
 
     def find(self, reference: str) -> Image:
-        """Return the image. Raises Refused with status 404."""
         name = familiar(reference)
         if name in self.by_name:
             return self.by_name[name]

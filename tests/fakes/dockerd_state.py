@@ -64,7 +64,6 @@ class DockerdState:
         return found[0]
 
     def named(self, name: str) -> Container | None:
-        """Return the container with exactly this name, with or without the slash."""
         return self._names.get(name.removeprefix("/"))
 
     def _reserve(self, name: str) -> str:
@@ -77,7 +76,6 @@ class DockerdState:
         return name.removeprefix("/")
 
     def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        """Create a container from the body of a create. Raises Refused."""
         checks.check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
@@ -97,7 +95,6 @@ class DockerdState:
         return container
 
     def start(self, reference: str) -> None:
-        """Start a container. Raises Refused: 404, or 304 if it runs."""
         container = self.find(reference)
         if container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
@@ -111,7 +108,6 @@ class DockerdState:
             self._destroy(container)
 
     def stop(self, reference: str) -> None:
-        """Stop a container. Raises Refused: 404, or 304 if it does not run."""
         container = self.find(reference)
         if not container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
@@ -120,7 +116,6 @@ class DockerdState:
         self._tell(container, "stop")
 
     def rename(self, reference: str, name: str) -> None:
-        """Give a container another name. Raises Refused: 400, 404, or 409 if the name is taken."""
         container = self.find(reference)
         new_name, old_name = self._reserve(name), container.name
         container.name = new_name
@@ -139,7 +134,6 @@ class DockerdState:
         self._tell(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:
-        """Remove a container. Raises Refused: 404, or 409 if it runs and force is not given."""
         container = self.find(reference)
         if container.running:
             if not force:
@@ -158,7 +152,6 @@ class DockerdState:
     # ---- execs
 
     def exec_create(self, reference: str, config: dict[str, Any]) -> Exec:
-        """Prepare a command. Raises Refused: 404, or 409 if the container does not run."""
         container = self.find(reference)
         if not container.running:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
@@ -169,13 +162,11 @@ class DockerdState:
         return made
 
     def exec_find(self, exec_id: str) -> Exec:
-        """Return an exec. Raises Refused: 404."""
         if exec_id not in self.execs:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such exec instance: {exec_id}")
         return self.execs[exec_id]
 
     def exec_start(self, made: Exec) -> None:
-        """Let a command run."""
         made.running = True
         self._tell(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
 

@@ -163,7 +163,6 @@ class Exchange:
         return line
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises Refused."""
         pieces = []
         while data := await self.piece():
             pieces.append(data)

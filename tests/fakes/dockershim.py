@@ -191,7 +191,6 @@ class Dockershim:
 
     @property
     def cgroup_driver(self) -> str:
-        """Return the daemon's cgroup driver, asked for once."""
         if self._driver is None:
             self._driver = str(self.info()["CgroupDriver"])
         return self._driver
@@ -229,7 +228,6 @@ class Dockershim:
                 raise
 
     def remove_pod_sandbox(self, sandbox_id: str) -> None:
-        """Remove a pod sandbox with its containers."""
         for container in self._list(f"io.kubernetes.sandbox.id={sandbox_id}"):
             self._delete(container["Id"])
         self._delete(sandbox_id)
@@ -287,7 +285,6 @@ class Dockershim:
         return self._list("io.kubernetes.docker.type=podsandbox")
 
     def inspect(self, container_id: str) -> dict[str, Any]:
-        """Inspect a container or sandbox."""
         return dict(self._call("GET", f"/containers/{container_id}/json"))
 
     # ---- streams

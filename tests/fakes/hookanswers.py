@@ -125,8 +125,6 @@ def after(seconds: float, then: Answer | None = None) -> Answer:
 
 
 def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
-    """Answer once a gate is open."""
-
     async def answer(call: HookCall) -> bytes:
         await gate.wait()
         return await (then or empty())(call)
@@ -153,13 +151,10 @@ def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = 
 
 
 def garbage() -> Answer:
-    """Answer bytes that are no message."""
     return raw(b"\xff\xff\xff\xff garbage")
 
 
 def huge(size_bytes: int = 5 << 20) -> Answer:
-    """Answer a message with one annotation of this size."""
-
     async def answer(call: HookCall) -> bytes:
         response = _echo(call)
         annotations(response)["huge"] = "x" * size_bytes

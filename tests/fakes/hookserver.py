@@ -70,11 +70,9 @@ class HookServer(Server):
         self.answers[BY_NAME[point].name] = answer
 
     def calls_of(self, point: str) -> list[HookCall]:
-        """Return the calls of a hook point, in order."""
         return [call for call in self.calls if call.point.name == point]
 
     async def wait_for_calls(self, point: str, count: int = 1) -> list[HookCall]:
-        """Wait until a hook point was called ``count`` times; return its calls."""
         async with self._called:
             await self._called.wait_for(lambda: len(self.calls_of(point)) >= count)
         return self.calls_of(point)

@@ -120,7 +120,6 @@ class FakeHeld:
         assert self.answers, "what is counted of a request is counted until its call is over"
 
     def settle(self, reply: Reply) -> None:
-        """Take the runtime's answer."""
         self.reply = reply
         self.on_reply()
 
@@ -189,7 +188,6 @@ class Node(Parts):
         return held
 
     async def do(self, operation: Operation, message: bytes | Message | None = None) -> FakeHeld:
-        """Run a call that the runtime agrees to at once."""
         return await self.run(self.held(operation, message))
 
     def know(self, pod: PodInfo = POD, container: ContainerInfo = CONTAINER, **original: Any) -> None:

@@ -51,7 +51,6 @@ class FakeClient:
     async def call(
         self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        """Do as told."""
         self.asked.append(Asked(self.name, point.name, request, timeout_seconds))
         try:
             await asyncio.sleep(min(self.delay_seconds, timeout_seconds))
@@ -97,7 +96,6 @@ class FakePlugins:
         return client
 
     def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        """Return the plugins of a point in the order of their registration."""
         return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
 
     def told(self) -> list[tuple[str, str]]:

@@ -123,7 +123,6 @@ class RuntimeState:
         }
 
     def knows(self, method: str) -> bool:
-        """Tell whether ``answer`` answers a method."""
         return method == "Version" or method in self._methods
 
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:

@@ -77,7 +77,6 @@ class Shape:
     """A container runs below its pod's parent, whatever sandbox_config says in its create."""
 
     def absence(self, method: str) -> Failure | None:
-        """Return the answer of a method for an id that is not there."""
         return self.absent_by_method.get(method, self.absent)
 
     def refusal(self, method: str, resources: Resources, container_id: str) -> str:
@@ -101,7 +100,6 @@ def memory_of_crio(resources: Resources, container_id: str) -> str:
 
 
 def swap_of_crio(resources: Resources, container_id: str) -> str:
-    """Refuse a create's swap limit below the memory limit."""
     limit, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
     why = f"memory swap limit ({swap}) cannot be lower than memory limit ({limit})"
     return f"container {container_id} create failed because {why}" if 0 < swap < limit else ""

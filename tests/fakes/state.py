@@ -58,7 +58,6 @@ class FakeState:
             self.containers.pop(one, None)
 
     async def listed(self) -> Listed:
-        """List all."""
         await self._answer(LIST, LIST, self.list_seconds)
         return Listed(list(self.pods), list(self.containers))
 
@@ -68,7 +67,6 @@ class FakeState:
         return found
 
     async def container(self, container_id: str) -> Subject | None:
-        """Tell of a container."""
         found = self.containers.get(container_id)
         await self._answer("container", container_id, self.read_seconds)
         return found
@@ -90,7 +88,6 @@ class FakeState:
 
     @property
     def reads(self) -> list[str]:
-        """Return what was read, in order."""
         return [name for _, name in self.asked if name != LIST]
 
 
