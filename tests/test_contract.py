@@ -42,16 +42,7 @@ CONTAINER = dockershim_bodies.Container(
     resources=LIMITS,
 )
 UPDATE: dict[str, Any] = {"cpu_shares": 400, "memory_limit_in_bytes": 128 * MIB}
-NAMES = {"name": POD.name, "namespace": POD.namespace, "uid": POD.uid}
-KUBELETS_LABELS = {f"io.kubernetes.pod.{name}": value for name, value in NAMES.items()}
-KUBELETS_ANNOTATIONS = {
-    "io.kubernetes.container.hash": "d464c1e4",
-    "io.kubernetes.container.restartCount": "2",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-}
-"""What a kubelet adds to every container; the fake dockershim adds it, too."""
+KUBELETS_LABELS = dockershim_bodies.pod_labels(POD)
 
 
 class CriKubelet(cri.CriClient):
@@ -71,7 +62,7 @@ class CriKubelet(cri.CriClient):
         envs=[(key, value.encode()) for key, value in CONTAINER.envs],
         resources=cri_pb2.LinuxContainerResources(**CRI_ONLY_LIMITS, **LIMITS),
         labels=KUBELETS_LABELS,
-        annotations={**CONTAINER.annotations, **KUBELETS_ANNOTATIONS},
+        annotations={**CONTAINER.annotations, **dockershim_bodies.kubelets_annotations(CONTAINER)},
     )
     container.metadata.attempt = CONTAINER.attempt
 

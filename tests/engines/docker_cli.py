@@ -57,13 +57,8 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="rp-docker-cli-") as config:
         command = [DOCKER, "--config", config, "--host", f"unix://{socket}", *arguments]
-        variables = {
-            "HOME": config,
-            "PATH": "/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "TERM": "xterm",
-            "DOCKER_BUILDKIT": str(int(buildkit)),
-        }
+        variables = {"HOME": config, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "xterm"}
+        variables["DOCKER_BUILDKIT"] = str(int(buildkit))
         if terminal is not None:
             return _on_a_terminal(command, variables, terminal)
         done = subprocess.run(

@@ -65,10 +65,6 @@ class Dockerd(Engine):
         own = {self._daemon.pid} if self._daemon is not None and self._runs else set()
         return leftovers.processes(f"{self.base}/exec") | cgroups.processes(self.cgroup_prefix) | own
 
-    @property
-    def default_cgroup_parent(self) -> str:
-        return f"/{self.cgroup_prefix}/default"
-
     def request(self, method: str, path: str, body: bytes = b"", socket: str | None = None) -> bytes:
         """Send one request to this engine, or to ``socket``; return the body of its answer.
 
@@ -109,7 +105,7 @@ class Dockerd(Engine):
             "pidfile": f"{self.base}/docker.pid",
             "hosts": [f"unix://{self.socket}"],
             "deprecated-key-path": f"{self.base}/key.json",  # else it writes to /etc/docker
-            "cgroup-parent": self.default_cgroup_parent,
+            "cgroup-parent": f"/{self.cgroup_prefix}/default",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             # No network of the machine is changed: a container has its loopback, or the host's network.
             "bridge": "none",

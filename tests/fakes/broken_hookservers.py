@@ -30,9 +30,9 @@ LOOK_SECONDS = 0.001
 LATE_SECONDS = 1.5
 """A server that answers in time does so within this, on a machine that has a lot to do."""
 FEW_CALLS = 4
-MANY_BYTES = 512 * 1024
 UNREADABLE = hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT)
 TOO_MUCH = hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED)
+LOCKED = hookanswers.status(grpc.StatusCode.ABORTED, "locked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,10 @@ def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 1
     return Tried(lambda path: answering(answer())(path), frozenset({rule}), timeout_seconds)
 
 
+def late(rule: str, answer: Callable[[], Answer]) -> Tried:
+    return breaking(rule, answer, LATE_SECONDS)
+
+
 async def crash(call: HookCall) -> bytes:
     """Take for granted what is not there."""
     raise KeyError("pod_meta")
@@ -68,6 +72,15 @@ def where(wrong: Callable[[HookCall], object], answer: Answer, otherwise: Answer
 
 def _lacks_pod(call: HookCall) -> bool:
     return bool(call.message) and not call.request.HasField("pod_meta")
+
+
+def _lacks_parent(call: HookCall) -> bool:
+    request = call.request
+    return not (request.cgroup_parent if call.point.name == "PreRunPodSandbox" else request.pod_labels)
+
+
+def _is_big(call: HookCall) -> bool:
+    return len(call.message) > 512 * 1024
 
 
 def _unknown(call: HookCall) -> int:
@@ -258,35 +271,16 @@ BROKEN: dict[str, Tried] = {
     "refuses unknown fields": breaking("unknown-fields", lambda: where(_unknown, UNREADABLE, hookanswers.empty())),
     "answers unknown fields": breaking("unknown-fields", answers_unknown_fields),
     "answers any method": Tried(answers_any_method, frozenset({"unknown-method"})),
-    "refuses big requests": breaking(
-        "big", lambda: where(lambda call: len(call.message) > MANY_BYTES, TOO_MUCH, hookanswers.empty())
-    ),
+    "refuses big requests": breaking("big", lambda: where(_is_big, TOO_MUCH, hookanswers.empty())),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
     "mixes numbers up": breaking("concurrency", mixes_numbers_up),
     "takes few calls at once": breaking("concurrency", lambda: serves_few_at_once(TOO_MUCH)),
-    "is locked by a cancelled call": breaking(
-        "cancelled", lambda: breaks_when_cancelled(hookanswers.status(grpc.StatusCode.ABORTED, "locked"))
-    ),
-    "hangs after a cancelled call": breaking(
-        "cancelled", lambda: breaks_when_cancelled(hookanswers.hang()), timeout_seconds=LATE_SECONDS
-    ),
+    "is locked by a cancelled call": breaking("cancelled", lambda: breaks_when_cancelled(LOCKED)),
+    "hangs after a cancelled call": late("cancelled", lambda: breaks_when_cancelled(hookanswers.hang())),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, frozenset({"broken-connection"})),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
-    "hangs when busy": breaking(
-        "deadline", lambda: serves_few_at_once(hookanswers.hang()), timeout_seconds=LATE_SECONDS
-    ),
-    "hangs without a cgroup parent": Tried(
-        lambda path: HookServer(
-            path,
-            {
-                "PreRunPodSandbox": where(lambda call: not call.request.cgroup_parent, hookanswers.hang()),
-                "PreCreateContainer": where(lambda call: not call.request.pod_labels, hookanswers.hang()),
-            },
-            keep_calls=False,
-        ),
-        frozenset({"deadline"}),
-        timeout_seconds=LATE_SECONDS,
-    ),
+    "hangs when busy": late("deadline", lambda: serves_few_at_once(hookanswers.hang())),
+    "hangs without a cgroup parent": late("deadline", lambda: where(_lacks_parent, hookanswers.hang())),
 }
 """Servers by what is wrong with them."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -27,11 +28,10 @@ _SPELT = {"NanoCpus": "Nano CPUs", "CpuPeriod": "CPU Period", "CpuQuota": "CPU Q
 Values = Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+    status: HTTPStatus
+    message: str
 
 
 def bad(message: str) -> Refused:

@@ -108,11 +108,7 @@ class Container:
         exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
         status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
         names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
-        config = {
-            "Command": " ".join(self.command),
-            "Labels": self.config["Labels"] or {},
-            "Created": int(self.created),
-        }
+        config = {"Command": " ".join(self.command), "Labels": self.labels, "Created": int(self.created)}
         host = {"NetworkMode": self.host["NetworkMode"]}
         return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
 

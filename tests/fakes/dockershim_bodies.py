@@ -77,8 +77,20 @@ def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapp
     return dict(sorted({**labels, **prefixed, **own}.items()))
 
 
-def _pod_labels(pod: Pod) -> dict[str, str]:
+def pod_labels(pod: Pod) -> dict[str, str]:
+    """Return the labels that a kubelet adds to a pod and to its containers."""
     return {f"io.kubernetes.pod.{key}": getattr(pod, key) for key in ("name", "namespace", "uid")}
+
+
+def kubelets_annotations(container: Container) -> dict[str, str]:
+    """Return what a kubelet adds to every container."""
+    return {
+        "io.kubernetes.container.hash": "d464c1e4",
+        "io.kubernetes.container.restartCount": str(container.attempt),
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }
 
 
 def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +102,7 @@ def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX
     config = {
         "Hostname": pod.name,
         "Image": image,
-        "Labels": _labels({**pod.labels, **_pod_labels(pod)}, pod.annotations, own),
+        "Labels": _labels({**pod.labels, **pod_labels(pod)}, pod.annotations, own),
     }
     host: dict[str, Any] = {
         "NetworkMode": "host",
@@ -113,20 +125,15 @@ def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str,
         "io.kubernetes.docker.type": "container",
         "io.kubernetes.sandbox.id": sandbox_id,
     }
-    kubelets = {
-        "io.kubernetes.container.hash": "d464c1e4",
-        "io.kubernetes.container.restartCount": str(container.attempt),
-        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-        "io.kubernetes.container.terminationMessagePolicy": "File",
-        "io.kubernetes.pod.terminationGracePeriod": "30",
-    }
     config = {
         "Env": [f"{key}={value}" for key, value in container.envs] or None,
         "Cmd": list(container.args) or None,
         "Healthcheck": {"Test": ["NONE"]},
         "Image": container.image,
         "Entrypoint": list(container.command) or None,
-        "Labels": _labels({**container.labels, **_pod_labels(pod)}, {**kubelets, **container.annotations}, own),
+        "Labels": _labels(
+            {**container.labels, **pod_labels(pod)}, {**kubelets_annotations(container), **container.annotations}, own
+        ),
     }
     host: dict[str, Any] = {
         **_resources(container.resources),

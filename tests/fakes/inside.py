@@ -41,13 +41,8 @@ def _single(value: Any) -> Any:
 def runtime_spec(config: cri_pb2.ContainerConfig, resources: Resources, cgroup_path: str) -> dict[str, Any]:
     """Return the part of the OCI spec that tells of environment, resources and cgroup."""
     environment = [entry.decode(errors="replace") for entry in _environment(config)]
-    cpu = {
-        "shares": resources.cpu_shares,
-        "quota": resources.cpu_quota,
-        "period": resources.cpu_period,
-        "cpus": resources.cpuset_cpus,
-        "mems": resources.cpuset_mems,
-    }
+    numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
+    cpu = {**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems}
     memory = {"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes}
     limits = {"cpu": _set(cpu), "memory": _set(memory), "unified": dict(resources.unified)}
     return {

@@ -26,10 +26,11 @@ UNKNOWN_FIELD = b"\xfa\x3e\x03new"
 """Field 1007 of any message, which nobody knows yet."""
 BROKEN = b"\x0a\xff"
 
+NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 1}
 POD_REQUEST = cri.RunPodSandboxRequest(
     runtime_handler="runc",
     config=cri.PodSandboxConfig(
-        metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=1),
+        metadata=cri.PodSandboxMetadata(**NAMES),
         labels={"qos": "BE"},
         linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
     ),
@@ -43,16 +44,7 @@ CREATE_REQUEST = cri.CreateContainerRequest(
         linux=cri.LinuxContainerConfig(resources=cri.LinuxContainerResources(cpu_shares=1024, cpuset_cpus="0-3")),
     ),
 )
-POD = PodInfo(
-    id="p1",
-    name="web",
-    uid="u-1",
-    namespace="shop",
-    attempt=1,
-    runtime_handler="runc",
-    labels={"qos": "BE"},
-    cgroup_parent="/kube/u-1",
-)
+POD = PodInfo(id="p1", **NAMES, runtime_handler="runc", labels={"qos": "BE"}, cgroup_parent="/kube/u-1")
 ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
 CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", attempt=2, envs={"A": "1"}, resources=ASKED)
 

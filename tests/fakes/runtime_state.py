@@ -27,20 +27,18 @@ Mangle = Callable[[str, Any], Message | bytes]
 """Takes a method and its reply, and returns what is answered instead."""
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.code = code
-        self.details = details
+    code: grpc.StatusCode
+    details: str
 
 
+@dataclass(eq=False)
 class Absent(Exception):
     """An id that is not there; what the shape makes of it is the runtime's answer."""
 
-    def __init__(self, kind: str, subject_id: str) -> None:
-        super().__init__(kind, subject_id)
-        self.kind = kind
-        self.subject_id = subject_id
+    kind: str
+    subject_id: str
 
 
 @dataclass(slots=True)
@@ -189,11 +187,8 @@ class RuntimeState:
 
     def _pod_status(self, request: Any, message: bytes) -> Message | bytes:
         pod = self._pod(request.pod_sandbox_id)
-        listed, asked = self._listed_pod(pod), cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
-        status = cri_pb2.PodSandboxStatus(labels=listed.labels, annotations=listed.annotations)
-        status.id, status.state, status.created_at = pod.id, listed.state, pod.created_at
-        status.metadata.CopyFrom(listed.metadata)
-        status.runtime_handler = self.shape.status_handler(asked)
+        asked = cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
+        status = cri_pb2.PodSandboxStatus(**self._pod_told(pod), runtime_handler=self.shape.status_handler(asked))
         if not (request.verbose and self.verbose):
             return cri_pb2.PodSandboxStatusResponse(status=status)
         if (failure := self.shape.verbose_pod_fails) is not None:
@@ -206,15 +201,12 @@ class RuntimeState:
         return cri_pb2.ListPodSandboxResponse(items=[self._listed_pod(pod) for pod in pods])
 
     def _listed_pod(self, pod: Pod) -> cri_pb2.PodSandbox:
-        request = cri_pb2.RunPodSandboxRequest.FromString(pod.request)
-        listed = cri_pb2.PodSandbox(labels=request.config.labels, annotations=request.config.annotations)
-        if listed.labels:
-            listed.labels.update(self.shape.pod_labels)
-        listed.id, listed.created_at = pod.id, pod.created_at
-        listed.state = pod.state
-        listed.metadata.CopyFrom(request.config.metadata)
-        listed.runtime_handler = self.shape.listed_handler(request.runtime_handler)
-        return listed
+        asked = cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
+        return cri_pb2.PodSandbox(**self._pod_told(pod), runtime_handler=self.shape.listed_handler(asked))
+
+    def _pod_told(self, pod: Pod) -> dict[str, Any]:
+        told = _told(pod)
+        return {**told, "labels": {**told["labels"], **self.shape.pod_labels}} if told["labels"] else told
 
     # ---- containers
 
@@ -258,15 +250,10 @@ class RuntimeState:
 
     def _container_status(self, request: Any, message: bytes) -> Message | bytes:
         container = self._container(request.container_id)
-        listed = _listed_container(container)
-        status = cri_pb2.ContainerStatus(labels=listed.labels, annotations=listed.annotations)
-        status.id, status.state, status.created_at = container.id, listed.state, container.created_at
-        status.metadata.CopyFrom(listed.metadata)
-        status.image.CopyFrom(listed.image)
+        asked = cri_pb2.CreateContainerRequest.FromString(container.request)
+        status = cri_pb2.ContainerStatus(**_told(container), image=asked.config.image, image_ref=IMAGE_REFERENCE)
         if self.shape.tells_resources:
             status.resources.linux.CopyFrom(container.resources)
-        asked = cri_pb2.CreateContainerRequest.FromString(container.request)
-        status.image_ref = IMAGE_REFERENCE
         status.mounts.extend(asked.config.mounts)
         status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
         status.started_at = container.created_at if container.state != cri_pb2.CONTAINER_CREATED else 0
@@ -313,14 +300,14 @@ def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
     return records[found[0]]
 
 
+def _told(record: Pod | Container) -> dict[str, Any]:
+    """Return what both a list and a status tell."""
+    config, known = record.config, {"id": record.id, "state": record.state, "created_at": record.created_at}
+    return {**known, "metadata": config.metadata, "labels": config.labels, "annotations": config.annotations}
+
+
 def _listed_container(container: Container) -> cri_pb2.Container:
-    config = container.config
-    listed = cri_pb2.Container(labels=config.labels, annotations=config.annotations)
-    listed.id, listed.pod_sandbox_id, listed.created_at = container.id, container.pod_id, container.created_at
-    listed.state = container.state
-    listed.metadata.CopyFrom(config.metadata)
-    listed.image.CopyFrom(config.image)
-    return listed
+    return cri_pb2.Container(**_told(container), pod_sandbox_id=container.pod_id, image=container.config.image)
 
 
 def _info(values: Mapping[str, Any] | None) -> dict[str, str]:

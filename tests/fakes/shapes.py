@@ -169,6 +169,9 @@ def _named(**values: str) -> dict[str, str]:
 # ---- cri-dockerd
 
 
+DOCKER_ABSENT = "Error response from daemon: No such container: {id}"
+
+
 def docker_container_info(
     container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
 ) -> Json:
@@ -220,7 +223,8 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 
 # ---- the table
 
-_CONTENT = {"RemovePodSandbox": None, "RemoveContainer": None}
+_CONTENT = dict.fromkeys(("RemovePodSandbox", "RemoveContainer"))
+_STOPS = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
 
 CONTAINERD = Shape("containerd", absent_by_method=_CONTENT, refuses={START: (swap_of_runc,), UPDATE: (swap_of_runc,)})
 CRIO = Shape(
@@ -233,9 +237,7 @@ CRIO = Shape(
     pod_labels=CRIO_POD_LABELS,
     absent=Failure(NOT_FOUND, 'could not find {kind} "{id}": ID starting with {id} not found: ID does not exist'),
     absent_by_method={
-        "StopPodSandbox": None,
-        "RemovePodSandbox": None,
-        "StopContainer": None,
+        **_STOPS,
         CREATE: Failure(UNKNOWN, "specified sandbox not found: {id}: ID does not exist"),
         UPDATE: Failure(UNKNOWN, "container with ID starting with {id} not found: ID does not exist"),
     },
@@ -253,14 +255,11 @@ CRI_DOCKERD = Shape(
     tells_resources=False,
     status_handler=lambda asked: asked or "runc",
     listed_handler=lambda asked: "",
-    absent=Failure(UNKNOWN, "Error response from daemon: No such container: {id}"),
+    absent=Failure(UNKNOWN, DOCKER_ABSENT),
     absent_by_method={
-        "StopPodSandbox": None,
-        "RemovePodSandbox": None,
-        "StopContainer": Failure(NOT_FOUND, "Error response from daemon: No such container: {id}"),
-        UPDATE: Failure(
-            UNKNOWN, 'failed to update container "{id}": Error response from daemon: No such container: {id}'
-        ),
+        **_STOPS,
+        "StopContainer": Failure(NOT_FOUND, DOCKER_ABSENT),
+        UPDATE: Failure(UNKNOWN, f'failed to update container "{{id}}": {DOCKER_ABSENT}'),
     },
     refuses={CREATE: (memory_of_docker,), UPDATE: (updated_memory_of_docker,)},
     created=docker_created,
