@@ -193,7 +193,7 @@ class DockerKubelet(Kubelet):
         return (line async for line in client.reader if counts(line))
 
     def tell(self, container_id: str) -> None:
-        self._fake.say(container_id, LINE)
+        self._fake.state.say(container_id, LINE)
         self.told[LINES] += 1
 
     async def lists(self) -> int:

@@ -58,8 +58,6 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 
 class Containerd(Engine):
-    """A containerd of our own, with images and cgroup parents."""
-
     def __init__(self) -> None:
         super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
 

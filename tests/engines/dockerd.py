@@ -27,8 +27,6 @@ BUSYBOX, PAUSE = (name.removeprefix("docker.io/library/") for name in images.IMA
 
 
 class Dockerd(Engine):
-    """A dockerd of our own with the test images."""
-
     def __init__(self) -> None:
         super().__init__("dockerd", "docker", DIRECTORIES)
 

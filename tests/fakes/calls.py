@@ -7,26 +7,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy import hookpoints
+from runtimeproxy import hookpoints, model
 from runtimeproxy.call import Call, CallState, Reply
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import (
-    Adjustment,
-    ContainerInfo,
-    ContainerRecord,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    ResourceValue,
-    Subject,
-)
 from runtimeproxy.store import Store
 
 AGREED = Reply(agreed=True, message=b"yes")
-POD = PodInfo(id="p1", name="web", labels={"app": "shop"})
-CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main")
-SUBJECT = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CONTAINER))
+POD = model.PodInfo(id="p1", name="web", labels={"app": "shop"})
+CONTAINER = model.ContainerInfo(id="c1", pod_id="p1", name="main")
+SUBJECT = model.Subject(model.PodRecord(POD, POD), model.ContainerRecord(CONTAINER, CONTAINER))
 
 
 @dataclass(eq=False)
@@ -34,10 +24,10 @@ class FakeCall(Call):
     """A held call; what it does is set in its fields."""
 
     operation: Operation
-    known: Subject | None = SUBJECT
+    known: model.Subject | None = SUBJECT
     """What the request and the Store tell."""
     known_error: Exception | None = None
-    read: Subject | Exception | None = None
+    read: model.Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
     whole_key: str = ""
     """What ``key`` is from then on, if that is not known before."""
@@ -59,9 +49,9 @@ class FakeCall(Call):
     """What the runtime tells each time it is asked what became of the call; the last one stays."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
-    released_with: tuple[Subject | None, Adjustment] | None = None
+    released_with: tuple[model.Subject | None, model.Adjustment] | None = None
     refused_with: HookError | None = None
-    changed_by: Adjustment | None = None
+    changed_by: model.Adjustment | None = None
     """The adjustment that ``outcome`` was given."""
     answered: bool = False
     over_at: float | None = None
@@ -80,14 +70,14 @@ class FakeCall(Call):
             raise self.key
         return self.key
 
-    def subject(self, store: Store) -> Subject | None:
+    def subject(self, store: Store) -> model.Subject | None:
         if self.known_error is not None:
             raise self.known_error
         if self.known is not None and self.known.container is not None:
             return replace(self.known, container=store.container("c1") or self.known.container)
         return self.known
 
-    async def read_subject(self, store: Store) -> Subject | None:
+    async def read_subject(self, store: Store) -> model.Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
         self.key = self.whole_key or self.key
@@ -95,11 +85,11 @@ class FakeCall(Call):
             raise self.read
         return self.read
 
-    def hook_request(self, subject: Subject) -> HookRequest:
+    def hook_request(self, subject: model.Subject) -> model.HookRequest:
         container = None if subject.container is None else subject.container.effective
-        return HookRequest(subject.pod.effective, container)
+        return model.HookRequest(subject.pod.effective, container)
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: model.Subject, adjustment: model.Adjustment) -> Mapping[str, model.ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)
@@ -113,7 +103,7 @@ class FakeCall(Call):
     def unedited(self, store: Store) -> bool:
         return self.untouched
 
-    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
+    async def release(self, subject: model.Subject | None, adjustment: model.Adjustment) -> Reply:
         if subject is not None and self.edit_error is not None:
             raise self.edit_error
         self._step("release")
@@ -127,7 +117,7 @@ class FakeCall(Call):
         self.state = CallState.REFUSED
         self.refused_with = error
 
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+    def outcome(self, subject: model.Subject, adjustment: model.Adjustment, reply: Reply) -> model.Subject:
         if self.outcome_error is not None:
             raise self.outcome_error
         self.changed_by = adjustment
@@ -139,7 +129,7 @@ class FakeCall(Call):
             envs={**before.envs, **adjustment.envs},
             annotations={**before.annotations, **adjustment.annotations},
         )
-        return Subject(subject.pod, ContainerRecord(subject.container.original, effective))
+        return model.Subject(subject.pod, model.ContainerRecord(subject.container.original, effective))
 
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply

@@ -57,7 +57,6 @@ class FakeDockerd(Listener):
         keep_body_bytes: int = KEPT_BODY_BYTES,
     ) -> None:
         super().__init__(socket_path)
-        self.socket_path = socket_path
         self.state = state or DockerdState(cgroup_driver)
         self.engine, self.server_version = engine, engine.version
         self.api, self.minimum = api or engine.api, minimum or engine.minimum
@@ -108,10 +107,6 @@ class FakeDockerd(Listener):
         """Return the feed of the next POST /images/create or POST /build: its lines are what is said to it."""
         self._known(route)
         return self.feeds.setdefault(route, Feed())
-
-    def say(self, reference: str, data: bytes, stream: int = 1) -> None:
-        """Let a container write bytes to its stdout (1) or stderr (2)."""
-        self.state.say(reference, data, stream)
 
     def container(self, reference: str) -> Container:
         return self.state.find(reference)

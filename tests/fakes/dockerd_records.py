@@ -176,10 +176,3 @@ class Images:
         if len(found) != 1:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
         return found[0]
-
-    def find_or_add(self, reference: str) -> Image:
-        """Return the image, which is there then, as after a pull."""
-        try:
-            return self.find(reference)
-        except Refused:
-            return self.add(reference)

@@ -14,7 +14,7 @@ from tests.fakes.dockerd_calls import flag, read_json, text
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
 from tests.fakes.dockerd_programs import frame, run
-from tests.fakes.dockerd_records import Container, Output
+from tests.fakes.dockerd_records import Container, Output, familiar
 from tests.fakes.dockerd_state import KILLED
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import JSON, Exchange
@@ -65,7 +65,9 @@ async def pull(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
     name, tag = text(exchange, "fromImage"), text(exchange, "tag")
     if not name:
         return await load(dockerd, exchange, reference)
-    dockerd.state.images.find_or_add(f"{name}:{tag}" if tag else name)
+    reference = familiar(f"{name}:{tag}" if tag else name)
+    if reference not in dockerd.state.images.by_name:
+        dockerd.state.images.add(reference)
     return await _progress(dockerd, exchange, "POST /images/create")
 
 

@@ -63,7 +63,6 @@ class FaultRelay(Listener):
 
     def __init__(self, listen: str, backend: str) -> None:
         super().__init__(listen)
-        self.listen = listen
         self.backend = backend
         self.to_backend = Faults()
         self.to_client = Faults()

@@ -158,8 +158,6 @@ class FakeBackend:
 
 
 class Node(Parts):
-    """The core with fake ends."""
-
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()

@@ -35,8 +35,8 @@ class Server(ABC):
 class Listener(Server):
     """Listens on a unix socket, with a backlog of what Linux allows by itself."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = socket_path
         self._listener: socket.socket | None = None
 
     @abstractmethod
@@ -48,20 +48,19 @@ class Listener(Server):
         """Drop every connection."""
 
     async def start(self) -> None:
-        Path(self._path).unlink(missing_ok=True)
+        Path(self.socket_path).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
-        self._listener.bind(self._path)
+        self._listener.bind(self.socket_path)
         self._listener.listen(4096)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
-        """Stop listening and drop every connection, whatever is under way."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-            Path(self._path).unlink(missing_ok=True)
+            Path(self.socket_path).unlink(missing_ok=True)
             await self.end()
 
     def _accept(self, listener: socket.socket) -> None:

@@ -92,8 +92,6 @@ class FakeState:
 
 
 class Synced(Core):
-    """A sync of a fake state for the core's Store."""
-
     def __init__(self, *ids: str, hooked: bool = True) -> None:
         super().__init__()
         if hooked:

@@ -190,7 +190,7 @@ class Lines:
 
     def say(self, line: bytes) -> bytes:
         """Let the daemon say a line; return what is in the chunk that it sends."""
-        self.fake.say("c1", line, stream=2)
+        self.fake.state.say("c1", line, stream=2)
         return frame(2, line)
 
 
