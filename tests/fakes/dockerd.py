@@ -58,7 +58,7 @@ class FakeDockerd(Listener):
     ) -> None:
         super().__init__(socket_path)
         self.state = state or DockerdState(cgroup_driver)
-        self.engine, self.server_version = engine, engine.version
+        self.engine = engine
         self.api, self.minimum = api or engine.api, minimum or engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
@@ -72,7 +72,7 @@ class FakeDockerd(Listener):
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
-        self._service = Service(self, self.api, self.minimum, self.server_version)
+        self._service = Service(self)
 
     # ---- life
 

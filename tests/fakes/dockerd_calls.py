@@ -79,15 +79,15 @@ async def not_found(dockerd: FakeDockerd, exchange: Exchange, reference: str) ->
 
 
 async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    engine = {"Version": dockerd.server_version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
-    component = {"Name": "Engine", "Version": dockerd.server_version, "Details": engine}
+    engine = {"Version": dockerd.engine.version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
+    component = {"Name": "Engine", "Version": dockerd.engine.version, "Details": engine}
     await exchange.json({"Platform": {"Name": ""}, "Components": [component], **engine, "Os": "linux", "Arch": "amd64"})
 
 
 async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     state, running = dockerd.state, sum(container.running for container in dockerd.state.each())
     counts = {"Containers": len(state.containers), "ContainersRunning": running, "Images": len(state.images.by_name)}
-    told = {**INFO, **counts, "CgroupDriver": state.cgroup_driver, "ServerVersion": dockerd.server_version}
+    told = {**INFO, **counts, "CgroupDriver": state.cgroup_driver, "ServerVersion": dockerd.engine.version}
     await exchange.json(told)
 
 

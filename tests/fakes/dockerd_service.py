@@ -26,12 +26,10 @@ BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Req
 
 
 class Service:
-    def __init__(self, dockerd: FakeDockerd, api: str, minimum: str, server_version: str) -> None:
+    def __init__(self, dockerd: FakeDockerd) -> None:
         self._dockerd = dockerd
-        self._api = api
-        self._minimum = minimum
-        server = ("Server", f"Docker/{server_version} (linux)")
-        self._versioned: tuple[Header, ...] = (("Api-Version", api), ("Ostype", "linux"), server)
+        server = ("Server", f"Docker/{dockerd.engine.version} (linux)")
+        self._versioned: tuple[Header, ...] = (("Api-Version", dockerd.api), ("Ostype", "linux"), server)
         self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
 
     async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
@@ -83,7 +81,7 @@ class Service:
             if found.route is not NOT_FOUND:
                 exchange.common = self._versioned
                 self._check_version(found.version)
-                exchange.api = found.version or self._api
+                exchange.api = found.version or self._dockerd.api
                 exchange.common = self._common
             if injection is not None:
                 await injection.wait()
@@ -96,10 +94,11 @@ class Service:
             await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
 
     def _check_version(self, version: str) -> None:
-        if version and version_number(version) < version_number(self._minimum):
-            raise bad(f"client version {version} is too old. Minimum supported API version is {self._minimum}")
-        if version and version_number(version) > version_number(self._api):
-            raise bad(f"client version {version} is too new. Maximum supported API version is {self._api}")
+        least, most = self._dockerd.minimum, self._dockerd.api
+        if version and version_number(version) < version_number(least):
+            raise bad(f"client version {version} is too old. Minimum supported API version is {least}")
+        if version and version_number(version) > version_number(most):
+            raise bad(f"client version {version} is too new. Maximum supported API version is {most}")
 
 
 async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:

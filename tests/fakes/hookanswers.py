@@ -124,10 +124,10 @@ def after(seconds: float, then: Answer | None = None) -> Answer:
     return answer
 
 
-def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
+def behind(gate: asyncio.Event) -> Answer:
     async def answer(call: HookCall) -> bytes:
         await gate.wait()
-        return await (then or empty())(call)
+        return b""
 
     return answer
 

@@ -72,9 +72,9 @@ class HookServer(Server):
     def calls_of(self, point: str) -> list[HookCall]:
         return [call for call in self.calls if call.point.name == point]
 
-    async def wait_for_calls(self, point: str, count: int = 1) -> list[HookCall]:
+    async def wait_for_calls(self, point: str) -> list[HookCall]:
         async with self._called:
-            await self._called.wait_for(lambda: len(self.calls_of(point)) >= count)
+            await self._called.wait_for(lambda: self.calls_of(point))
         return self.calls_of(point)
 
     def crash_mid_answer(self) -> Answer:

@@ -72,8 +72,6 @@ class FakeRuntime(Server):
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.injections: dict[str, Injection] = {}
-        self.initial_metadata: Metadata = ()
-        """Sent with every answer."""
         self._subscribers: set[asyncio.Queue[cri_pb2.ContainerEventResponse]] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -81,10 +79,10 @@ class FakeRuntime(Server):
     async def start(self) -> None:
         self._server = await grpc_server(self.socket_path, _Handlers(self))
 
-    async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Stop listening; calls in flight are cancelled after the grace."""
+    async def stop(self) -> None:
+        """Stop listening and cancel the calls in flight."""
         if self._server is not None:
-            await self._server.stop(grace_seconds)
+            await self._server.stop(None)
             self._server = None
 
     def requests(self, method: str) -> list[Received]:
@@ -97,9 +95,9 @@ class FakeRuntime(Server):
 
     # ---- events
 
-    async def wait_for_subscribers(self, count: int = 1) -> None:
+    async def wait_for_subscriber(self) -> None:
         async with self._subscribed:
-            await self._subscribed.wait_for(lambda: len(self._subscribers) >= count)
+            await self._subscribed.wait_for(lambda: self._subscribers)
 
     def send_event(self, container_id: str, kind: cri_pb2.ContainerEventType = cri_pb2.CONTAINER_STARTED_EVENT) -> None:
         """Send an event to every open stream; its created_at is this moment (``time.time_ns``)."""
@@ -115,7 +113,7 @@ class FakeRuntime(Server):
             self._subscribed.notify_all()
         try:
             # The headers at once: a client may wait for them before it reads.
-            await context.send_initial_metadata(self.initial_metadata)
+            await context.send_initial_metadata(())
             while True:
                 yield (await subscriber.get()).SerializeToString()
         finally:
@@ -136,8 +134,6 @@ class FakeRuntime(Server):
         package, _, _ = received.path[1:].rpartition("/")[0].rpartition(".")
         try:
             await self.go_wrong(received, context)
-            if self.initial_metadata:
-                await context.send_initial_metadata(self.initial_metadata)
             return self.state.answer(API_VERSIONS[package], received.method, received.message)
         except Refused as refused:
             await context.abort(refused.code, refused.details)

@@ -213,7 +213,7 @@ class DockerTrials(DockerRuntime):
 
     def __init__(self, socket_path: str, trials: Trials) -> None:
         super().__init__(socket_path, keep_received=0)
-        self._service = _DockerService(self, self.api, self.minimum, self.server_version)
+        self._service = _DockerService(self)
         self._trials = trials
         self._of_connection: dict[int, Trial] = {}
 
@@ -241,8 +241,8 @@ class DockerTrials(DockerRuntime):
 class _DockerService(Service):
     """Keeps the calls of trials at their places."""
 
-    def __init__(self, dockerd: DockerTrials, api: str, minimum: str, server_version: str) -> None:
-        super().__init__(dockerd, api, minimum, server_version)
+    def __init__(self, dockerd: DockerTrials) -> None:
+        super().__init__(dockerd)
         self._of = dockerd
 
     async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:

@@ -94,7 +94,7 @@ async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) 
             took = []
             async with Client(proxy.socket, version) as client:
                 stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
-                await runtime.wait_for_subscribers()
+                await runtime.wait_for_subscriber()
                 for number in range(EVENTS.now):
                     runtime.send_event(f"container-{number}")
                     event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), 20))
