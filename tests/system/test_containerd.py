@@ -41,7 +41,7 @@ def replied(relay: FaultRelay, text: str) -> bool:
 def test_image_calls_go_to_a_socket_of_their_own(kind: Kind, containerd: Containerd, tmp_path: Path) -> None:
     with (
         serving(FaultRelay(str(tmp_path / "images.sock"), containerd.socket)) as images,
-        running(kind, containerd, tmp_path, remote_image_service_endpoint=images.listen) as node,
+        running(kind, containerd, tmp_path, remote_image_service_endpoint=images.socket_path) as node,
         node.client() as client,
     ):
         assert client.version().runtime_name == "containerd"

@@ -209,7 +209,7 @@ def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> It
 
     with (
         serving(FaultRelay(str(folder / "engine.sock"), engine.socket)) as relay,
-        running(kind, engine, folder, prepare, runtime=relay.listen) as node,
+        running(kind, engine, folder, prepare, runtime=relay.socket_path) as node,
     ):
         yield node, relay
 

@@ -74,7 +74,7 @@ async def test_h2load(tmp_path: Path, path: Path) -> None:
     relay = FaultRelay(str(tmp_path / "client.sock"), str(path))
     headers = ["--header=content-type: application/grpc", "--header=te: trailers"]
     size = [f"--requests={CALLS}", "--clients=1", f"--max-concurrent-streams={AT_A_TIME}", f"--data={body}"]
-    command = ["h2load", *size, *headers, f"--base-uri=unix:{relay.listen}", f"http://localhost{METHOD}"]
+    command = ["h2load", *size, *headers, f"--base-uri=unix:{relay.socket_path}", f"http://localhost{METHOD}"]
     async with relay:
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
     assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
