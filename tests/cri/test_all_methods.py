@@ -74,8 +74,6 @@ def messages_of(name: str) -> tuple[bytes, bytes]:
     return b"".join(ODD), b"".join(reversed(ODD))
 
 
-# ---- changed calls
-
 RESOURCES = Resources(cpu_quota=-1, unified={"a": "4"}, cpuset_cpus="2")
 CHANGES = HookAnswer({"app": "l"}, {"a": "2"}, {"A": "3"}, "/hooked", RESOURCES)
 # A whole echo can clear the cpusets, too (hook-api, "What an answer means").
@@ -115,9 +113,6 @@ def test_answer_changes_a_call_on_the_wire(method: Method) -> None:
         stage = Stage(Conversation([plain_call(method, *messages_of(method.name))]), core)
         stage.run([])
         stage.check(check)
-
-
-# ---- any conversation
 
 
 @pytest.mark.slow

@@ -74,9 +74,6 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
     return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
 
 
-# ---- pods and containers
-
-
 async def test_pod_and_container_are_read_in_the_version_asked_for(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -182,9 +179,6 @@ async def test_plain_status_is_asked_for_where_only_the_verbose_one_fails(
     assert [request.verbose for request in asked] == [True, False]
 
 
-# ---- errors
-
-
 @pytest.mark.parametrize("method", ASKS)
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED])
 async def test_error_names_the_method_and_keeps_its_code(
@@ -206,9 +200,6 @@ async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: s
     assert caught.value.code == wire_grpc.UNAVAILABLE
     assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2
-
-
-# ---- updates
 
 
 async def test_update_is_sent_as_it_is_with_the_time_it_has(
@@ -257,9 +248,6 @@ async def test_only_containerd_is_known_to_take_no_memory_limit_in_an_update(
     runtime.inject("Version", Injection(code=Code.UNKNOWN))
     await backend.learn("v1")
     assert backend.lifts_memory is (shape.runtime_name == "containerd"), "it does not tell"
-
-
-# ---- the state as the sync reads it: in v1, else in v1alpha2, lists first
 
 
 @pytest.fixture

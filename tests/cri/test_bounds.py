@@ -16,8 +16,6 @@ from runtimeproxy.wire import http2
 from tests.cri import peer
 from tests.cri.peer import VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, client, runtime
 
-# ---- what is counted
-
 
 @pytest.mark.parametrize(
     ("error", "expected"),
@@ -48,9 +46,6 @@ def test_answers_that_are_read_count_no_more() -> None:
         unread.add(UNREAD_BYTES, delivered=True)
 
 
-# ---- streams
-
-
 @pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
 def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> None:
     play, fragment = peer.greeted(), peer.block(fields)
@@ -78,8 +73,6 @@ def test_image_service_gets_so_many_streams_until_it_has_told_its_limit() -> Non
     assert play.client.got() == [Reset(last, 7)]
 
 
-# ---- bytes
-
 HELD = Headers(1, peer.CREATE)
 
 
@@ -103,9 +96,6 @@ def test_what_is_kept_beside_a_held_request_is_bounded(sends: peer.Act, kind: st
     with pytest.raises(Excess) as raised:
         sends(play)
     assert raised.value.kind == kind
-
-
-# ---- telling the peer
 
 
 def asked(*frames: peer.Frame) -> peer.Play:
@@ -156,9 +146,6 @@ def test_nobody_is_told_where_no_frame_may_stand(prepare: peer.Act) -> None:
     prepare(play)
     play.reader.leave(True, 1, "broken")
     assert play.client.got_bytes() == b""
-
-
-# ---- a peer that breaks the protocol
 
 
 def frame_of(length: int, kind: int = 0xEE) -> bytes:

@@ -49,9 +49,6 @@ def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerRes
     return cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
 
 
-# -- all operations --------------------------------------------------------------------------------------------------
-
-
 def test_every_operation_has_its_kind() -> None:
     assert KINDS.keys() == set(Operation)
 
@@ -157,9 +154,6 @@ async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
     assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
 
 
-# -- pods ------------------------------------------------------------------------------------------------------------
-
-
 async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
@@ -200,9 +194,6 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node:
     await node.do(UPDATE_POD, cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", overhead=overhead))
     assert node.pod.original.overhead == node.pod.effective.overhead == nine
     assert node.pod.original.resources == quota
-
-
-# -- create ----------------------------------------------------------------------------------------------------------
 
 
 async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
@@ -246,9 +237,6 @@ async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
     assert (released and changes(released, cri.CreateContainerRequest)) == (expected if points else None)
 
 
-# -- containers by id ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("known", "asked"),
     [
@@ -283,8 +271,6 @@ async def test_what_the_runtime_does_not_know_has_no_hooks(
     assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
 
 
-# -- by the beginning of an id, as crictl's users name things --------------------------------------------------------
-
 BY_BEGINNING: dict[Operation, Message] = {
     UPDATE: update("c", memory_limit_in_bytes=7),
     STOP: cri.StopContainerRequest(container_id="c"),
@@ -294,6 +280,7 @@ BY_BEGINNING: dict[Operation, Message] = {
     STOP_POD: cri.StopPodSandboxRequest(pod_sandbox_id="p"),
     CREATE: cri.CreateContainerRequest(pod_sandbox_id="p", config=CREATE_REQUEST.config),
 }
+"""By the beginning of an id, as crictl's users name things."""
 
 
 @pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
@@ -314,8 +301,10 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> No
     node.know(container=replace(CONTAINER, id="c2"))
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     node.backend.known_containers["c"] = CONTAINER
-    await node.do(UPDATE, BY_BEGINNING[UPDATE])
+    call = node.call(node.held(UPDATE, BY_BEGINNING[UPDATE]))
+    await node.lifecycle.run(call)
     assert node.backend.asked == [("v1", "c")]
+    assert call.order_key() == "c1", "its turn is that of the whole id"
     assert node.record.original.resources == replace(ASKED, memory_limit_in_bytes=7)
     assert node.store.counts() == (1, 2)
 
@@ -344,9 +333,6 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operatio
     assert call.order_key().startswith("p1")
     assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
     assert len(node.plugins.asked) == 1
-
-
-# -- start -----------------------------------------------------------------------------------------------------------
 
 
 async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Node) -> None:
@@ -430,9 +416,6 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
 
 
-# -- update ----------------------------------------------------------------------------------------------------------
-
-
 async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
     def halve(request: HookRequest) -> HookAnswer:
         resources = (request.container and request.container.resources) or Resources()
@@ -472,9 +455,6 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
     assert node.told().resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
     assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
-
-
-# -- calls that end without the runtime's answer --
 
 
 async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:

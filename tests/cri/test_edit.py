@@ -49,9 +49,6 @@ def changed(**resources: ResourceValue) -> Adjustment:
     return Adjustment(resources=resources)
 
 
-# ---- what a create and an update can say
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "left_out"),
     [
@@ -149,8 +146,6 @@ def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
 def test_update_request(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
     assert translate.read_update(edit.update_request("c1", changes, base)) == ("c1", expected, {})
 
-
-# ---- behind the request, or within it
 
 POD_CONFIG = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/pod1"))
 KNOWN = cri.CreateContainerRequest(
@@ -258,8 +253,6 @@ def test_entry_keeps_what_nobody_knows_in_it() -> None:
     assert edit.edit_update(request, {}, {"a": "1"}) is request
     assert edit.edit_update(request, {}, {"a": "2"}) == b"\x0a\x01c" + after
 
-
-# ---- any request, any change: what was not named stays, byte for byte, and nothing but WireError comes out
 
 TEXTS = st.sampled_from(("", "a", "A", "2MB")) | st.text(max_size=3)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=2)

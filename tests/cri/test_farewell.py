@@ -199,8 +199,6 @@ def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(
     assert (play.events.calls, play.events.links, play.reader.farewell.unfinished()) == ([], [], (1, 0, 0))
 
 
-# ---- what is not finished: calls that wait, answers that have begun, streams without an end
-
 UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
     "a passing call waits for its answer, then for its end": [
         (client(), (0, 0, 0)),

@@ -136,10 +136,9 @@ async def scene() -> AsyncIterator[Scene]:
     made.close()
 
 
-# ---- what one read of a peer gives leaves in one write for each side
-
-
 class Writes:
+    """What is written: all that one read of a peer gives leaves in one write for each side."""
+
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scene = scene
         self.times: list[float] = []
@@ -230,9 +229,6 @@ async def test_nothing_waits_for_a_connection_that_has_ended(scene: Scene, monke
     assert timer is not None
     scene.connection.close()
     assert timer.cancelled()
-
-
-# ---- C5: the runtime leaves behind its answers, and the client gives no credit
 
 
 @pytest.fixture
@@ -363,9 +359,6 @@ async def test_runtimes_bytes_that_wait_are_no_answer_to_the_clients_frames(busy
     assert busy.runtime.recv(1 << 16).count(PONG.wire()) == 2
 
 
-# ---- A11: the end
-
-
 async def test_a11_calls_are_taken_between_the_two_goaways_and_refused_then(scene: Scene) -> None:
     await scene.send(scene.client, Headers(1, peer.VERSION))
     for stream, refusing in ((3, False), (5, True)):
@@ -390,9 +383,6 @@ async def test_a11_client_that_has_left_is_not_waited_for(scene: Scene) -> None:
 
 async def test_a11_image_call_is_waited_for(pulling: Scene) -> None:
     assert pulling.connection.unfinished().calls == 2
-
-
-# ---- A10: a connection whose image calls go to a service of their own
 
 
 @pytest.fixture

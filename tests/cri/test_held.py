@@ -181,9 +181,6 @@ def test_held(steps: list[Step]) -> None:
     peer.converse(*steps)
 
 
-# ---- A5: what a request is
-
-
 @pytest.mark.parametrize(
     ("fields", "frames", "problem"),
     [
@@ -264,9 +261,6 @@ def test_only_header_fields_that_count_are_kept() -> None:
     assert held.fields == {b"content-type": b"application/grpc", b"grpc-timeout": b"1S"}
 
 
-# ---- A4: the bytes that are held are counted for the whole process
-
-
 def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
     play = peer.greeted(process_limit=40)
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
@@ -341,9 +335,6 @@ def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
     assert play.held_bytes.count == 0
 
 
-# ---- A7, A13: answers
-
-
 def test_a7_refusal_is_percent_encoded_and_final() -> None:
     play = peer.converse(HOLD)
     assert play.call.refuse(7, "not ßo")
@@ -409,9 +400,6 @@ def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.M
     assert len(play.call._reply_body) == 205
 
 
-# ---- C1, C2, C5: races
-
-
 @pytest.mark.parametrize("end", [END, Data(1, b"x", end=True), Reset(1, 2)], ids=repr)
 def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer.Frame) -> None:
     play = peer.converse(HOLD_OPEN)
@@ -449,9 +437,6 @@ def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, re
     assert (play.call.state, ended) == ((CallState.RELEASED, []) if released else (CallState.ENDED, [True]))
     assert play.call.reply == reply
     assert not play.reader.keeps_answers
-
-
-# ---- what is left behind
 
 
 class Listener:

@@ -177,8 +177,6 @@ def test_opening(steps: list[Step]) -> None:
     peer.converse(*steps, play=peer.Play())
 
 
-# ---- A1: header blocks
-
 NAMES = st.sampled_from([b"x-a", b"user-agent", b"authorization", b"x-trace-bin"])
 VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30).map(str.encode)
 
@@ -248,9 +246,6 @@ def test_a1_push_promises_are_blocks_too() -> None:
     assert play.client.got_bytes().endswith(b"".join(frames))
 
 
-# ---- A2: the path
-
-
 @pytest.mark.parametrize(
     "name", [b"\x05", b"\x00\x05:path", b"\x00\x84\xb9\x58\xd3\x3f"], ids=["index", "literal", "Huffman"]
 )
@@ -299,9 +294,6 @@ def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[b
     play.events.unrecorded_pass = False
     play.client.sends(Headers(5, fields), Data(5, CALL, end=True))
     assert play.call.stream == 5
-
-
-# ---- streams
 
 
 @pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)
@@ -379,8 +371,6 @@ def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: pee
     play.runtime.sends(frame)
     assert play.runtime.got_bytes() == play.client.got_bytes() == frame.wire()
 
-
-# ---- A9: PINGs go hop by hop while the other peer is heard of, end to end once it is silent
 
 ASKED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)

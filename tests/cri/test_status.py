@@ -130,9 +130,6 @@ def test_states(name: str) -> None:
     assert read(response.SerializeToString()) == getattr(api_pb2, name)
 
 
-# ---- pods
-
-
 def test_pod() -> None:
     assert pod(POD_INFO) == PodInfo(
         id="p1",
@@ -189,9 +186,6 @@ def test_plain_status_is_used_without_a_document(text: str | None) -> None:
     info = {"other": "no JSON"} if text is None else {"info": text}
     message = cri.PodSandboxStatusResponse(status=POD_STATUS, info=info).SerializeToString()
     assert status.read_pod_status(message, "p1") == pod({})
-
-
-# ---- containers
 
 
 def test_container() -> None:
@@ -290,8 +284,6 @@ def test_cgroup_parent(path: str, parent: str) -> None:
     assert container(in_group(path)).cgroup_parent == parent
 
 
-# ---- what is unknown
-
 SPEC = "runtimeSpec.linux.resources"
 RUNNING_ENVS = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
 NO_SCORE, NO_PAGES = replace(RUNS, oom_score_adj=0), replace(RUNS, hugepage_limits={})
@@ -346,9 +338,6 @@ def test_what_is_no_message_cannot_be_read(read: Callable[[bytes], object]) -> N
     with pytest.raises(Unreadable) as raised:
         read(b"\x0a\x05canary")
     assert "canary" not in str(raised.value)
-
-
-# ---- whatever a runtime tells, its status is read, and a hook server can be told what is known
 
 
 @settings(deadline=None)

@@ -68,8 +68,6 @@ POD = PodInfo(
     resources=RESOURCES,
 )
 
-# ---- the declared messages
-
 
 def test_table_is_the_protocols_and_the_models() -> None:
     declared = {field.name: field.number for field in api_pb2.LinuxContainerResources.DESCRIPTOR.fields}
@@ -96,8 +94,6 @@ def test_env_has_the_form_of_an_entry_of_a_hook_message() -> None:
     ours = api_pb2.KeyValue.DESCRIPTOR
     assert [(field.name, field.number) for field in entry.fields] == [(f.name, f.number) for f in ours.fields]
 
-
-# ---- what requests say
 
 CONTAINER = cri.ContainerConfig(
     metadata=cri.ContainerMetadata(name="main", attempt=2),
@@ -142,9 +138,6 @@ def test_requests(read: Read, request_: Message, expected: object) -> None:
 def test_what_is_not_read_need_not_be_text() -> None:
     message = b"\x0a\x01p\x12\x05\x2a\x01\xff\x70\x01\xf2\x0f\x02\xff\xfe"  # working_dir and an unknown field
     assert read_container(message)[0] == ContainerInfo(pod_id="p")
-
-
-# ---- envs
 
 
 def env(payload: bytes) -> bytes:
@@ -201,9 +194,6 @@ def test_container_is_the_same_whether_its_envs_are_looked_into_or_not(message: 
     if not isinstance(as_came, str) and not isinstance(looked_into, str):
         told = [codec.encode(PRE_CREATE, HookRequest(PodInfo(), read[0])) for read in (as_came, looked_into)]
         assert codec.decode_request(PRE_CREATE, told[0]) == codec.decode_request(PRE_CREATE, told[1])
-
-
-# ---- what cannot be read
 
 
 @pytest.mark.parametrize(
