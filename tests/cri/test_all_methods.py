@@ -118,9 +118,7 @@ def test_answer_changes_a_call_on_the_wire(method: Method) -> None:
 @pytest.mark.slow
 @settings(max_examples=examples(100))
 @given(conversations(OFTEN_HELD), STEPS, st.sampled_from((0.0, 0.0, 0.5)))
-def test_all_but_what_a_hook_names_comes_as_it_was_sent(
-    conversation: Conversation, steps: list[Step], delay_seconds: float
-) -> None:
+def test_what_no_hook_names_comes_as_sent(conversation: Conversation, steps: list[Step], delay_seconds: float) -> None:
     for behaviour, same in ((None, equal), (NOTHING, equal), (CHANGES, only_named_fields_differ)):
         with closing(Core(behaviour, delay_seconds)) as core:
             stage = Stage(conversation, core)

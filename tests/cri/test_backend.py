@@ -88,9 +88,7 @@ async def test_pod_and_container_are_read_in_the_version_asked_for(
     assert [received.path for received in runtime.received] == paths
 
 
-async def test_pod_that_a_containers_status_does_not_name_is_found_in_the_list(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
+async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pod_id, container_id = made(runtime)
     made(runtime)
     runtime.state.verbose = False
@@ -131,9 +129,7 @@ async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backen
     assert [it.path for it in runtime.received] == [f"/runtime.{version}.RuntimeService/{name}" for name in methods]
 
 
-async def test_states_are_asked_for_without_the_verbose_part(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
+async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pod_id, container_id = made(runtime)
     assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_READY
     assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_CREATED
@@ -150,9 +146,7 @@ async def test_states_are_asked_for_without_the_verbose_part(
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
-async def test_of_what_is_not_there_a_runtime_may_say_anything(
-    runtime: FakeRuntime, backend: Backend, code: Code
-) -> None:
+async def test_runtime_may_say_anything_of_what_is_gone(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, details="No such container"))
@@ -165,9 +159,7 @@ async def test_of_what_is_not_there_a_runtime_may_say_anything(
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
-async def test_plain_status_is_asked_for_where_only_the_verbose_one_fails(
-    runtime: FakeRuntime, backend: Backend, code: Code
-) -> None:
+async def test_plain_status_is_asked_where_verbose_fails(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, times=1))
@@ -181,9 +173,7 @@ async def test_plain_status_is_asked_for_where_only_the_verbose_one_fails(
 
 @pytest.mark.parametrize("method", ASKS)
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED])
-async def test_error_names_the_method_and_keeps_its_code(
-    runtime: FakeRuntime, backend: Backend, method: str, code: Code
-) -> None:
+async def test_error_names_method_and_its_code(runtime: FakeRuntime, backend: Backend, method: str, code: Code) -> None:
     runtime.inject(method, Injection(code=code, details="task is gone"))
     with pytest.raises(BackendError, match=f"^{method}: ") as caught:
         await ASKS[method](backend)
@@ -202,9 +192,7 @@ async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: s
     assert time.monotonic() - started < STATUS_SECONDS / 2
 
 
-async def test_update_is_sent_as_it_is_with_the_time_it_has(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
+async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     _, container_id = made(runtime)
     request = edit.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
     await backend.update(version, request, 5.0)
@@ -238,9 +226,7 @@ async def test_refused_update_is_told_from_one_that_nobody_knows_of(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-async def test_only_containerd_is_known_to_take_no_memory_limit_in_an_update(
-    runtime: FakeRuntime, backend: Backend, shape: Shape
-) -> None:
+async def test_only_containerd_lifts_memory_limits(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
     runtime.state.shape = shape
     assert not backend.lifts_memory
     await backend.learn("v1")
@@ -299,9 +285,7 @@ async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRunt
 
 
 @pytest.mark.parametrize("method", ["ListPodSandbox", "ListContainers"])
-async def test_another_error_is_no_reason_to_try_another_version(
-    runtime: FakeRuntime, state: State, method: str
-) -> None:
+async def test_other_error_is_no_reason_to_try_another_version(runtime: FakeRuntime, state: State, method: str) -> None:
     runtime.inject(method, Injection(code=Code.INTERNAL, details="canary-4711"))
     with pytest.raises(BackendError, match=f"{method}: gRPC status 13"):
         await state.listed()
@@ -337,9 +321,7 @@ async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
     assert store.counts() == left
 
 
-async def test_long_list_is_read_in_parts_between_which_others_have_a_turn(
-    state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_list_is_read_in_parts(state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 

@@ -118,9 +118,7 @@ def told_last_id(play: peer.Play) -> None:
         pytest.param(1, [Headers(1, VERSION), Headers(3, VERSION)], told_last_id, id="it never rises"),
     ],
 )
-def test_client_that_broke_the_protocol_is_told_the_last_stream(
-    last: int, frames: list[peer.Frame], before: peer.Act
-) -> None:
+def test_faulty_client_is_told_the_last_stream(last: int, frames: list[peer.Frame], before: peer.Act) -> None:
     play = asked(*frames)
     if before:
         before(play)
@@ -266,9 +264,7 @@ FRAMES = st.builds(
 
 
 @given(st.lists(st.tuples(FRAMES | st.binary(max_size=200), st.booleans()), max_size=20), st.booleans())
-def test_random_frames_and_bytes_raise_nothing_but_wire_errors(
-    frames: list[tuple[Raw | bytes, bool]], image_apart: bool
-) -> None:
+def test_random_frames_raise_nothing_but_wire_errors(frames: list[tuple[Raw | bytes, bool]], image_apart: bool) -> None:
     play = peer.greeted(image_apart)
     play.client.sends(Headers(1, peer.CREATE))
     with suppress(WireError):

@@ -98,9 +98,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 @pytest.mark.parametrize(
     ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
 )
-async def test_update_is_read_to_its_end_before_anything_is_asked(
-    node: Node, operation: Operation, tail: bytes
-) -> None:
+async def test_update_is_read_whole_before_anything_is_asked(node: Node, operation: Operation, tail: bytes) -> None:
     held = node.held(operation)
     assert held.message is not None
     held.message += tail
@@ -119,9 +117,7 @@ async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason,
 
 
 @pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
-async def test_deadline_is_the_callers_from_its_headers_on(
-    node: Node, header: bytes | None, deadline: float | None
-) -> None:
+async def test_deadline_counts_from_the_headers_on(node: Node, header: bytes | None, deadline: float | None) -> None:
     held = node.held(START)
     held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
     assert node.call(held).deadline == deadline
@@ -220,9 +216,7 @@ async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: No
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
-async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
-    node: Node, points: tuple[str, ...], leaves: bool
-) -> None:
+async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: tuple[str, ...], leaves: bool) -> None:
 
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
@@ -247,9 +241,7 @@ async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
         ),
     ],
 )
-async def test_only_what_the_store_lacks_is_read_in_the_callers_version(
-    node: Node, known: list[Subject], asked: list[str]
-) -> None:
+async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:
     node.plugins.add("a")
     for subject in known:
         node.store.commit(subject)
@@ -262,9 +254,7 @@ async def test_only_what_the_store_lacks_is_read_in_the_callers_version(
 
 @pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
 @pytest.mark.parametrize("knows_container", [False, True])
-async def test_what_the_runtime_does_not_know_has_no_hooks(
-    node: Node, operation: Operation, knows_container: bool
-) -> None:
+async def test_what_the_runtime_lacks_has_no_hooks(node: Node, operation: Operation, knows_container: bool) -> None:
     node.plugins.add("a", policy=FAIL)
     node.backend.known_containers = {"c1": CONTAINER} if knows_container else {}
     held = await node.do(operation)
@@ -310,9 +300,7 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> No
 
 
 @pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
-async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
-    node: Node, operation: Operation, counts: tuple[int, int]
-) -> None:
+async def test_remove_by_the_beginning_forgets(node: Node, operation: Operation, counts: tuple[int, int]) -> None:
     node.know()
     await node.do(operation, BY_BEGINNING[operation])
     assert node.store.counts() == counts
@@ -474,9 +462,7 @@ STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 @pytest.mark.parametrize(("operation", "state"), STATES)
-async def test_runtimes_state_tells_whether_it_was_done(
-    node: Node, operation: Operation, state: int, version: str
-) -> None:
+async def test_state_tells_whether_it_was_done(node: Node, operation: Operation, state: int, version: str) -> None:
     node.know()
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)

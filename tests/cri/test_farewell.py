@@ -181,9 +181,7 @@ LATE = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
 
 @pytest.mark.parametrize("fields", LATE, ids=["passing", "held", "image", "endless", "ambiguous"])
 @pytest.mark.parametrize("acknowledged", [True, False])
-def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(
-    fields: peer.Fields, acknowledged: bool
-) -> None:
+def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.Fields, acknowledged: bool) -> None:
     play = peer.greeted(image_apart=True) if acknowledged else peer.Play(image_apart=True)
     if not acknowledged:
         play.client.sends(peer.PREFACE, Settings())

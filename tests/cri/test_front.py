@@ -259,9 +259,7 @@ async def test_c5_connection_ends_behind_the_answer_once_there_is_credit(congest
     assert not congested.front.connections
 
 
-async def test_c5_client_that_gives_no_credit_is_waited_for_a_moment(
-    congested: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_c5_credit_is_waited_for_a_moment(congested: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "LINGER_SECONDS", 0.02)
     await leave(congested)
     assert not congested.ended()
@@ -452,9 +450,7 @@ async def test_a10_image_service_gets_credit_once_the_runtimes_frame_ends(pullin
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["there", "not yet"])
-async def test_a10_what_waits_for_an_image_service_is_bounded(
-    pulling: Scene, there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a10_queue_for_images_is_bounded(pulling: Scene, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers need no credit, so that nothing else bounds them."""
     [image] = pulling.connection.images
     if not there:
@@ -471,9 +467,7 @@ async def test_a10_what_waits_for_an_image_service_is_bounded(
     assert pulling.recorder.counted("connections_broken", side="client", kind="image_queue") == 1
 
 
-async def test_a10_trailers_that_wait_for_an_image_service_are_bounded(
-    pulling: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a10_trailers_in_an_image_queue_are_bounded(pulling: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind DATA of their stream, which wait for its credit."""
     monkeypatch.setattr(flow, "QUEUED_BYTES", 1 << 16)
     trailers = peer.raw_headers(5, peer.block(((b"x", b"v" * 16_000),)))
@@ -518,9 +512,7 @@ async def test_a10_image_service_that_breaks_the_protocol_is_counted_and_closed(
     assert pulling.recorder.counted("connections_broken", side="image", kind="protocol") == 1
 
 
-async def test_a10_image_endpoint_that_is_away_is_told_with_the_cause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a10_missing_image_endpoint_is_told_with_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(f"{tmp_path}/away.sock")
     await scene.send(scene.client, PREFACE, Settings(), PULLED)
     await asyncio.wait_for(scene.tasks[0], 20)

@@ -188,9 +188,7 @@ def sides(play: peer.Play, from_client: bool) -> tuple[peer.Side, peer.Side]:
 @given(
     st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=3), min_size=1, max_size=4), st.integers(1, 80), st.booleans()
 )
-def test_a1_blocks_before_the_ack_keep_their_fields_in_any_split(
-    more: list[list[tuple[bytes, bytes]]], size: int, from_client: bool
-) -> None:
+def test_a1_split_blocks_keep_their_fields(more: list[list[tuple[bytes, bytes]]], size: int, from_client: bool) -> None:
     """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
     play, encoder, base = peer.Play(), Encoder(), peer.VERSION if from_client else peer.REPLY
     asker, other = sides(play, from_client)

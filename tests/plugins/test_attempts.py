@@ -103,9 +103,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
         (10.0, 0.1, Reason.BROKEN_ANSWER, State.OPEN),
     ],
 )
-def test_deadline_counts_where_a_third_of_the_usual_time_was_left(
-    budget_seconds: float, left: float, reason: Reason, state: State
-) -> None:
+def test_deadline_counts_if_a_third_was_left(budget_seconds: float, left: float, reason: Reason, state: State) -> None:
     """A hurried caller, or the plugins before it, may have left a healthy server less.
 
     The first of several has half of the budget, less what it took to look for the subject.
@@ -201,9 +199,7 @@ def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest
 
 
 @pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
-def test_unserved_point_is_asked_again_after_a_reconnect(
-    desk: Desk, log: pytest.LogCaptureFixture, there: Peer
-) -> None:
+def test_unserved_point_is_asked_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
     desk.ask(Reason.UNIMPLEMENTED)
     assert desk.ask() is Reason.UNIMPLEMENTED
     desk.client.there = there

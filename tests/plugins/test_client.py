@@ -102,9 +102,7 @@ async def test_failed_answer_has_a_reason_and_its_text_is_never_logged(
 @pytest.mark.parametrize(
     "late", [hookanswers.hang(), hookanswers.after(0.15, hookanswers.status(Status.DEADLINE_EXCEEDED))]
 )
-async def test_answer_that_takes_the_time_of_the_call_is_a_deadline(
-    client: HookClient, server: HookServer, late: hookanswers.Answer
-) -> None:
+async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer, late: hookanswers.Answer) -> None:
     """A server that says of one pod that its own work was late, and says so soon, has answered."""
     server.default = late
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
@@ -136,9 +134,7 @@ async def test_request_that_does_not_fit_into_the_message_is_ours(client: HookCl
     assert str(2**63) not in str(raised.value)
 
 
-async def test_socket_that_others_could_replace_is_not_dialled(
-    client: HookClient, server: HookServer, path: str
-) -> None:
+async def test_socket_others_could_replace_is_not_dialled(client: HookClient, server: HookServer, path: str) -> None:
     folder = Path(path).parent
     folder.chmod(0o777)
     error = await failing(client)

@@ -125,9 +125,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ("spoil", "text"),
     [pytest.param(*row, id=fault, marks=as_root if fault == "another user" else ()) for fault, row in FAULTS.items()],
 )
-def test_socket_that_others_could_have_made_is_not_dialled(
-    served: Path, spoil: Callable[[Path], object], text: str
-) -> None:
+def test_socket_that_others_could_make_is_not_dialled(served: Path, spoil: Callable[[Path], object], text: str) -> None:
     spoil(served)
     with pytest.raises(UntrustedSocket, match=re.escape(text.format(folder=served.parent, path=served))):
         dial_trusted(str(served))

@@ -114,9 +114,7 @@ async def test_answer_that_does_not_end_is_a_stream(front: Front, caplog: pytest
 
 @pytest.mark.parametrize("reason", ["the time is over (--drain-timeout)", "a second signal came"])
 @virtual_time
-async def test_end_waits_for_nobody_when_time_or_a_signal_ends_it(
-    front: Front, caplog: pytest.LogCaptureFixture, reason: str
-) -> None:
+async def test_time_or_a_signal_ends_all_waiting(front: Front, caplog: pytest.LogCaptureFixture, reason: str) -> None:
     connection = front.connect(stays=True, calls=1)
     front.tasks.add("a held call")
     if reason == "a second signal came":

@@ -174,9 +174,7 @@ WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
 
 @pytest.mark.parametrize(("name", "make", "words"), AGAINST.values(), ids=AGAINST)
-def test_obstacle_is_named_and_never_touched(
-    folder: Path, name: str, make: Callable[[Path], object], words: str
-) -> None:
+def test_obstacle_is_named_and_not_touched(folder: Path, name: str, make: Callable[[Path], object], words: str) -> None:
     def there() -> dict[Path, int]:
         lock = folder / "a.sock.lock"
         return {path: path.lstat().st_ino for path in folder.rglob("*") if path != lock}

@@ -377,9 +377,7 @@ async def to_nobody(sock: socket.socket) -> int:
 
 @pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
 @pytest.mark.parametrize("paused", [True, False])
-async def test_backend_that_reads_nothing_learns_by_EPIPE_that_the_client_left(
-    watching: Rig, paused: bool, bulk: bool
-) -> None:
+async def test_backend_that_reads_nothing_learns_that_the_client_left(watching: Rig, paused: bool, bulk: bool) -> None:
     """What the client sent before comes first, so nobody else can tell it; directly, it would know (EPIPE)."""
     watching.flow.bulk = bulk
     sent = await watching.fill(watching.client) if paused else 0
@@ -453,9 +451,7 @@ async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Ri
     await rig.until("closed")
 
 
-async def test_client_that_does_not_close_is_given_up_when_it_has_everything(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_client_that_stays_is_given_up_when_it_has_everything(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "LINGER_SECONDS", 0.01)
     rig.flow.to_client.append(b"z" * 4 * MIB)
     rig.pair.finish_client()

@@ -58,9 +58,7 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
     ],
     ids=str,
 )
-async def test_beginning_and_end_are_told_and_no_beat_that_nobody_waits_for(
-    systemd: Systemd, watchdog: dict[str, str]
-) -> None:
+async def test_beginning_and_end_are_told_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
     supervisor = systemd.supervisor(**watchdog)
     assert systemd.told() == []
     supervisor.ready(asyncio.get_running_loop())
