@@ -15,21 +15,8 @@ from hypothesis import strategies as st
 from runtimeproxy.cri.routes import HELD
 from runtimeproxy.model import Adjustment, HookAnswer, Resources, named
 from tests.amounts import examples
+from tests.cri import conversations as talk
 from tests.cri import rest
-from tests.cri.conversations import (
-    DATA,
-    STEPS,
-    Call,
-    Compare,
-    Conversation,
-    Core,
-    Half,
-    Stage,
-    Step,
-    conversations,
-    equal,
-    plain_call,
-)
 from tests.cri.messages import METHODS, ODD, Method
 from tests.fakes.node import REPLIES, REQUESTS, wire
 from tests.fakes.plugins import NOTHING
@@ -57,9 +44,9 @@ def test_table_has_every_method() -> None:
 
 @pytest.mark.parametrize("behaviour", [None, NOTHING])
 def test_each_method_passes(behaviour: HookAnswer | None) -> None:
-    each = [plain_call(method, *messages_of(method.name)) for method in METHODS]
-    with closing(Core(behaviour)) as core:
-        stage = Stage(Conversation(each, orders=([4, 2, 3, 1, 0] * 20, [3, 0, 2, 4, 1] * 20)), core)
+    each = [talk.plain_call(method, *messages_of(method.name)) for method in METHODS]
+    with closing(talk.Core(behaviour)) as core:
+        stage = talk.Stage(talk.Conversation(each, orders=([4, 2, 3, 1, 0] * 20, [3, 0, 2, 4, 1] * 20)), core)
         stage.run([(who, 1_000, 0.0) for who in "crc" * 10])
         stage.check()
     assert bool(core.node.plugins.asked) == bool(behaviour)
@@ -84,20 +71,20 @@ IN = {"RunPodSandbox": rest.in_pod, "CreateContainer": rest.in_create, "UpdateCo
 CHANGEABLE = tuple(method for method in METHODS if method.name in IN)
 
 
-def only_named_fields_differ(call: Call, sent: Half, came: Half) -> None:
+def only_named_fields_differ(call: talk.Call, sent: talk.Half, came: talk.Half) -> None:
     if came != sent:
         assert others(came) == others(sent)
         rest.assert_rest_is_untouched(body(sent), body(came), IN[call.method.name](NAMED))
 
 
-def others(half: Half) -> tuple[list[tuple[int, bytes]], bool]:
+def others(half: talk.Half) -> tuple[list[tuple[int, bytes]], bool]:
     """Return all of one side of a stream but its body."""
     parts, ended = half
-    return [part for part in parts if part[0] != DATA], ended
+    return [part for part in parts if part[0] != talk.DATA], ended
 
 
-def body(half: Half) -> bytes:
-    [octets] = [octets for kind, octets in half[0] if kind == DATA]
+def body(half: talk.Half) -> bytes:
+    [octets] = [octets for kind, octets in half[0] if kind == talk.DATA]
     compressed, length, message = octets[0], int.from_bytes(octets[1:5], "big"), octets[5:]
     assert length == len(message)
     return decompress(message, wbits=31) if compressed else message
@@ -105,23 +92,23 @@ def body(half: Half) -> bytes:
 
 @pytest.mark.parametrize("method", CHANGEABLE, ids=repr)
 def test_answer_changes_a_call_on_the_wire(method: Method) -> None:
-    def check(call: Call, sent: Half, came: Half) -> None:
+    def check(call: talk.Call, sent: talk.Half, came: talk.Half) -> None:
         assert came != sent
         only_named_fields_differ(call, sent, came)
 
-    with closing(Core(CHANGES)) as core:
-        stage = Stage(Conversation([plain_call(method, *messages_of(method.name))]), core)
+    with closing(talk.Core(CHANGES)) as core:
+        stage = talk.Stage(talk.Conversation([talk.plain_call(method, *messages_of(method.name))]), core)
         stage.run([])
         stage.check(check)
 
 
 @pytest.mark.slow
 @settings(max_examples=examples(100))
-@given(conversations(OFTEN_HELD), STEPS, st.sampled_from((0.0, 0.0, 0.5)))
-def test_what_no_hook_names_comes_as_sent(conversation: Conversation, steps: list[Step], delay_seconds: float) -> None:
-    for behaviour, same in ((None, equal), (NOTHING, equal), (CHANGES, only_named_fields_differ)):
-        with closing(Core(behaviour, delay_seconds)) as core:
-            stage = Stage(conversation, core)
+@given(talk.conversations(OFTEN_HELD), talk.STEPS, st.sampled_from((0.0, 0.0, 0.5)))
+def test_what_no_hook_names_is_as_sent(conversation: talk.Conversation, steps: list[talk.Step], delay: float) -> None:
+    for behaviour, same in ((None, talk.equal), (NOTHING, talk.equal), (CHANGES, only_named_fields_differ)):
+        with closing(talk.Core(behaviour, delay)) as core:
+            stage = talk.Stage(conversation, core)
             stage.run(steps)
             stage.check(same)
             if behaviour is None or conversation.held:  # else there is nothing to ask about
@@ -131,9 +118,9 @@ def test_what_no_hook_names_comes_as_sent(conversation: Conversation, steps: lis
             assert not any(("reason", "bad_answer") in labels for labels in failures)
 
 
-def cut_everywhere(conversation: Conversation, core: Core, same: Compare) -> None:
+def cut_everywhere(conversation: talk.Conversation, core: talk.Core, same: talk.Compare) -> None:
     length = max(len(conversation.sent), len(conversation.replied))
     for place in range(1, length if length <= SHORT else 0):
-        stage = Stage(conversation, core)
+        stage = talk.Stage(conversation, core)
         stage.cut(place)
         stage.check(same)

@@ -53,13 +53,6 @@ async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
     await backend.close()
 
 
-@pytest.fixture
-async def away(tmp_path: Path) -> AsyncIterator[Backend]:
-    backend = Backend(str(tmp_path / "nobody.sock"))
-    yield backend
-    await backend.close()
-
-
 def made(runtime: FakeRuntime) -> tuple[str, str]:
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
@@ -72,20 +65,6 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
     create = cri.CreateContainerRequest(pod_sandbox_id=pod_id, sandbox_config=config, config=container)
     reply = runtime.state.answer("v1", "CreateContainer", create.SerializeToString())
     return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
-
-
-async def test_pod_and_container_are_read_in_the_version_asked_for(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
-    pod_id, container_id = made(runtime)
-    pod, container = await backend.pod(version, pod_id), await backend.container(version, container_id)
-    assert pod is not None
-    assert (pod.id, pod.name, pod.cgroup_parent) == (pod_id, "web", "/kube/u-1")
-    assert container is not None
-    assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
-    assert container.envs == {"A": "1"}
-    paths = [f"/runtime.{version}.RuntimeService/{method}" for method in ("PodSandboxStatus", "ContainerStatus")]
-    assert [received.path for received in runtime.received] == paths
 
 
 async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend, version: str) -> None:
@@ -118,15 +97,6 @@ async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
     for ask in (backend.pod, backend.container, backend.pod_state, backend.container_state):
         assert await ask("v1", "nobody") is None
     assert list(await backend.containers("v1")) == []
-
-
-async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backend, version: str) -> None:
-    pods, containers = zip(*(made(runtime) for _ in range(3)), strict=True)
-    assert [pod.id for pod in await backend.pods(version)] == list(pods)
-    found = list(await backend.containers(version))
-    assert [(container.id, container.pod_id) for container in found] == list(zip(containers, pods, strict=True))
-    methods = ["ListPodSandbox", "ListContainers"]
-    assert [it.path for it in runtime.received] == [f"/runtime.{version}.RuntimeService/{name}" for name in methods]
 
 
 async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend, version: str) -> None:
@@ -183,13 +153,14 @@ async def test_error_names_method_and_its_code(runtime: FakeRuntime, backend: Ba
 
 
 @pytest.mark.parametrize("method", ASKS)
-async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: str) -> None:
-    started = time.monotonic()
+async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
+    away, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
     with pytest.raises(BackendError, match=method) as caught:
         await ASKS[method](away)
     assert caught.value.code == wire_grpc.UNAVAILABLE
     assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2
+    await away.close()
 
 
 async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend, version: str) -> None:
@@ -260,8 +231,8 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
     runtime: FakeRuntime, state: State, lacking: str | None, version: str
 ) -> None:
     lacks(runtime, lacking)
-    pod_id, container_id = made(runtime)
-    assert await state.listed() == Listed([pod_id], [container_id])
+    (pod_id, container_id), (another_pod, another) = made(runtime), made(runtime)
+    assert await state.listed() == Listed([pod_id, another_pod], [container_id, another])
     pod, subject = await state.pod(pod_id), await state.container(container_id)
     assert pod is not None
     assert pod.original is pod.effective

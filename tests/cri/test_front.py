@@ -170,25 +170,21 @@ def writes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(scene, monkeypatch)
 
 
-async def test_call_that_is_released_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
-    scene.do = lambda held: held.release(None)
-    assert await writes.after(scene.client, *CREATED) == [[*CREATED]]
-
-
 async def test_call_that_is_refused_while_it_is_read_is_told_in_one_write_a_side(scene: Scene, writes: Writes) -> None:
     scene.do = lambda held: held.refuse(13, "no")
     to_client, to_runtime = await writes.after(scene.client, *CREATED)
     assert [type(frame) for frame in (*to_client, *to_runtime)] == [Headers, Headers, Reset]
 
 
-async def test_answer_that_is_let_go_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
+async def test_what_goes_on_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
     def release(held: HeldStream) -> None:
         held.on_reply = held.answer
         held.release(None)
 
     scene.do = release
-    await scene.send(scene.client, *CREATED)
-    assert await writes.after(scene.runtime, *ANSWER) == [ANSWER]
+    asked, answered = [*CREATED, Headers(3, peer.VERSION)], [Headers(3, REPLY), *ANSWER]
+    assert await writes.after(scene.client, *asked) == [asked]
+    assert await writes.after(scene.runtime, *answered) == [answered]
 
 
 async def test_ack_leaves_with_the_next_write(scene: Scene, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:

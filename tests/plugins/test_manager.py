@@ -5,7 +5,6 @@ How registrations follow swapped, replaced and hostile files: tests/system/test_
 
 import asyncio
 import json
-import logging
 import os
 import threading
 import time
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy import logs
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.plugins import directory, manager
@@ -181,26 +179,8 @@ async def test_stop_without_a_start_ends(rig: Rig) -> None:
     await rig.manager.stop()
 
 
-@pytest.fixture
-def told() -> Iterator[Callable[[], list[str]]]:
-    """What the proxy's own log says from now on; to be asked for once."""
-    logger = logging.getLogger(logs.OWN_LOGGER)
-    level = logger.level
-    read_end, write_end = os.pipe()
-    handler = logs.configure("info", "text", write_end)
-
-    def lines() -> list[str]:
-        handler.close()
-        os.close(write_end)
-        with os.fdopen(read_end, closefd=False) as stream:
-            return stream.read().splitlines()
-
-    yield lines
-    os.close(read_end)
-    logger.setLevel(level)
-
-
-async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, told: Callable[[], list[str]]) -> None:
+async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     entry = {"remote-endpoint": "/run/x.sock", "runtime-hooks": [CREATE.name, "Unheard"], "secret": "canary"}
     registration.write(rig.folder, "a.json", json.dumps(entry))
     await rig.manager.start()
@@ -214,7 +194,7 @@ async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, 
     await rig.until_asked(point=START)
     rig.put("a.json", "/run/z.sock")
     await rig.until_at("/run/z.sock")
-    assert [line.partition("registration ")[2] for line in told()] == [
+    assert [line.removeprefix("registration ") for line in caplog.messages] == [
         "a.json added: endpoint /run/x.sock, policy Ignore, points PreCreateContainer",
         "a.json: unknown keys are ignored: 'secret'",
         "a.json: unknown hook points are ignored: 'Unheard'",
@@ -224,6 +204,7 @@ async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, 
         "a.json removed",
         "a.json added: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
     ]
+    assert [vars(line).get("limited", True) for line in caplog.records] == [False, True, True, *[False] * 5]
     assert [rig.recorder.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
 
 
@@ -257,9 +238,8 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.Lo
     )
 
 
-async def test_unreadable_directory_keeps_the_plugins_with_one_line(
-    rig: Rig, told: Callable[[], list[str]], tmp_path: Path
-) -> None:
+async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """It is told of once each time."""
     await rig.start("a")
     file = tmp_path / "no directory"
     file.touch()
@@ -273,8 +253,9 @@ async def test_unreadable_directory_keeps_the_plugins_with_one_line(
         (tmp_path / "away").rename(rig.folder)
         rig.put("a.json", f"/run/{fault}.sock")
         await rig.until_at(f"/run/{fault}.sock")
-    complaints = [line for line in told() if "cannot be read (Not a directory): the plugins stay as they are" in line]
-    assert len(complaints) == 2, "one each time"
+    complaint = f"{rig.folder} cannot be read (Not a directory): the plugins stay as they are"
+    told = [vars(line)["limited"] for line in caplog.records if line.getMessage() == complaint]
+    assert told == [False, False]
 
 
 async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
