@@ -23,8 +23,6 @@ from tests.fakes.clock import VirtualLoop
 from tests.fakes.node import Node
 from tests.fakes.plugins import Behaviour
 
-# ---- calls
-
 DATA, HEADERS, RESET, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 6, 8, 9
 END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
 FRAME_BYTES = 16_384
@@ -137,8 +135,6 @@ def answers(draw: st.DrawFn, method: Method) -> list[Unit]:
     return units
 
 
-# ---- calls at once
-
 ORDER = st.lists(st.integers(0, 4), max_size=20)
 """Whose frames are next, among those that have any left."""
 PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(PING, number & 1, 0, b"%08d" % number),)), max_size=2)
@@ -225,8 +221,6 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
 )
 WAIT_SECONDS = 5.0
 """As much as all that is asked one after the other needs; the time is not real."""
-
-# ---- the proxy between
 
 ROOM = Settings(((0x4, 2**24),)).wire() + Credit(0, 2**30).wire()
 """Windows for all that is sent."""

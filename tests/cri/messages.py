@@ -64,8 +64,6 @@ METHODS = tuple(
     if name not in missing.split()
 )
 
-# ---- fields
-
 VARINT, LENGTH_DELIMITED = 0, 2
 
 ODD = (
@@ -142,8 +140,6 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 
 SHORT_FIELDS = 3
 """Map entries, what has an id only, a create with its two configs."""
-
-# ---- whole messages
 
 BULK = tag(1000, LENGTH_DELIMITED) + length_delimited(bytes(range(251)) * 80)
 """Longer than a DATA frame may be."""

@@ -319,8 +319,6 @@ def greeted(image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> Pl
     return Play(image_apart, process_limit).greet()
 
 
-# ---- conversations as tables
-
 Act = Callable[[Play], object]
 Frames = bytes | Sequence[Frame]
 

@@ -123,8 +123,6 @@ def assert_rest_is_untouched(before: bytes, after: bytes, named: Named) -> None:
     assert left == was
 
 
-# ---- what adjustments name
-
 _RESOURCES = cri.LinuxContainerResources.DESCRIPTOR.fields_by_name
 
 

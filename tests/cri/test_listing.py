@@ -42,9 +42,6 @@ def test_pods_are_named_by_id_and_metadata() -> None:
 def test_containers_are_named_by_id_pod_and_metadata() -> None:
     found = list(listing.containers(cri.ListContainersResponse(containers=CONTAINERS).SerializeToString()))
     assert found == [ContainerInfo("c1", "p1", "main", 2), ContainerInfo("c2", "p1")]
-
-
-def test_empty_list_has_no_items() -> None:
     assert list(listing.pods(b"")) == list(listing.containers(b"")) == []
 
 

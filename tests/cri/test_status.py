@@ -92,14 +92,10 @@ def pod(info: object, told: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
 
 def container(info: object, told: cri.LinuxContainerResources | None = None) -> ContainerInfo:
     """Read a container's status in the same way; ``told``: the resources beside the verbose part."""
-    response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": json.dumps(info)})
+    text = info if isinstance(info, str) else json.dumps(info)
+    response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": text})
     if told is not None:
         response.status.resources.linux.CopyFrom(told)
-    return status.read_container_status(response.SerializeToString(), "c1")
-
-
-def container_of_text(info: str) -> ContainerInfo:
-    response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": info})
     return status.read_container_status(response.SerializeToString(), "c1")
 
 
@@ -314,13 +310,13 @@ def test_part_that_cannot_be_read_is_unknown_by_itself(path: str, value: object,
 
 @pytest.mark.parametrize("text", [r"\udc00", r"\uDC00", r"\ud83d", r"\uD83D canary"])
 def test_half_a_surrogate_pair_is_no_text(text: str) -> None:
-    assert container_of_text(json.dumps(CONTAINER_INFO).replace("/kubepods", text)).cgroup_parent == ""
+    assert container(json.dumps(CONTAINER_INFO).replace("/kubepods", text)).cgroup_parent == ""
 
 
 @pytest.mark.parametrize(("text", "meant"), [(r"\ud83d\ude00", "😀"), (r"\uD83D\uDE00", "😀"), (r"\\ud83d", r"\ud83d")])
 def test_whole_pair_and_what_only_looks_like_half_of_one_are_texts(text: str, meant: str) -> None:
     info = json.dumps({"config": {"envs": [{"key": "A", "value": "VALUE"}]}}).replace("VALUE", text)
-    assert container_of_text(info).envs == {"A": meant}
+    assert container(info).envs == {"A": meant}
 
 
 @pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])

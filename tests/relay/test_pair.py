@@ -110,12 +110,12 @@ class Rig:
         self.pair.replace_backend(near)
         return first
 
-    async def send_until_some_waits(self) -> int:
-        """Let the client send until some of that waits for the backend; return how much that was."""
-        sent = 0
-        while not self.pair._backend.waiting:
+    async def send_until_some_waits(self, sock: socket.socket) -> int:
+        """Send until some of that waits for the other side; return how much that was."""
+        sent, other = 0, self.pair._backend if sock is self.client else self.pair._client
+        while not other.waiting:
             with contextlib.suppress(BlockingIOError):
-                sent += self.client.send(b"z" * 16384)
+                sent += sock.send(b"z" * 16384)
             await asyncio.sleep(0)
         return sent
 
@@ -253,8 +253,10 @@ async def test_waiting_bytes_go_before_bytes_that_could_pass(rig: Rig) -> None:
 
 
 async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
-    sent = await rig.fill(rig.backend)
+    sent = await rig.send_until_some_waits(rig.backend)
     rig.backend.close()
+    await rig.until("backend ended")
+    assert await rig.stays_open()
     assert await rig.read_to_end(rig.client) == sent
     await rig.until("closed")
 
@@ -381,7 +383,7 @@ async def test_backend_that_reads_nothing_learns_that_the_client_left(watching: 
     """What the client sent before comes first, so nobody else can tell it; directly, it would know (EPIPE)."""
     watching.flow.bulk = bulk
     sent = await watching.fill(watching.client) if paused else 0
-    sent += await watching.send_until_some_waits()
+    sent += await watching.send_until_some_waits(watching.client)
     watching.client.close()
     assert await to_nobody(watching.backend) < MIB
     assert await watching.stays_open(), "the client's bytes wait"

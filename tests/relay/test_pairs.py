@@ -116,10 +116,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         sock.close()
 
 
-async def soon(draining: asyncio.Task[None]) -> None:
-    await asyncio.wait_for(draining, SECONDS)
-
-
 def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
     """Have connecting fail so many times for want of something."""
     dialler = scarce(number, times)
@@ -219,7 +215,7 @@ async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(r
     backend.sendall(b"answer")
     assert await read(client) == b"answer"
     rig.front.unfinished = Unfinished()
-    await soon(stopping)
+    await asyncio.wait_for(stopping, SECONDS)
 
 
 @pytest.mark.parametrize("ending", [False, True])
@@ -231,7 +227,7 @@ async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending
     rig.listener.close()
     assert await read(client) == b"away"
     if stopping:
-        await soon(stopping)
+        await asyncio.wait_for(stopping, SECONDS)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -250,7 +246,7 @@ async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, l
             client.send(b"question")
     assert not stopping.done()
     rig.front.unfinished = Unfinished()
-    await soon(stopping)
+    await asyncio.wait_for(stopping, SECONDS)
     assert len(rig.front.connections) == 1, "the one that was paired"
     assert leaves or await read(client) == b""
 
@@ -271,7 +267,7 @@ async def test_end_cancels_what_does_not_finish_and_waits_no_longer(rig: Rig, mo
     for task in (endless, uncancelled):
         rig.front.keep(task)
     await asyncio.sleep(0)
-    await soon(asyncio.create_task(rig.front.drain(0.02)))
+    await asyncio.wait_for(rig.front.drain(0.02), SECONDS)
     assert endless.cancelled()
     assert rig.front.tasks == {uncancelled}
     assert await read(client) == b"", "the client that waited to be paired is closed"
