@@ -17,16 +17,7 @@ from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.updates import UPDATE_SECONDS
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.hookpoints import Operation, Stage
-from runtimeproxy.model import (
-    Adjustment,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model import Adjustment, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
@@ -38,6 +29,7 @@ CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+OTHER_POD = PodRecord(replace(POD, id="p2"), replace(POD, id="p2"))
 
 
 def create_request() -> cri.CreateContainerRequest:
@@ -236,9 +228,7 @@ async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: t
     [
         pytest.param([], ["c1", "p1"], id="nothing"),
         pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
-        pytest.param(
-            [Subject(PodRecord(PodInfo(), PodInfo()), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"
-        ),
+        pytest.param([Subject(OTHER_POD, ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
     ],
 )
 async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:

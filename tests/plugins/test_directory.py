@@ -2,7 +2,6 @@
 
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.registration import MAX_BYTES
 from runtimeproxy.plugins.registry import Unreadable
+from tests.relay.test_listener import nobodys_folder
 
 
 def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Path) -> None:
@@ -85,22 +85,13 @@ def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_files_and_directories_without_permission() -> None:
-    # In the system's own temporary directory: pytest's is closed to other users.
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
+    with nobodys_folder() as folder:
         (Path(folder) / "a.json").touch(0)
-        us = os.geteuid()
-        os.seteuid(us or 65534)
-        try:
-            contents = directory.read(folder)
-            os.seteuid(us)
-            Path(folder).chmod(0)
-            os.seteuid(us or 65534)
-            with pytest.raises(PermissionError):
-                directory.read(folder)
-        finally:
-            os.seteuid(us)
-            Path(folder).chmod(0o755)
+        contents = directory.read(folder)
+        Path(folder).chmod(0)
+        with pytest.raises(PermissionError):
+            directory.read(folder)
+        Path(folder).chmod(0o700)
     assert contents == {"a.json": Unreadable("a.json: cannot be read: Permission denied")}
 
 
