@@ -44,7 +44,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
     ],
 )
-def test_content_is_this_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
+def test_content_makes_this_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
     registry = Registry()
     change = [registry.update("a.json", what) for what in contents][-1]
     registration = None if good is None else parse("a.json", good)
