@@ -179,9 +179,13 @@ async def test_call_without_time_left_dials_nobody(path: str, seconds: float) ->
         assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
 
 
-async def test_missing_peer_is_told_at_once(path: str, client: UnaryClient) -> None:
+@pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
+async def test_missing_peer_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
+    if reason == "Connection refused":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
     failed = await asyncio.wait_for(failing(client.call(METHOD, b"", LONG_SECONDS)), LONG_SECONDS / 2)
-    assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: No such file or directory")
+    assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
     assert client.peer() == client.peer() == Peer(None, 0)
 
 
