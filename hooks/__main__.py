@@ -60,7 +60,7 @@ def _fault(names: Sequence[str]) -> str:
 
 def load(name: str) -> Hook:
     """Return a hook of the table."""
-    hook: Hook = getattr(import_module(f".{name}", __package__), HOOKS[name])()
+    hook: Hook = getattr(import_module(f".servers.{name}", __package__), HOOKS[name])()
     return hook
 
 

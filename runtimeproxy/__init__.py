@@ -11,14 +11,12 @@ The straight line of one intercepted call, the same for every front:
    (``cri.edit``, ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
    Where nobody is told they go first. What became of a start or a stop whose answer never comes is asked of the runtime
-   (``unsettled``); what other such calls are about is read anew.
+   (``unknown_outcomes``); what other such calls are about is read anew.
 
 Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``, and
-``originals`` keeps in a file what no runtime tells: the kubelet's own values of what hooks replaced (``kept``).
+``originals`` keeps in a file what no runtime tells: the kubelet's own values of what hooks replaced (``originals``).
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` | ``originals`` > ``dispatcher`` | ``turns`` |
-``unsettled`` > ``plugins`` > ``hookapi`` > ``relay`` | ``call`` | ``heldbytes`` > ``wire`` > ``records`` > ``store`` |
-``merge`` | ``telemetry`` > ``texts`` | ``kept`` > ``caches`` | ``envs`` > ``model`` > ``hookpoints`` | ``config`` |
-``deadlines`` | ``fiber`` > ``errors``.
+``cli`` > ``app`` > ``cri`` | ``docker`` > ``core`` > ``plugins`` > ``hookapi`` > ``rpc`` > ``relay`` > ``wire`` |
+``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` | ``version``.
 """

@@ -20,20 +20,20 @@ from typing import Protocol
 
 import uvloop
 
-from runtimeproxy.config import Config, Mode
-from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.originals_file import File, Originals, owner, path_of
+from runtimeproxy.core.store import Store
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.logs import UNLIMITED
-from runtimeproxy.originals import File, Originals, owner, path_of
+from runtimeproxy.observe.logs import UNLIMITED
+from runtimeproxy.observe.loop_watchdog import LoopWatchdog
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import Listener, inherited, listen
-from runtimeproxy.relay.stalls import StallWatch
-from runtimeproxy.relay.supervisor import Supervisor
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import Recorder
+from runtimeproxy.settings.config import Config, Mode
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
-    supervisor = Supervisor(os.environ)
+    supervisor = SystemdNotifier(os.environ)
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has none
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
     signals = Signals(loop, proxy.recorder)
@@ -107,7 +107,7 @@ async def _serve(config: Config, listener: Listener) -> None:
     _tell_listening(config, listener)
     proxy.front.look()
     _settle_memory()
-    watch = StallWatch(loop, proxy.recorder)
+    watch = LoopWatchdog(loop, proxy.recorder)
     watch.start()
     try:
         await signals.first.wait()
@@ -149,7 +149,7 @@ class Signals:
     SIGHUP and SIGUSR2 do nothing: a habit of other daemons must not end the node's runtime.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Recorder) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Metrics) -> None:
         self.first = asyncio.Event()
         self.again = asyncio.Event()
         self.name = ""
@@ -178,7 +178,7 @@ class Proxy:
     """The parts behind the listener."""
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self.recorder = Recorder(loop.time)
+        self.recorder = Metrics(loop.time)
         self.store = Store()
         self.originals = Originals(_originals_file(config), self.store, self.recorder)
         self.manager = Manager(
@@ -197,10 +197,10 @@ class Proxy:
     def _front(self, config: Config, loop: asyncio.AbstractEventLoop) -> Front:
         """Make the front of the mode; what the other one needs is never loaded."""
         if config.mode is Mode.DOCKER:
-            from runtimeproxy.docker.front import Front as DockerFront
+            from runtimeproxy.docker.front import DockerFront as DockerFront
 
             return DockerFront(config.runtime_endpoint, self.lifecycle, self.manager, self.recorder, loop)
-        from runtimeproxy.cri.front import Front as CriFront
+        from runtimeproxy.cri.front import CriFront as CriFront
 
         return CriFront(
             config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.recorder, loop

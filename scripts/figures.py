@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Figure(NamedTuple):
-    """A row; ``kept`` is None where there is no limit, or where it is not judged."""
+    """A row; ``originals`` is None where there is no limit, or where it is not judged."""
 
     what: str
     found: str

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from runtimeproxy.model import HookAnswer, Resources
+from runtimeproxy.model.values import HookAnswer, Resources
 
 SENT = Resources(
     cpu_period=100_000,

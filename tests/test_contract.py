@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Self
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from runtimeproxy.core.store import Store
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import HOOK_POINTS, Operation
-from runtimeproxy.store import Store
+from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation
 from tests.engines import cri
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import cri_pb2, dockershim_bodies, hookanswers

@@ -13,10 +13,10 @@ import yaml
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HOOK_POINTS, Part
-from runtimeproxy.options import OPTIONS
+from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
+from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks import __main__ as hooks_main
-from runtimeproxy_hooks import node
+from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.hook import METHODS
 from tests.docs import CODE, HOOKS, README, code_blocks, table
 from tests.hooks.sdk import callers

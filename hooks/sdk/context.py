@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from runtimeproxy.hookpoints import HookPoint, Operation, Part, Stage
-from runtimeproxy.merge import parent_rule
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, Resources
+from runtimeproxy.model.hookpoints import HookPoint, Operation, Part, Stage
+from runtimeproxy.model.merge import parent_rule
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, Resources
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
-from runtimeproxy.merge import RESOURCE_RULES, env_rule, key_rule
-from runtimeproxy.model import (
+from runtimeproxy.model.merge import RESOURCE_RULES, env_rule, key_rule
+from runtimeproxy.model.values import (
     MAP_FIELDS,
     NO_RESOURCES,
     NUMBER_FIELDS,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.options import LOG_LEVELS, parse_duration, parse_endpoint
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
+from runtimeproxy.settings.options import LOG_LEVELS, parse_duration, parse_endpoint
 
 from .registering import FAIL, IGNORE, LAST_ORDER, ORDER_FLAG, POLICIES, UNREGISTER_FLAG
 from .registering import FLAG as REGISTER_FLAG

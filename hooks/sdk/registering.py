@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.options import parse_endpoint
+from runtimeproxy.model.hookpoints import HookPoint
+from runtimeproxy.settings.options import parse_endpoint
 
 from .socket_path import listens
 

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model.hookpoints import HookPoint
 
 from .background import BackgroundLoop
 from .hook import Hook, ask, points_of

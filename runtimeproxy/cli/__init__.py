@@ -8,11 +8,12 @@ Invariants: exit code 2 means that the command line, the environment or the file
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 
 import click
 
-from runtimeproxy.cli.hook import hook_group
 from runtimeproxy.cli.run import FAILED, run_command, words
 from runtimeproxy.version import VERSION
 
@@ -20,12 +21,26 @@ WRONG_USE = 2
 INTERRUPTED = 130
 
 
+class Commands(click.Group):
+    """The commands by name, each loaded when it is asked for."""
+
+    LOADERS: Mapping[str, Callable[[], click.Command]] = {
+        "run": run_command,
+        # The proxy imports no hook server: the tools of their authors are found by name.
+        "hook": lambda: import_module("runtimeproxy_hooks.tools.command").hook_group(),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.LOADERS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self.LOADERS[cmd_name]() if cmd_name in self.LOADERS else None
+
+
 def main() -> int:
     """Run ``runtimeproxy`` with the process's arguments and return its exit code."""
-    group = click.Group(
-        commands={"run": run_command(), "hook": hook_group()},
-        help="A proxy between the kubelet and the container runtime that calls hook servers.",
-        no_args_is_help=False,
+    group = Commands(
+        help="A proxy between the kubelet and the container runtime that calls hook servers.", no_args_is_help=False
     )
     return _guarded(group, "runtimeproxy")
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 
 import click
 
-from runtimeproxy import config, logs
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
-from runtimeproxy.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
+from runtimeproxy.observe import logs
+from runtimeproxy.settings import config
+from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
 
 FAILED = 1
 

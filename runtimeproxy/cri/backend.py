@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, PodInfo
-from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
+from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
 STATUS_SECONDS = 10.0

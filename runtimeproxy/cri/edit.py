@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind
-from runtimeproxy.model import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay, swap_beside
+from runtimeproxy.model.values import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay, swap_beside
 from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint_field
 
 Changes = Mapping[str, ResourceValue]

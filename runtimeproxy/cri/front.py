@@ -10,27 +10,27 @@ import logging
 import socket
 from functools import partial
 
-from runtimeproxy.call import CallState
+from runtimeproxy.core.call import CallState
+from runtimeproxy.core.lifecycle import Lifecycle
+from runtimeproxy.core.memory_budget import MemoryBudget
+from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
-from runtimeproxy.cri.direction import ALIVE_SECONDS
+from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.reader import Reader
-from runtimeproxy.cri.sync import State
+from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import HeldBytes
-from runtimeproxy.hookpoints import HOOK_POINTS
-from runtimeproxy.lifecycle import Lifecycle
+from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase
 from runtimeproxy.relay.pair import Pair
-from runtimeproxy.relay.pairs import DIAL_SECONDS, Pairs
-from runtimeproxy.sync import Sync
-from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ ACK_SECONDS = 0.02
 """How long ACKs of PINGs wait for something that leaves anyway; whoever measures by one takes it for a long way."""
 
 
-class Front(Pairs):
+class CriFront(FrontBase):
     """All CRI connections of the proxy."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Front(Pairs):
         image_endpoint: str,
         lifecycle: Lifecycle,
         manager: Manager,
-        recorder: Recorder,
+        recorder: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(runtime_endpoint, recorder, loop, lifecycle.running)
@@ -57,16 +57,16 @@ class Front(Pairs):
         self.lifecycle = lifecycle
         self.manager = manager
         self.backend = Backend(runtime_endpoint)
-        self.sync = Sync(State(self.backend, lifecycle.store), lifecycle, recorder)
-        self.held_bytes = HeldBytes()
+        self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, recorder)
+        self.held_bytes = MemoryBudget()
 
     async def start(self) -> None:
         """Read the runtime's state in the background."""
         self.sync.start()
         self.sync.soon()
 
-    def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        return Connection(self, client, backend)
+    def paired(self, client: socket.socket, backend: socket.socket) -> "CriConnection":
+        return CriConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
         """Close the client: it dials again by its own rules."""
@@ -78,10 +78,10 @@ class Front(Pairs):
         await self.backend.close()
 
 
-class Connection:
+class CriConnection:
     """One client's connection: its reader, its pair, its held calls."""
 
-    def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
+    def __init__(self, front: CriFront, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
         self.images: set[ImageConnection] = set()
         self._client_ended = False
@@ -275,7 +275,7 @@ class Connection:
 class ImageConnection:
     """The transport of one link to the image endpoint."""
 
-    def __init__(self, connection: Connection, link: ImageLink) -> None:
+    def __init__(self, connection: CriConnection, link: ImageLink) -> None:
         self._connection = connection
         self.link = link
         self._endpoint: Endpoint | None = None

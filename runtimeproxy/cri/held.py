@@ -9,16 +9,16 @@ is kept (relay-rules A4 to A7, C1).
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
-from runtimeproxy.cri.direction import Data, HeaderBlock
-from runtimeproxy.cri.refused import refusal
+from runtimeproxy.cri.frame_relay import Data, HeaderBlock
+from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.flow import FlowControlledSender
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
@@ -40,7 +40,7 @@ def _nothing() -> None:
     """
 
 
-class Events(Protocol):
+class HeldStreamEvents(Protocol):
     """What the front is told of a held call."""
 
     def held(self, stream: "HeldStream") -> None: ...
@@ -48,16 +48,16 @@ class Events(Protocol):
     def wake(self) -> None: ...
 
 
-class Owner(Protocol):
+class HeldStreamOwner(Protocol):
     """What a held stream needs of its connection."""
 
-    client_out: Outlet
-    runtime_out: Outlet
-    held_bytes: HeldBytes
+    client_out: FlowControlledSender
+    runtime_out: FlowControlledSender
+    held_bytes: MemoryBudget
     clock: Callable[[], float]
 
     @property
-    def events(self) -> Events: ...
+    def events(self) -> HeldStreamEvents: ...
     def forget(self, stream: int) -> None: ...
     def drop(self, stream: int) -> None: ...
 
@@ -87,7 +87,7 @@ class HeldStream:
     _kept_reset = b""
 
     def __init__(
-        self, owner: Owner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+        self, owner: HeldStreamOwner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
     ) -> None:
         self.owner = owner
         self.stream = stream

@@ -10,28 +10,28 @@ connection lives.
 from typing import NoReturn, Protocol
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
-from runtimeproxy.cri.direction import Data, HeaderBlock
-from runtimeproxy.cri.refused import refusal
+from runtimeproxy.cri.frame_relay import Data, HeaderBlock
+from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.connection import Connection
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.connection import ClientConnection
+from runtimeproxy.wire.flow import FlowControlledSender
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
 
 
-class Owner(Protocol):
+class ImageLinkOwner(Protocol):
     """What the image connection needs of the pair."""
 
-    client_out: Outlet
+    client_out: FlowControlledSender
 
     def retire(self, stream: int) -> None: ...
 
 
-class ImageLink(Connection):
+class ImageLink(ClientConnection):
     """One connection to the image service."""
 
-    def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:
+    def __init__(self, owner: ImageLinkOwner, client_settings: dict[int, int]) -> None:
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import decode
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import ContainerInfo, PodInfo
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire import protobuf
 
 ITEMS = 1

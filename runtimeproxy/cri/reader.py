@@ -9,18 +9,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from runtimeproxy.call import CallState
+from runtimeproxy.core.call import CallState
+from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
-from runtimeproxy.cri.direction import Direction, HeaderBlock, Stream
-from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
+from runtimeproxy.cri.frame_relay import FrameRelay, HeaderBlock, Stream
+from runtimeproxy.cri.goaway import ENDLESS, Goaway, Open
 from runtimeproxy.cri.held import END, HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
-from runtimeproxy.cri.refused import DroppedStream, refusal
+from runtimeproxy.cri.local_answer import LocallyAnsweredStream, refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
-from runtimeproxy.heldbytes import HeldBytes
-from runtimeproxy.hookpoints import UNRECORDED
+from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.flow import FlowControlledSender
 from runtimeproxy.wire.headers import Field
 
 RETIRED_LIMIT = 1_000
@@ -33,7 +33,7 @@ AMBIGUOUS = (
 )
 
 
-class Events(Protocol):
+class ReaderEvents(Protocol):
     """What the front is told by its reader."""
 
     def passes_unrecorded(self) -> bool:
@@ -58,9 +58,11 @@ class Events(Protocol):
 class Reader:
     """State of one pair of connections."""
 
-    def __init__(self, events: Events, held_bytes: HeldBytes, image_apart: bool, clock: Callable[[], float]) -> None:
-        self.client_out = Outlet()
-        self.runtime_out = Outlet()
+    def __init__(
+        self, events: ReaderEvents, held_bytes: MemoryBudget, image_apart: bool, clock: Callable[[], float]
+    ) -> None:
+        self.client_out = FlowControlledSender()
+        self.runtime_out = FlowControlledSender()
         self.held_bytes = held_bytes
         self.streams: dict[int, Stream] = {}
         self.open: dict[int, Open] = {}
@@ -74,7 +76,7 @@ class Reader:
         self.clock = clock
         self.from_client = FromClient(self)
         self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
-        self.farewell = Farewell(self)
+        self.farewell = Goaway(self)
         self._retired: deque[int] = deque()
 
     @property
@@ -96,7 +98,7 @@ class Reader:
     def drop(self, stream: int) -> None:
         """Drop what still comes on a stream that we answered."""
         self.runtime_out.ungovern(stream)
-        self.streams[stream] = DroppedStream(self)
+        self.streams[stream] = LocallyAnsweredStream(self)
         self.retire(stream)
 
     def retire(self, stream: int) -> None:
@@ -164,7 +166,7 @@ class Reader:
         self.drop(stream)
 
 
-class FromClient(Direction):
+class FromClient(FrameRelay):
     """Frames of the client."""
 
     side = "client"
@@ -268,7 +270,7 @@ class FromClient(Direction):
             self._reader.image.client_settings(entries)
 
 
-class FromRuntime(Direction):
+class FromRuntime(FrameRelay):
     """Frames of the runtime."""
 
     side = "runtime"

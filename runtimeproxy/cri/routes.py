@@ -7,7 +7,7 @@ Invariant: whatever is not in the table passes.
 
 from dataclasses import dataclass
 
-from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model.hookpoints import Operation
 
 VERSIONS = ("v1", "v1alpha2")
 

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind, decode
 from runtimeproxy.hookapi.codec import resources_of
-from runtimeproxy.model import SLICE, ContainerInfo, PodInfo, Resources, named, overlay
+from runtimeproxy.model.values import SLICE, ContainerInfo, PodInfo, Resources, named, overlay
 
 Json = Mapping[str, Any]
 

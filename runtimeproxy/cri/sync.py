@@ -1,4 +1,4 @@
-"""Reads the state of a CRI runtime for ``runtimeproxy.sync``: the lists, then verbose status.
+"""Reads the state of a CRI runtime for ``runtimeproxy.core.sync``: the lists, then verbose status.
 
 Owns which CRI version the state is read in.
 Must not know: when it is read, what is kept.
@@ -8,20 +8,20 @@ Invariant: the state is read in v1 wherever the runtime has that (docs/architect
 import asyncio
 from collections.abc import Iterator
 
-from runtimeproxy import records
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.routes import VERSIONS
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Subject
-from runtimeproxy.store import Store
-from runtimeproxy.sync import Listed
+from runtimeproxy.model import records
+from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.wire import grpc
 
 ITEMS_AT_ONCE = 200
 """Of a list, between two of which calls are served."""
 
 
-class State:
+class CriState:
     """Reads what the runtime has."""
 
     def __init__(self, backend: Backend, store: Store) -> None:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
+from runtimeproxy.core.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookapi.codec import entries_of, resources_of
-from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Shape
 

@@ -17,7 +17,7 @@ _CONTINUE = 100
 _SWITCHING = 101
 
 
-class Taker(Protocol):
+class AnswerSink(Protocol):
     """Whoever takes what was read."""
 
     to_client: list[bytes]
@@ -31,7 +31,7 @@ class Taker(Protocol):
 class Answers:
     """Reads the answers of the daemon."""
 
-    def __init__(self, taker: Taker, known: Known) -> None:
+    def __init__(self, taker: AnswerSink, known: Known) -> None:
         self._taker = taker
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()

@@ -16,7 +16,7 @@ from typing import Any
 
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import Adjustment, Resources, ResourceValue, swap_beside
+from runtimeproxy.model.values import Adjustment, Resources, ResourceValue, swap_beside
 from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, parse, rewrite
 
 Changes = Mapping[str, ResourceValue]

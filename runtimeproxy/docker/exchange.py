@@ -8,11 +8,11 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.caches import Cache
-from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
+from runtimeproxy.model.caches import Cache
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
@@ -79,10 +79,10 @@ class Known:
             self.requests.keep(raw, exchange, len(raw))
 
 
-class Owner(Protocol):
+class ExchangeOwner(Protocol):
     """What a held exchange needs of its connection's reader."""
 
-    held_bytes: HeldBytes
+    held_bytes: MemoryBudget
     settled: Callable[["HeldExchange"], None]
 
     def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
@@ -95,7 +95,7 @@ class HeldExchange(Exchange):
 
     head: RequestHead
 
-    def __init__(self, owner: Owner, head: RequestHead, route: Route) -> None:
+    def __init__(self, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
         self.route = route
@@ -246,11 +246,11 @@ class HeldExchange(Exchange):
         if head.framing is Framing.CHUNKED and body:
             body = bodies.dechunk(body)
         agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
-        self._settle(Reply(agreed, body, faultless=not agreed and head.status == _NOT_MODIFIED))
+        self._settle(Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
         """Settle the call of a request that the daemon could not be given: nothing happened."""
-        self._settle(Reply(agreed=False, faultless=True))
+        self._settle(Reply(agreed=False, no_op=True))
 
     def answer(self) -> None:
         self._free()

@@ -10,32 +10,32 @@ import logging
 import socket
 from functools import partial
 
-from runtimeproxy import hookpoints
-from runtimeproxy.call import CallState, Unreadable
+from runtimeproxy.core.call import CallState, Unreadable
+from runtimeproxy.core.lifecycle import Lifecycle
+from runtimeproxy.core.memory_budget import MemoryBudget
+from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker import translate
-from runtimeproxy.docker.away import Away
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.call import Daemon, DockerCall, body_of
-from runtimeproxy.docker.creates import CreateContainerCall, CreatePodCall
+from runtimeproxy.docker.bad_gateway import BadGateway
+from runtimeproxy.docker.calls.base import Daemon, DockerCall, body_of
+from runtimeproxy.docker.calls.creates import CreateContainerCall, CreatePodCall
+from runtimeproxy.docker.calls.references import BY_REFERENCE
 from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.references import BY_REFERENCE
 from runtimeproxy.docker.routes import Action, Route
-from runtimeproxy.docker.sync import Events
-from runtimeproxy.docker.translate import AskedContainer, AskedPod
+from runtimeproxy.docker.sync import EventFollower
+from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError
-from runtimeproxy.heldbytes import HeldBytes
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
-from runtimeproxy.lifecycle import Lifecycle
+from runtimeproxy.model import hookpoints
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
 from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
-from runtimeproxy.relay.pairs import Pairs
-from runtimeproxy.sync import Sync
-from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 """The hook points of both kinds of create: what a pod's hooks changed goes into its containers' creates."""
 
 
-class Front(Pairs):
+class DockerFront(FrontBase):
     """All Docker connections of the proxy."""
 
     def __init__(
@@ -52,18 +52,18 @@ class Front(Pairs):
         daemon_endpoint: str,
         lifecycle: Lifecycle,
         manager: Manager,
-        recorder: Recorder,
+        recorder: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(daemon_endpoint, recorder, loop, lifecycle.running)
         self.lifecycle = lifecycle
         self.manager = manager
-        self.held_bytes = HeldBytes()
+        self.held_bytes = MemoryBudget()
         self.known = Known()
         self.hangups = Hangups(loop)
         self._backend = Backend(daemon_endpoint)
         self._lookup = Lookup(self._backend, lifecycle.store)
-        self._events = Events(
+        self._events = EventFollower(
             self._backend,
             lifecycle.store,
             recorder,
@@ -74,7 +74,7 @@ class Front(Pairs):
         self.sync = Sync(self._lookup, lifecycle, recorder, on_gone=self._events.gone)
         self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
         self._following: asyncio.Task[None] | None = None
-        self.http2: set[Connection] = set()
+        self.http2: set[DockerConnection] = set()
         """The connections that pass round the hook servers (relay-rules B4)."""
         manager.on_change = self._end_http2
 
@@ -91,12 +91,12 @@ class Front(Pairs):
         except Unreadable as error:
             raise BackendError(f"GET /info: {error}") from None
 
-    def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        return Connection(self, client, backend)
+    def paired(self, client: socket.socket, backend: socket.socket) -> "DockerConnection":
+        return DockerConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
         """Answer the client's first request with 502."""
-        Away(self.loop, client, self.connections)
+        BadGateway(self.loop, client, self.connections)
 
     async def close(self) -> None:
         if self._following is not None:
@@ -140,9 +140,9 @@ class Front(Pairs):
         except Unreadable as error:
             return self._unreadable_create(exchange, str(error))
         match asked:
-            case AskedPod():
+            case RequestedPod():
                 return CreatePodCall(exchange, self._daemon, body, asked)
-            case AskedContainer():
+            case RequestedContainer():
                 return CreateContainerCall(exchange, self._daemon, body, asked)
         return None
 
@@ -157,10 +157,10 @@ class Front(Pairs):
         return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
 
-class Connection:
+class DockerConnection:
     """One client's connection: its reader, its pair, its held calls."""
 
-    def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
+    def __init__(self, front: DockerFront, client: socket.socket, backend: socket.socket) -> None:
         self._front = front
         self.intercepts = front.intercepts
         self._finished = False

@@ -9,16 +9,16 @@ Invariant: an answer of "no pod's" is remembered by full id only, never by name 
 from collections import OrderedDict
 from dataclasses import replace
 
-from runtimeproxy import records
+from runtimeproxy.core.store import WHOLE_ID, Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import cgroup, status, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
 from runtimeproxy.docker.status import Shipped
-from runtimeproxy.docker.translate import AskedContainer, AskedPod
-from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Subject
-from runtimeproxy.store import WHOLE_ID, Store
-from runtimeproxy.sync import Listed
+from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
+from runtimeproxy.model import records
+from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
@@ -86,7 +86,7 @@ class Lookup:
         reply = await self._backend.inspect(reference)
         if reply is None:
             return None
-        inspected = status.told(reply, reference if len(reference) == WHOLE_ID else "")
+        inspected = status.parse_inspect(reply, reference if len(reference) == WHOLE_ID else "")
         full_id = translate.id_of(inspected)
         known = self.known(full_id)
         if known is not None:
@@ -96,7 +96,7 @@ class Lookup:
             self._remember_plain(full_id)
             return None
         driver = await self.known_driver()
-        if isinstance(asked, AskedPod):
+        if isinstance(asked, RequestedPod):
             return full_id, Subject(self._store.read_pod(self.pod_info(asked, driver)))
         pod = await self.pod(asked.container.pod_id)
         if pod is None:
@@ -121,18 +121,18 @@ class Lookup:
         if known is not None:
             return known
         asked = await self._inspected(pod_id)
-        if not isinstance(asked, AskedPod):
+        if not isinstance(asked, RequestedPod):
             return None
         return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
 
-    async def _inspected(self, full_id: str) -> AskedPod | AskedContainer | None:
+    async def _inspected(self, full_id: str) -> RequestedPod | RequestedContainer | None:
         """Read what a container was made of; None if it is no pod's, or not there."""
         reply = await self._backend.inspect(full_id)
         if reply is None:
             return None
-        return await self._asked(reply, status.told(reply, full_id))
+        return await self._asked(reply, status.parse_inspect(reply, full_id))
 
-    async def _asked(self, reply: bytes, inspected: Object) -> AskedPod | AskedContainer | None:
+    async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
 
         What the image added is taken off, and only the image itself tells that.
@@ -157,18 +157,18 @@ class Lookup:
         return shipped
 
     @staticmethod
-    def pod_info(asked: AskedPod, driver: Driver) -> PodInfo:
+    def pod_info(asked: RequestedPod, driver: Driver) -> PodInfo:
         """Return a pod with its cgroup parent in CRI's form."""
         return replace(asked.pod, cgroup_parent=_in_cri(asked, driver))
 
     @staticmethod
-    def container_info(asked: AskedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
+    def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
         """Return a container with its cgroup parent in CRI's form; one that is its pod's is not its own."""
         parent = _in_cri(asked, driver) or ""
         shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
         return replace(asked.container, cgroup_parent="" if parent in shared else parent)
 
 
-def _in_cri(asked: AskedPod | AskedContainer, driver: Driver) -> str | None:
+def _in_cri(asked: RequestedPod | RequestedContainer, driver: Driver) -> str | None:
     """Return a cgroup parent in CRI's form; None if it is unknown."""
     return None if asked.cgroup_parent is None else cgroup.to_cri(asked.cgroup_parent, driver)

@@ -8,11 +8,11 @@ Invariant: whatever is not held leaves as the very bytes that came, in order and
 from collections import deque
 from typing import Protocol
 
+from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.docker.answers import Answers
 from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, OwnAnswer
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
-from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
@@ -20,7 +20,7 @@ from runtimeproxy.wire.http1 import BadMessage
 DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
 
 
-class Events(Protocol):
+class ReaderEvents(Protocol):
     """What the reader tells its connection."""
 
     def intercepts(self, route: Route) -> bool: ...
@@ -51,7 +51,7 @@ class Events(Protocol):
 class Reader:
     """One connection; ``to_client`` and ``to_daemon`` collect what goes out."""
 
-    def __init__(self, events: Events, held_bytes: HeldBytes, known: Known) -> None:
+    def __init__(self, events: ReaderEvents, held_bytes: MemoryBudget, known: Known) -> None:
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
         self.held_bytes = held_bytes

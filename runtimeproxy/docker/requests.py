@@ -9,9 +9,9 @@ its turn (relay-rules B3, B7).
 from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.call import CallState
+from runtimeproxy.core.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, Owner
+from runtimeproxy.docker.exchange import Exchange, ExchangeOwner, HeldExchange, Known
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
@@ -24,7 +24,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """How a client begins that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
 
 
-class Taker(Owner, Protocol):
+class RequestSink(ExchangeOwner, Protocol):
     """Whoever takes what was read."""
 
     to_daemon: list[bytes]
@@ -42,7 +42,7 @@ class Taker(Owner, Protocol):
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, taker: Taker, known: Known) -> None:
+    def __init__(self, taker: RequestSink, known: Known) -> None:
         self._taker = taker
         self._known = known
         self._known_requests, self._known_bytes = known.requests, known.longest

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reads_json
-from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
+from runtimeproxy.docker.translate import Labels, RequestedContainer, RequestedPod, reads_json
+from runtimeproxy.model.values import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire.json import Object
 
 DEFAULT_RUNTIME = "runc"
@@ -56,7 +56,7 @@ def read_info(reply: bytes) -> tuple[str, str]:
 
 
 @reads_json
-def told(reply: bytes, full_id: str = "") -> Object:
+def parse_inspect(reply: bytes, full_id: str = "") -> Object:
     """Return what is read of an inspected container or image, as far as it is known.
 
     ``full_id`` is the one asked for, where the reply repeats none. Raises Unreadable.
@@ -88,15 +88,15 @@ _NOTHING = Object(())
 
 def read_image(reply: bytes) -> Shipped:
     """Read an inspected image. Raises Unreadable."""
-    config = translate.object_of(told(reply), "Config")
+    config = translate.object_of(parse_inspect(reply), "Config")
     return Shipped(translate.labels_of(config), translate.texts_of(config, "Env"))
 
 
 @reads_json
 def read_inspect(
     inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME
-) -> AskedPod | AskedContainer | None:
-    """Read what is ``told`` of a container; None if it is not a pod's.
+) -> RequestedPod | RequestedContainer | None:
+    """Read what is ``parse_inspect`` of a container; None if it is not a pod's.
 
     ``shipped`` is its image's part; None if that is gone: its part stays in. ``default_runtime`` is the DefaultRuntime
     of the daemon's /info. Raises Unreadable.
@@ -112,7 +112,7 @@ def read_inspect(
     value = translate.asked(name, labels, env, host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
-    if isinstance(value, AskedPod):
+    if isinstance(value, RequestedPod):
         return replace(value, pod=replace(_own_pod(value.pod, default_runtime), id=container_id))
     return replace(value, container=replace(_own_container(value.container), id=container_id))
 

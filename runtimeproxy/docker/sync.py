@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
-from runtimeproxy.store import Store
-from runtimeproxy.sync import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
-from runtimeproxy.telemetry import Recorder
+from runtimeproxy.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ REPLAY_SECONDS = 5.0
 """So long after the stream is followed again what the daemon remembers of before has been told."""
 
 
-class Events:
+class EventFollower:
     """Follows one daemon for one Store.
 
     ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it,
@@ -37,7 +37,7 @@ class Events:
         self,
         backend: Backend,
         store: Store,
-        recorder: Recorder,
+        recorder: Metrics,
         *,
         on_gone: Callable[[str], None],
         on_connected: Callable[[], Awaitable[None]],
@@ -147,7 +147,7 @@ class Events:
     # What the events mean. oom, die, kill, start and restart change nothing in the Store.
 
     def _destroyed(self, container_id: str) -> None:
-        self._store.bury(container_id)
+        self._store.tombstone(container_id)
         self.gone(container_id)
 
     def _renamed(self, container_id: str) -> None:
@@ -167,9 +167,9 @@ class Events:
             log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
 
 
-_MEANINGS: dict[str, Callable[[Events, str], None]] = {
-    "destroy": Events._destroyed,
-    "rename": Events._renamed,
-    "update": Events._updated,
+_MEANINGS: dict[str, Callable[[EventFollower, str], None]] = {
+    "destroy": EventFollower._destroyed,
+    "rename": EventFollower._renamed,
+    "update": EventFollower._updated,
 }
 """What is asked for, and what it means."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
+from runtimeproxy.core.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.docker.resources import (
     CONTAINER_NAME_LABEL,
     CONTAINER_TYPE,
@@ -32,7 +32,7 @@ from runtimeproxy.docker.resources import (
     TYPE_LABEL,
 )
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources, named, overlay
+from runtimeproxy.model.values import TEXT_FIELDS, ContainerInfo, PodInfo, Resources, named, overlay
 from runtimeproxy.wire import json
 from runtimeproxy.wire.json import Object
 
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPod:
+class RequestedPod:
     """A pod sandbox, and its cgroup parent in Docker's form, None if unknown; the pod's own is ""."""
 
     pod: PodInfo
@@ -50,7 +50,7 @@ class AskedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedContainer:
+class RequestedContainer:
     """A container of a pod, and its cgroup parent in Docker's form, None if unknown; the container's own is ""."""
 
     container: ContainerInfo
@@ -116,7 +116,7 @@ def is_pods(body: bytes) -> bool:
 
 
 @reads_json
-def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
+def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | None:
     """Read a create; None if it is not a pod's. ``name`` is the one that its query asks for. Raises Unreadable."""
     config = _asked(body)
     labels = labels_of(config)
@@ -146,15 +146,15 @@ def kind_of(labels: Labels) -> str | None:
     return kind if kind in (POD_TYPE, CONTAINER_TYPE) else None
 
 
-def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> AskedPod | AskedContainer:
+def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
     """Return the pod or container of these labels. Labels are the better source; only a name has the attempt.
 
     Raises Unreadable for a container that does not name its sandbox.
     """
     parent = text_of(host, "CgroupParent")
     if kind_of(labels) == POD_TYPE:
-        return AskedPod(_pod(parse_name(name), labels, host), parent)
-    return AskedContainer(_container(parse_name(name), labels, env, host), parent)
+        return RequestedPod(_pod(parse_name(name), labels, host), parent)
+    return RequestedContainer(_container(parse_name(name), labels, env, host), parent)
 
 
 def _pod(name: DockerName | None, labels: Labels, host: Object) -> PodInfo:

@@ -1,7 +1,7 @@
 """Hook messages: values of the model <-> bytes of runtime.v1alpha1, the only place (hook-api, first table).
 
 Owns which field of a message holds which field of the model, for the proxy's side and for the hook server's.
-Must not know: what an answer means (runtimeproxy.merge), how the bytes travel.
+Must not know: what an answer means (runtimeproxy.model.merge), how the bytes travel.
 Invariant: every field of a message that the model knows is filled; text that is not UTF-8 is left out, never altered.
 
 A container's message is two parts, one after the other: what it tells of the pod, and of the container. To a parser
@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from runtimeproxy.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
-from runtimeproxy.envs import NO_CHANGES, Envs
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, entries_pb2
-from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.model.envs import NO_CHANGES, Envs
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 

@@ -23,7 +23,7 @@ _WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STAT
 reasons say nothing: a socket that is not there costs nothing, and the next call looks again by itself."""
 
 
-class State(Enum):
+class BreakerState(Enum):
     """Closed: everybody is asked. Open: nobody. Half open: one at a time, to see whether the server is well."""
 
     CLOSED = "closed"
@@ -35,7 +35,7 @@ class Breaker:
     """Lets attempts in and is told what came of them; ``now`` is any clock's seconds, always the same clock's."""
 
     def __init__(self) -> None:
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.seconds = 0.0
         """How long it was opened for, the last time."""
         self._until = 0.0
@@ -53,11 +53,11 @@ class Breaker:
         """
         if server != self._server:
             self._meet(server)
-        if self.state is State.OPEN and now >= self._until:
-            self._become(State.HALF_OPEN)
-        if self.state is State.OPEN or self._trying:
+        if self.state is BreakerState.OPEN and now >= self._until:
+            self._become(BreakerState.HALF_OPEN)
+        if self.state is BreakerState.OPEN or self._trying:
             return None
-        self._trying = self.state is State.HALF_OPEN
+        self._trying = self.state is BreakerState.HALF_OPEN
         return self._era
 
     def end(self, attempt: int, reason: Reason | None, now: float) -> None:
@@ -66,38 +66,38 @@ class Breaker:
             return
         self._trying = False
         if reason in _WELL:
-            if self._failures or self._openings or self.state is not State.CLOSED:
+            if self._failures or self._openings or self.state is not BreakerState.CLOSED:
                 self._close()
         elif reason in _SICK:
             self._fail(now)
 
     def seconds_left(self, now: float) -> float:
         """Return how long the server is not even tried."""
-        return max(self._until - now, 0.0) if self.state is State.OPEN else 0.0
+        return max(self._until - now, 0.0) if self.state is BreakerState.OPEN else 0.0
 
     def _meet(self, server: Hashable) -> None:
         """Forget the server before this one; after a sick one, the new one is tried by one call."""
         self._server = server
         self._forget()
-        self._become(State.CLOSED if self.state is State.CLOSED else State.HALF_OPEN)
+        self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)
 
     def _close(self) -> None:
         self._forget()
-        if self.state is not State.CLOSED:
-            self._become(State.CLOSED)
+        if self.state is not BreakerState.CLOSED:
+            self._become(BreakerState.CLOSED)
 
     def _fail(self, now: float) -> None:
         self._failures += 1
-        if self.state is State.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
+        if self.state is BreakerState.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
             self._openings += 1
             self.seconds = min(self._openings * OPEN_SECONDS, LONGEST_SECONDS)
             self._until = now + self.seconds
-            self._become(State.OPEN)
+            self._become(BreakerState.OPEN)
 
     def _forget(self) -> None:
         self._failures = self._openings = 0
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: BreakerState) -> None:
         self.state = state
         self._trying = False
         self._era += 1

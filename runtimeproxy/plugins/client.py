@@ -10,10 +10,10 @@ import asyncio
 
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.model.hookpoints import HookPoint
+from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
-from runtimeproxy.relay.unary import (
+from runtimeproxy.rpc.connection import (
     MAX_REPLY_BYTES,
     CallFailed,
     Kind,

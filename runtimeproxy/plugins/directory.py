@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable
 
 from runtimeproxy.plugins.registration import MAX_BYTES
-from runtimeproxy.plugins.registry import Content, Unreadable
+from runtimeproxy.plugins.registry import Content, UnreadableFile
 
 _LOOKS = 4
 """So often the files are read while new names keep coming."""
@@ -66,19 +66,19 @@ def _content(folder: int, name: str) -> Content | None:
             return None
         except OSError:
             pass  # it is there, for all that is known
-        return Unreadable(f"{name}: cannot be read: {error.strerror}")
+        return UnreadableFile(f"{name}: cannot be read: {error.strerror}")
 
 
 def _regular(folder: int, name: str, found: os.stat_result) -> Content:
     if not stat.S_ISREG(found.st_mode):
-        return Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
+        return UnreadableFile(f"{name}: not a regular file; a registration is one small JSON file")
     file = os.open(name, _FILE_FLAGS, dir_fd=folder)
     try:
         opened = os.fstat(file)
         if not stat.S_ISREG(opened.st_mode):
-            return Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
+            return UnreadableFile(f"{name}: not a regular file; a registration is one small JSON file")
         if opened.st_size > MAX_BYTES:
-            return Unreadable(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON file")
+            return UnreadableFile(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON file")
         return _read_up_to(file, MAX_BYTES + 1)
     finally:
         os.close(file)

@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
-from runtimeproxy.logs import UNLIMITED
+from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.observe.logs import UNLIMITED
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, watch
-from runtimeproxy.plugins.aside import aside
-from runtimeproxy.plugins.breaker import Breaker, State
+from runtimeproxy.plugins.breaker import Breaker, BreakerState
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
-from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Manager:
         folder: str,
         *,
         timeout_seconds: float,
-        recorder: Recorder,
+        recorder: Metrics,
         client_factory: Callable[[str, str], HookClient],
         poll_seconds: float = watch.POLL_SECONDS,
     ) -> None:
@@ -227,7 +227,7 @@ class Manager:
         for plugin in before:
             if plugin.client not in kept:
                 self._retire(plugin.client)
-            if plugin not in self._plugins.values() and plugin.breaker.state is not State.CLOSED:
+            if plugin not in self._plugins.values() and plugin.breaker.state is not BreakerState.CLOSED:
                 self._recorder.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
 
     def _retire(self, client: HookClient) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from runtimeproxy.config import parse_duration, parse_endpoint
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.settings.config import parse_duration, parse_endpoint
 
 MAX_BYTES = 1024 * 1024
 """Longest file that is taken."""

@@ -15,13 +15,13 @@ from runtimeproxy.plugins.registration import Registration, parse
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFile:
     """A file that is there and whose content could not be had; ``reason`` says why, naming the file."""
 
     reason: str
 
 
-Content = bytes | Unreadable
+Content = bytes | UnreadableFile
 """What a file holds, as far as it could be read."""
 
 
@@ -88,7 +88,7 @@ class Registry:
         self._seen[name] = content
         before = self._good.get(name)
         try:
-            if isinstance(content, Unreadable):
+            if isinstance(content, UnreadableFile):
                 raise ConfigError(content.reason)
             registration = parse(name, content)
         except ConfigError as error:

@@ -41,7 +41,7 @@ class Unfinished:
         return bool(self.calls or self.answers or self.streams)
 
 
-class Leaving(Protocol):
+class Drainable(Protocol):
     """A connection that comes to its end."""
 
     def drain(self, refusing: bool) -> None:
@@ -63,7 +63,7 @@ class Leaving(Protocol):
 class Drain:
     """The end of the connections and tasks of one front; both change while it goes on."""
 
-    def __init__(self, connections: AbstractSet[Leaving], tasks: AbstractSet[object]) -> None:
+    def __init__(self, connections: AbstractSet[Drainable], tasks: AbstractSet[object]) -> None:
         self._connections = connections
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()

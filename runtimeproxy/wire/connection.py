@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.flow import FlowControlledSender
 
 HEADER_LIMIT = 64 * 1024
 """Longest header block that is taken, its frames' heads counted in."""
@@ -18,11 +18,11 @@ HEADER_LIMIT = 64 * 1024
 _SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
 
 
-class Connection(ABC):
+class ClientConnection(ABC):
     """A connection to a server; ``outlet.out`` collects the bytes for it."""
 
     def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
-        self.outlet = Outlet()
+        self.outlet = FlowControlledSender()
         self.stream_limit = streams_until_told
         """How many streams may be open; the server's SETTINGS tell."""
         self.closing = False

@@ -37,7 +37,7 @@ class Source(Protocol):
     def credit(self, length: int) -> None: ...
 
 
-class Outlet:
+class FlowControlledSender:
     """Frames on their way to one peer, and what that peer may still send."""
 
     def __init__(self) -> None:

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import uvloop
 
 from runtimeproxy.errors import HookError
-from runtimeproxy.hookpoints import BY_NAME, SubjectKind
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.hookpoints import BY_NAME, SubjectKind
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy_hooks import koordinator as key
-from runtimeproxy_hooks.coresched import GET, ITSELF, THREAD, sched_core
+from runtimeproxy_hooks.lib import koordinator as key
+from runtimeproxy_hooks.servers.coresched import GET, ITSELF, THREAD, sched_core
 from scripts.benchmark.cases import by_median
 from scripts.benchmark.loads import Run
 from scripts.demonstration.processes import DemoError, Program, program

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtimeproxy_hooks.resctrl import Wish
+from runtimeproxy_hooks.lib.resctrl import Wish
 
 MIB = 1 << 20
 CPU = str(min(os.sched_getaffinity(0)))

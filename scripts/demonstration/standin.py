@@ -6,8 +6,8 @@ The hook is the project's own, with its own flags; of these --resctrl-root says 
 import sys
 from pathlib import Path
 
-from runtimeproxy_hooks.rdt import Rdt
 from runtimeproxy_hooks.sdk import main
+from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import StandIn
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import grpc
 import uvloop
 
-from runtimeproxy import sync
+from runtimeproxy.core import sync
 from scripts.benchmark.cases import CRI, DOCKER
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import MIB, Figure, at_most

@@ -12,8 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from runtimeproxy import app, cli, sync
-from runtimeproxy.config import Config
+from runtimeproxy import app, cli
+from runtimeproxy.core import sync
+from runtimeproxy.settings.config import Config
 
 SHOW = signal.SIGRTMIN
 """One that the proxy itself has no use for."""

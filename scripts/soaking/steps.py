@@ -98,7 +98,7 @@ TESTED = {
     "peers": ("10,000 mutations", [HEADS, *system("backends_broken", "bounds", "crowd")]),
     "cancels": ("10,000 cancels", system("cancels")),
     "restarts": ("100 restarts, 100 second starts, 50 kills", system("restarts", "engines_killed", "containerd")),
-    "kills": ("200 pods, 1,000 lost creates", [*system("restart"), "tests/test_originals_file.py"]),
+    "kills": ("200 pods, 1,000 lost creates", [*system("restart"), "tests/core/test_originals_file_rows.py"]),
 }
 NODE = f"{PODS:,} pods with {CONTAINERS} containers each; {RECORDS_PODS * (1 + CONTAINERS):,} records"
 HOURS = f"{day.DAY_SECONDS.full // day.HOUR_SECONDS} hours of a kubelet's calls, as fast as they go"

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from runtimeproxy import app, cli
-from runtimeproxy.config import Config
-from runtimeproxy.logs import OWN_LOGGER
+from runtimeproxy.observe.logs import OWN_LOGGER
+from runtimeproxy.settings.config import Config
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs a command line: exit code, output and errors come back."""

@@ -14,9 +14,9 @@ import click
 import pytest
 
 from runtimeproxy.cli.run import configuration
-from runtimeproxy.config import Config
 from runtimeproxy.errors import BackendError, ConfigError
-from runtimeproxy.options import OPTIONS
+from runtimeproxy.settings.config import Config
+from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.version import VERSION
 from tests.cli.conftest import Run
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
 HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack")
-HEAVY += ("runtimeproxy.app", "runtimeproxy.hooktools")
+HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.asking", "runtimeproxy_hooks.servers")
 LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
 
 

@@ -1,6 +1,6 @@
 """The commands of ``runtimeproxy hook`` as a user meets them: words on both outputs, and the exit code.
 
-What each does stands in tests/hooktools.
+What each does stands in tests/hooks/tools.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtimeproxy.hookpoints import HOOK_POINTS
+from runtimeproxy.model.hookpoints import HOOK_POINTS
 from tests.cli.conftest import Run
 from tests.cli.test_command_line import ROOT
 from tests.fakes import hookanswers

@@ -12,9 +12,9 @@ from zlib import compressobj
 from hpack import NeverIndexedHeaderTuple
 from hypothesis import strategies as st
 
-from runtimeproxy.call import CallState
+from runtimeproxy.core.call import CallState
+from runtimeproxy.cri.calls.table import KINDS
 from runtimeproxy.cri.held import HeldStream
-from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import HELD
 from tests.cri import peer
 from tests.cri.messages import METHODS, Method, messages

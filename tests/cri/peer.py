@@ -11,11 +11,11 @@ from typing import NamedTuple
 from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
+from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
-from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.flow import FlowControlledSender
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -170,7 +170,7 @@ def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
 class Side:
     """One peer: its bytes go into ``feed``, what the proxy has for it comes out of ``outlet``."""
 
-    def __init__(self, feed: Callable[[bytes], None], outlet: Outlet, preface: bool) -> None:
+    def __init__(self, feed: Callable[[bytes], None], outlet: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
         self._feed = feed
         self._outlet = outlet
@@ -285,7 +285,7 @@ class FakeEvents:
 class Play:
     def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.events = FakeEvents()
-        self.held_bytes = HeldBytes(process_limit)
+        self.held_bytes = MemoryBudget(process_limit)
         self.now = 0.0
         self.reader = Reader(self.events, self.held_bytes, image_apart, lambda: self.now)
         # Behind the preface it has another ``feed``.

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, edit
 from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
-from runtimeproxy.cri.sync import State
+from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.store import Store
-from runtimeproxy.sync import Listed
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.runtime import FakeRuntime, Injection
@@ -208,8 +208,8 @@ async def test_only_containerd_lifts_memory_limits(runtime: FakeRuntime, backend
 
 
 @pytest.fixture
-def state(backend: Backend) -> State:
-    return State(backend, Store())
+def state(backend: Backend) -> CriState:
+    return CriState(backend, Store())
 
 
 def lacks(runtime: FakeRuntime, version: str | None) -> None:
@@ -228,7 +228,7 @@ def versions(runtime: FakeRuntime) -> set[str]:
 
 @pytest.mark.parametrize(("lacking", "version"), [(None, "v1"), ("v1alpha2", "v1"), ("v1", "v1alpha2")])
 async def test_state_is_read_in_v1_else_in_v1alpha2(
-    runtime: FakeRuntime, state: State, lacking: str | None, version: str
+    runtime: FakeRuntime, state: CriState, lacking: str | None, version: str
 ) -> None:
     lacks(runtime, lacking)
     (pod_id, container_id), (another_pod, another) = made(runtime), made(runtime)
@@ -248,7 +248,7 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
     assert versions(runtime) == {"v1"}, "it has learnt it"
 
 
-async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRuntime, state: State) -> None:
+async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRuntime, state: CriState) -> None:
     lacks(runtime, "v1")
     lacks(runtime, "v1alpha2")
     with pytest.raises(BackendError):
@@ -256,7 +256,9 @@ async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRunt
 
 
 @pytest.mark.parametrize("method", ["ListPodSandbox", "ListContainers"])
-async def test_other_error_is_no_reason_to_try_another_version(runtime: FakeRuntime, state: State, method: str) -> None:
+async def test_other_error_is_no_reason_to_try_another_version(
+    runtime: FakeRuntime, state: CriState, method: str
+) -> None:
     runtime.inject(method, Injection(code=Code.INTERNAL, details="canary-4711"))
     with pytest.raises(BackendError, match=f"{method}: gRPC status 13"):
         await state.listed()
@@ -267,13 +269,13 @@ async def test_pod_of_a_container_is_that_of_the_store(runtime: FakeRuntime, bac
     store, (pod_id, container_id) = Store(), made(runtime)
     known = PodRecord(PodInfo(id=pod_id, name="asked"), PodInfo(id=pod_id, name="hooked"))
     store.commit(Subject(known))
-    subject = await State(backend, store).container(container_id)
+    subject = await CriState(backend, store).container(container_id)
     assert subject is not None
     assert subject.pod == known
     assert runtime.requests("PodSandboxStatus") == []
 
 
-async def test_state_of_what_is_not_there_is_none(runtime: FakeRuntime, state: State) -> None:
+async def test_state_of_what_is_not_there_is_none(runtime: FakeRuntime, state: CriState) -> None:
     pod_id, container_id = made(runtime)
     assert await state.pod("nobody") is None
     assert await state.container("nobody") is None
@@ -288,11 +290,11 @@ async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
     store, (pod_id, container_id) = Store(), made(runtime)
     pod, container = PodInfo(id=pod_id, uid=uid), ContainerInfo(id=container_id, pod_id=pod_id)
     store.commit(Subject(PodRecord(pod, pod), ContainerRecord(container, container)))
-    await State(backend, store).listed()
+    await CriState(backend, store).listed()
     assert store.counts() == left
 
 
-async def test_long_list_is_read_in_parts(state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 

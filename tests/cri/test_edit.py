@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, edit, translate
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Resources, ResourceValue, overlay
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Resources, ResourceValue, overlay
 from tests.cri import rest
 from tests.cri.messages import DECLARED, messages
 from tests.fakes import cri_pb2 as cri

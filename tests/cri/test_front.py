@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
-from runtimeproxy.cri.direction import ACKS_AT_ONCE
-from runtimeproxy.cri.farewell import GONE
-from runtimeproxy.cri.front import ACK_SECONDS, Connection
+from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE
+from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
+from runtimeproxy.cri.goaway import GONE
 from runtimeproxy.cri.held import HeldStream
-from runtimeproxy.heldbytes import HeldBytes
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import pair
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
 from runtimeproxy.relay.pair import Pair
-from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import flow
-from runtimeproxy.wire.flow import CREDIT_STEP, Outlet
+from runtimeproxy.wire.flow import CREDIT_STEP, FlowControlledSender
 from tests.cri import peer
 from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, Settings
 from tests.relay.test_dial import fill_backlog
@@ -44,7 +44,7 @@ def wire(*frames: Frame | bytes) -> bytes:
 
 
 def read(written: bytes) -> list[Frame]:
-    outlet = Outlet()
+    outlet = FlowControlledSender()
     outlet.out.append(written)
     return peer.Side(lambda _: None, outlet, preface=False).got()
 
@@ -61,13 +61,13 @@ class Scene:
         self.sockets = [self.client, self.runtime]
         self.images: socket.socket
         self.tasks: list[asyncio.Task[None]] = []
-        self.recorder = Recorder(self.loop.time)
+        self.recorder = Metrics(self.loop.time)
         self.passes: list[float] = []
         """When the runtime's state was asked for anew."""
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
-            held_bytes=HeldBytes(),
+            held_bytes=MemoryBudget(),
             image_apart=bool(images),
             image_endpoint=images,
             connections=set(),
@@ -75,7 +75,7 @@ class Scene:
             recorder=self.recorder,
             sync=SimpleNamespace(soon=lambda: self.passes.append(self.loop.time())),
         )
-        self.connection = Connection(self.front, near, far)
+        self.connection = CriConnection(self.front, near, far)
         self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
         self.front.connections.add(self.connection)
         self.came = b""

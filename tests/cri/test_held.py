@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.call import UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import UNANSWERED, CallState, Reply
+from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.cri import bounds
-from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES
 from tests.cri import peer
 from tests.cri.peer import CREATE, REPLY, Ack, Credit, Data, Headers, Reset, Settings, Step, client, grpc, runtime

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import listing
-from runtimeproxy.model import ContainerInfo, PodInfo
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from tests.amounts import examples
 from tests.fakes import cri_pb2 as cri
 

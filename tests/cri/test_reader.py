@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.cri import reader as reader_module
-from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
+from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
-from runtimeproxy.hookpoints import UNRECORDED
+from runtimeproxy.model.hookpoints import UNRECORDED
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, Step, client, runtime
 

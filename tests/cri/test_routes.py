@@ -4,7 +4,7 @@ import pytest
 
 from runtimeproxy.cri import routes
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
-from runtimeproxy.hookpoints import HOOK_POINTS, Operation
+from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation
 
 METHODS = """
     RunPodSandbox StopPodSandbox RemovePodSandbox UpdatePodSandboxResources CreateContainer

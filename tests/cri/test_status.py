@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy import hookpoints
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, status
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model import ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.model import hookpoints
+from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo, Resources
 from tests.fakes import cri_pb2 as cri
 
 POD_INFO: dict[str, Any] = {

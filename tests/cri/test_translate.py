@@ -11,14 +11,14 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.cri.translate import read_container, read_id, read_pod, read_pod_update, read_update
-from runtimeproxy.envs import Envs
 from runtimeproxy.hookapi import api_pb2 as hook_pb2
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import BY_NAME
-from runtimeproxy.model import RESOURCE_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.model.envs import Envs
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.model.values import RESOURCE_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
 from runtimeproxy.wire.protobuf import varint
 from tests.cri.messages import DECLARED, messages
 from tests.fakes import cri_pb2 as cri

@@ -1,6 +1,6 @@
 """A pod and its container as dockershim asks for them, whole structs, and what must be read of them."""
 
-from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as shim
 

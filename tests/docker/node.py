@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import pytest
 
-from runtimeproxy.dispatcher import Dispatcher
-from runtimeproxy.docker.front import Front
-from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.store import Store
+from runtimeproxy.docker.front import DockerFront
+from runtimeproxy.model.hookpoints import HookPoint
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
-from runtimeproxy.relay.unary import Peer
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import Recorder
+from runtimeproxy.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.docker.daemon import until
@@ -83,7 +83,7 @@ class Plugins(FakePlugins):
 
 @dataclass(eq=False)
 class Node:
-    """A proxy in Docker mode; the daemon is there from the start unless ``away``."""
+    """A proxy in Docker mode; the daemon is there from the start unless ``bad_gateway``."""
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
@@ -107,12 +107,12 @@ class Node:
         if not self.away:
             await self.dockerd.start()
         self.store = Store()
-        self.recorder = Recorder(loop.time)
+        self.recorder = Metrics(loop.time)
         dispatcher = Dispatcher(self.plugins, self.recorder, loop.time, 10.0)
         limits = Limits(BUDGET_SECONDS, ("skip", "true"))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
         manager: Any = self.plugins
-        self.front = Front(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
+        self.front = DockerFront(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
         if not self.synced:
             self.front.sync.start = lambda: None  # type: ignore[method-assign]
         self._listener = listen(str(self.folder / "proxy.sock"))

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
-from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
 from tests.docker.messages import error
@@ -65,7 +65,7 @@ class Play:
         self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, known: Known | None = None
     ) -> None:
         self.holds = frozenset(holds)
-        self.held_bytes = HeldBytes(limit)
+        self.held_bytes = MemoryBudget(limit)
         self.known = known or Known()
         self.shared = False
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from runtimeproxy.docker.edit import Update, edit_container, edit_pod, edit_update, left_out_of_create, update_body
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
+from runtimeproxy.model.values import (
+    NO_ADJUSTMENT,
+    NO_RESOURCES,
+    RESOURCE_FIELDS,
+    Adjustment,
+    Resources,
+    ResourceValue,
+)
 from tests.amounts import examples
 
 GIB = 2**30

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
 from tests.docker.peer import Play, Step, asked, converse
@@ -210,8 +210,8 @@ AGREED = {
 @pytest.mark.parametrize(("sent", "replied", "agreed"), AGREED.values(), ids=AGREED)
 def test_with_which_answers_the_daemon_agreed(sent: bytes, replied: bytes, agreed: bool) -> None:
     play = converse([asked(sent), daemon(replied)])
-    body, faultless = replied.partition(b"\r\n\r\n")[2], not agreed and b" 304 " in replied
-    assert play.call.reply == Reply(agreed, body, faultless=faultless)
+    body, no_op = replied.partition(b"\r\n\r\n")[2], not agreed and b" 304 " in replied
+    assert play.call.reply == Reply(agreed, body, no_op=no_op)
     play.call.answer()
     assert play.client.got() == replied
 
@@ -261,7 +261,7 @@ WAYS: dict[str, tuple[list[Step], Reply | None]] = {
     ),
     "B9: a request that could not be sent did nothing": (
         [client(CREATE, asks=1), ends("daemon"), release(to_client=ours(502, closes=True) + EOF)],
-        Reply(agreed=False, faultless=True),
+        Reply(agreed=False, no_op=True),
     ),
 }
 CUT_SHORT: dict[str, tuple[list[Step], Reply | None]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.docker.reader import DAEMON_AWAY
 from runtimeproxy.docker.requests import PREFACE
-from runtimeproxy.model import HookAnswer
+from runtimeproxy.model.values import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request
@@ -123,9 +123,9 @@ ASKED = [
 
 
 @pytest.mark.parametrize("reference", ["full id", "name"])
-@pytest.mark.parametrize(("action", "concerned", "others"), ASKED)
+@pytest.mark.parametrize(("action", "hook_points", "others"), ASKED)
 async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
-    node: Node, action: str, concerned: tuple[str, ...], others: tuple[str, ...], reference: str
+    node: Node, action: str, hook_points: tuple[str, ...], others: tuple[str, ...], reference: str
 ) -> None:
     _, container_id = await node.made()
     named = container_id if reference == "full id" else node.dockerd.container(container_id).name
@@ -134,7 +134,7 @@ async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     node.plugins.add("other", points=others)
     await node.act(action, named, body)
     assert (node.points, node.dockerd.requests(INSPECT), node.store.counts()) == ([], [], (0, 0))
-    node.plugins.add("a", points=concerned)
+    node.plugins.add("a", points=hook_points)
     if action == "start":
         node.dockerd.state.stop(container_id)
     await node.act(action, named, body)

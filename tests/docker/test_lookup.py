@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import lookup as module
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.store import Store
-from runtimeproxy.sync import Listed
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
 from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.call import UNANSWERED, Reply
+from runtimeproxy.core.call import UNANSWERED, Reply
 from runtimeproxy.errors import WireError
 from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled

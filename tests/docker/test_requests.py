@@ -2,9 +2,9 @@
 
 import pytest
 
+from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.docker.requests import READ_AHEAD_BYTES
 from runtimeproxy.docker.routes import Action
-from runtimeproxy.heldbytes import NO_ROOM
 from tests.docker.messages import CHUNKED, CLOSE, PREFACE, UPGRADE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours

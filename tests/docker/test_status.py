@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import status
 from runtimeproxy.docker.status import Life, Shipped, read_image, read_life
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
-from runtimeproxy.model import ContainerInfo, PodInfo
+from runtimeproxy.docker.translate import RequestedContainer, RequestedPod, read_create
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, POD_BODY, POD_NAME, SANDBOX
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
@@ -61,19 +61,19 @@ def inspected(
     return {**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}
 
 
-Asked = AskedPod | AskedContainer | None
+Asked = RequestedPod | RequestedContainer | None
 
 
 def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Asked:
     raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     shipped = None if image is None else read_image(image)
-    return status.read_inspect(status.told(raw, ID), shipped, *default_runtime)
+    return status.read_inspect(status.parse_inspect(raw, ID), shipped, *default_runtime)
 
 
 def asked(create: Mapping[str, Any], name: str) -> Asked:
     """Return what a create asks for, with the id that it got."""
     value = read_create(json.dumps(create).encode(), name)
-    if isinstance(value, AskedPod):
+    if isinstance(value, RequestedPod):
         return replace(value, pod=replace(value.pod, id=ID))
     assert value is not None
     return replace(value, container=replace(value.container, id=ID))
@@ -81,13 +81,13 @@ def asked(create: Mapping[str, Any], name: str) -> Asked:
 
 def pod_of(reply: dict[str, Any], shipped: bytes | None = None, *default_runtime: str) -> PodInfo:
     value = read_inspect(reply, shipped, *default_runtime)
-    assert isinstance(value, AskedPod)
+    assert isinstance(value, RequestedPod)
     return value.pod
 
 
 def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> ContainerInfo:
     value = read_inspect(reply, shipped)
-    assert isinstance(value, AskedContainer)
+    assert isinstance(value, RequestedContainer)
     return value.container
 
 
@@ -143,7 +143,7 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
     config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_BODY["Labels"].items())))))
     read = status.read_inspect(Object((("Id", ID), ("Config", config))), Shipped(env=shipped))
-    assert isinstance(read, AskedContainer)
+    assert isinstance(read, RequestedContainer)
     assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
@@ -236,7 +236,7 @@ def test_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
 
 @pytest.mark.parametrize("told", ["", None, 5])
 def test_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
-    assert status.told(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
+    assert status.parse_inspect(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
 
 
 @pytest.mark.parametrize("sandbox", ["", None, 5])
@@ -262,7 +262,7 @@ PATHS = ["Id", "Name", "Image", "Config", "Config/Env", "Config/Labels", "HostCo
 def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: object) -> None:
     with suppress(Unreadable):
         read = read_inspect(changed(inspected(create, CONTAINER_NAME), {path: value}), image())
-        assert read is None or isinstance(read, AskedPod | AskedContainer)
+        assert read is None or isinstance(read, RequestedPod | RequestedContainer)
 
 
 LIVES = {"created": Life(started=False, running=False)}

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
+from runtimeproxy.core.store import Store
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
-from runtimeproxy.docker.sync import REPLAY_SECONDS, Events
+from runtimeproxy.docker.sync import REPLAY_SECONDS, EventFollower
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import Recorder
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.clock import virtual_time
 
 POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
@@ -66,12 +66,12 @@ class Rig:
         self.store = Store()
         for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
             self.store.commit(subject)
-        self.recorder = Recorder(asyncio.get_running_loop().time)
+        self.recorder = Metrics(asyncio.get_running_loop().time)
         self.gone: list[str] = []
         self.connects = self.missed = 0
         """How often the stream was there, and something may have happened that was not heard of."""
         self._faults = list(faults)
-        self.events = Events(
+        self.events = EventFollower(
             self.backend,
             self.store,
             self.recorder,

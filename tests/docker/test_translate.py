@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import RESOURCE_TABLE
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, DockerName, is_pods, parse_name, read_update
-from runtimeproxy.model import ContainerInfo, PodInfo, Resources, named
+from runtimeproxy.docker.translate import DockerName, RequestedContainer, RequestedPod, is_pods, parse_name, read_update
+from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources, named
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_structs import RESOURCES, filled
@@ -23,13 +23,13 @@ NO_LIMITS = filled(RESOURCES, {})
 """Docker's Resources as Go writes them: the whole struct."""
 
 
-def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> AskedPod | AskedContainer | None:
+def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> RequestedPod | RequestedContainer | None:
     return translate.read_create(json.dumps(body).encode(), name)
 
 
 def read_container(body: dict[str, Any]) -> ContainerInfo:
     read = read_create(body)
-    assert isinstance(read, AskedContainer)
+    assert isinstance(read, RequestedContainer)
     return read.container
 
 
@@ -73,11 +73,11 @@ PODS: dict[str, Case] = {
 @pytest.mark.parametrize(("changes", "name", "expected"), PODS.values(), ids=PODS)
 def test_pod(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     pod = replace(TOLD_POD, cgroup_parent="", **expected)
-    assert read_create(changed(POD_BODY, changes), name) == AskedPod(pod, PARENT)
+    assert read_create(changed(POD_BODY, changes), name) == RequestedPod(pod, PARENT)
 
 
 def test_pod_without_name_and_labels() -> None:
-    assert read_create({"Labels": {"io.kubernetes.docker.type": "podsandbox"}}, "") == AskedPod(PodInfo(), "")
+    assert read_create({"Labels": {"io.kubernetes.docker.type": "podsandbox"}}, "") == RequestedPod(PodInfo(), "")
 
 
 RESTARTS = "io.kubernetes.container.restartCount"
@@ -117,13 +117,13 @@ CONTAINERS: dict[str, Case] = {
 @pytest.mark.parametrize(("changes", "name", "expected"), CONTAINERS.values(), ids=CONTAINERS)
 def test_container(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     read = read_create(changed(CONTAINER_BODY, changes), name)
-    assert read == AskedContainer(replace(TOLD, **expected), PARENT)
+    assert read == RequestedContainer(replace(TOLD, **expected), PARENT)
 
 
 @pytest.mark.parametrize("host", [None, {}, NO_LIMITS])
 def test_container_without_limits(host: object) -> None:
     read = read_create(changed(CONTAINER_BODY, {"HostConfig": host}))
-    assert read == AskedContainer(replace(TOLD, resources=Resources()), "")
+    assert read == RequestedContainer(replace(TOLD, resources=Resources()), "")
 
 
 @pytest.mark.parametrize(("field", "key"), RESOURCE_TABLE.items())
@@ -139,7 +139,7 @@ def test_keys_are_found_as_go_finds_them() -> None:
     text = json.dumps(CONTAINER_BODY)
     for key in ("Env", "Labels", "HostConfig", "CgroupParent", *RESOURCE_TABLE.values()):
         text = text.replace(f'"{key}"', f'"{key.swapcase()}"')
-    assert translate.read_create(text.encode(), CONTAINER_NAME) == AskedContainer(TOLD, PARENT)
+    assert translate.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(TOLD, PARENT)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
@@ -234,7 +234,7 @@ def test_unreadable_document(read: Reader, text: bytes) -> None:
 @given(body=st.binary(max_size=40))
 def test_arbitrary_bytes_are_read_or_unreadable(read: Reader, body: bytes) -> None:
     with suppress(Unreadable):
-        assert not isinstance(read(body), AskedPod | AskedContainer)
+        assert not isinstance(read(body), RequestedPod | RequestedContainer)
 
 
 PATHS = ["Labels", "Env", "HostConfig", "Labels/io.kubernetes.docker.type", "Labels/io.kubernetes.sandbox.id"]
@@ -246,7 +246,7 @@ PATHS += [f"HostConfig/{key}" for key in ("CgroupParent", "Runtime", *RESOURCE_T
 def test_any_value_anywhere_is_read_or_unreadable(body: dict[str, Any], path: str, value: object) -> None:
     with suppress(Unreadable):
         read = read_create(changed(body, {path: value}))
-        assert read is None or isinstance(read, AskedPod | AskedContainer)
+        assert read is None or isinstance(read, RequestedPod | RequestedContainer)
 
 
 @pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])

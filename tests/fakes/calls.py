@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy import hookpoints, model
-from runtimeproxy.call import Call, CallState, Reply
+from runtimeproxy.core.call import Call, CallState, Reply
+from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
-from runtimeproxy.hookpoints import Operation
-from runtimeproxy.store import Store
+from runtimeproxy.model import hookpoints, values
+from runtimeproxy.model.hookpoints import Operation
 
 AGREED = Reply(agreed=True, message=b"yes")
-POD = model.PodInfo(id="p1", name="web", labels={"app": "shop"})
-CONTAINER = model.ContainerInfo(id="c1", pod_id="p1", name="main")
-SUBJECT = model.Subject(model.PodRecord(POD, POD), model.ContainerRecord(CONTAINER, CONTAINER))
+POD = values.PodInfo(id="p1", name="web", labels={"app": "shop"})
+CONTAINER = values.ContainerInfo(id="c1", pod_id="p1", name="main")
+SUBJECT = values.Subject(values.PodRecord(POD, POD), values.ContainerRecord(CONTAINER, CONTAINER))
 
 
 @dataclass(eq=False)
@@ -24,10 +24,10 @@ class FakeCall(Call):
     """A held call; what it does is set in its fields."""
 
     operation: Operation
-    known: model.Subject | None = SUBJECT
+    known: values.Subject | None = SUBJECT
     """What the request and the Store tell."""
     known_error: Exception | None = None
-    read: model.Subject | Exception | None = None
+    read: values.Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
     whole_key: str = ""
     """What ``key`` is from then on, if that is not known before."""
@@ -49,9 +49,9 @@ class FakeCall(Call):
     """What the runtime tells each time it is asked what became of the call; the last one stays."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
-    released_with: tuple[model.Subject | None, model.Adjustment] | None = None
+    released_with: tuple[values.Subject | None, values.Adjustment] | None = None
     refused_with: HookError | None = None
-    changed_by: model.Adjustment | None = None
+    changed_by: values.Adjustment | None = None
     """The adjustment that ``outcome`` was given."""
     answered: bool = False
     over_at: float | None = None
@@ -59,8 +59,8 @@ class FakeCall(Call):
     """Called when it is answered."""
 
     def __post_init__(self) -> None:
-        self.concerned = hookpoints.CONCERNED[self.operation]
-        self.has_left = self.state is CallState.RELEASED
+        self.hook_points = hookpoints.CONCERNED[self.operation]
+        self.already_sent = self.state is CallState.RELEASED
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
@@ -70,14 +70,14 @@ class FakeCall(Call):
             raise self.key
         return self.key
 
-    def subject(self, store: Store) -> model.Subject | None:
+    def subject(self, store: Store) -> values.Subject | None:
         if self.known_error is not None:
             raise self.known_error
         if self.known is not None and self.known.container is not None:
             return replace(self.known, container=store.container("c1") or self.known.container)
         return self.known
 
-    async def read_subject(self, store: Store) -> model.Subject | None:
+    async def read_subject(self, store: Store) -> values.Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
         self.key = self.whole_key or self.key
@@ -85,25 +85,27 @@ class FakeCall(Call):
             raise self.read
         return self.read
 
-    def hook_request(self, subject: model.Subject) -> model.HookRequest:
+    def hook_request(self, subject: values.Subject) -> values.HookRequest:
         container = None if subject.container is None else subject.container.effective
-        return model.HookRequest(subject.pod.effective, container)
+        return values.HookRequest(subject.pod.effective, container)
 
-    async def prepare(self, subject: model.Subject, adjustment: model.Adjustment) -> Mapping[str, model.ResourceValue]:
+    async def prepare(
+        self, subject: values.Subject, adjustment: values.Adjustment
+    ) -> Mapping[str, values.ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)
             if self.prepare_error is not None:
                 raise self.prepare_error
         except BaseException:
-            self.unsure |= self.prepare_unsure
+            self.state_unknown |= self.prepare_unsure
             raise
         return adjustment.resources if self.operation is Operation.START_CONTAINER else {}
 
     def unedited(self, store: Store) -> bool:
         return self.untouched
 
-    async def release(self, subject: model.Subject | None, adjustment: model.Adjustment) -> Reply:
+    async def release(self, subject: values.Subject | None, adjustment: values.Adjustment) -> Reply:
         if subject is not None and self.edit_error is not None:
             raise self.edit_error
         self._step("release")
@@ -117,7 +119,7 @@ class FakeCall(Call):
         self.state = CallState.REFUSED
         self.refused_with = error
 
-    def outcome(self, subject: model.Subject, adjustment: model.Adjustment, reply: Reply) -> model.Subject:
+    def outcome(self, subject: values.Subject, adjustment: values.Adjustment, reply: Reply) -> values.Subject:
         if self.outcome_error is not None:
             raise self.outcome_error
         self.changed_by = adjustment
@@ -129,7 +131,7 @@ class FakeCall(Call):
             envs={**before.envs, **adjustment.envs},
             annotations={**before.annotations, **adjustment.annotations},
         )
-        return model.Subject(subject.pod, model.ContainerRecord(subject.container.original, effective))
+        return values.Subject(subject.pod, values.ContainerRecord(subject.container.original, effective))
 
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply
@@ -139,7 +141,7 @@ class FakeCall(Call):
             self.told()
         self.answered = True
 
-    def over(self) -> None:
+    def release_buffers(self) -> None:
         assert self.answered
         self.over_at = asyncio.get_running_loop().time()
 

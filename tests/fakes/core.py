@@ -2,11 +2,11 @@
 
 import asyncio
 
-from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.store import Store
 from runtimeproxy.errors import Reason
-from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import CallTimes, Recorder
+from runtimeproxy.observe.metrics import CallTimes, Metrics
 from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
 
@@ -21,7 +21,7 @@ class Parts:
     def __init__(self) -> None:
         self.plugins = FakePlugins()
         self.store = Store()
-        self.recorder = Recorder(_now)
+        self.recorder = Metrics(_now)
         self.dispatcher = Dispatcher(self.plugins, self.recorder, _now, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
         self.lifecycle = Lifecycle(self.store, self.dispatcher, self.recorder, limits, _now)

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
 
 Request = api_pb2.PodSandboxHookRequest | api_pb2.ContainerResourceHookRequest
 Response = api_pb2.PodSandboxHookResponse | api_pb2.ContainerResourceHookResponse

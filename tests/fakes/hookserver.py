@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall

@@ -10,14 +10,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from runtimeproxy.call import CallState, Reply
+from runtimeproxy.core.call import CallState, Reply
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.call import CriCall
-from runtimeproxy.cri.kinds import KINDS
+from runtimeproxy.cri.calls.base import CriCall
+from runtimeproxy.cri.calls.table import KINDS
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import BackendError
-from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.core import Parts
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtimeproxy.errors import HookError, Reason
-from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
-from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
-from runtimeproxy.relay.unary import Peer
+from runtimeproxy.rpc.connection import Peer
 
 FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
 ALL_POINTS = tuple(point.name for point in HOOK_POINTS)

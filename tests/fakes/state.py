@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.sync import Listed, Sync
+from runtimeproxy.core.sync import Listed, Sync
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.fakes.core import Core
 
 LIST = "list"

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.caches import CONTAINER_PARTS, POD_PARTS
-from runtimeproxy.envs import changed
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.caches import CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.model.envs import changed
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.model.values import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from tests.docs import HOOK_API, table
 
 POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]

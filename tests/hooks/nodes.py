@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy_hooks.koordinator import QOS_CLASS
-from runtimeproxy_hooks.node import Node
+from runtimeproxy_hooks.lib.koordinator import QOS_CLASS
+from runtimeproxy_hooks.lib.node import Node
 
 
 def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -16,12 +16,12 @@ import pytest
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
-from runtimeproxy_hooks.cgroups import ROOT
-from runtimeproxy_hooks.cpuset import Cpuset
-from runtimeproxy_hooks.groupidentity import GroupIdentity
-from runtimeproxy_hooks.node import DEFAULT_FILE
+from runtimeproxy_hooks.lib.cgroups import ROOT
+from runtimeproxy_hooks.lib.node import DEFAULT_FILE
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
+from runtimeproxy_hooks.servers.cpuset import Cpuset
+from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import configured, node
 from tests.hooks.sdk.processes import running
 
@@ -48,9 +48,9 @@ def test_each_hook_has_its_name_and_points() -> None:
 
 
 def test_every_hook_in_the_folder_stands_in_the_table() -> None:
-    files = Path(str(hosting.__file__)).parent.glob("*.py")
+    files = Path(str(hosting.__file__)).parent.glob("servers/*.py")
     served = {file.stem for file in files if "    main(" in file.read_text()}
-    assert served - {"__main__"} == set(NAMES)
+    assert served == set(NAMES)
 
 
 SERVED = [
@@ -106,9 +106,9 @@ RDT_SAYS = ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys
 HELPS = [
     *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
     ("__main__", "all --help", "/all.sock"),
-    ("coresched", "--help", "/run/runtimeproxy/coresched.json"),
+    ("servers.coresched", "--help", "/run/runtimeproxy/coresched.json"),
     *(("rdt", "--help", said) for said in RDT_SAYS),
-    *((name, "--help", f"/{name}.sock") for name in NAMES),
+    *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 
 
@@ -162,9 +162,9 @@ def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -
     one.warn_once(("file", None), "100 % of it is gone")
     two.warn_once("file", "not there either")
     assert caplog.record_tuples == [
-        ("runtimeproxy_hooks.groupidentity", logging.WARNING, "x is not there; said once only"),
-        ("runtimeproxy_hooks.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
-        ("runtimeproxy_hooks.cpuset", logging.WARNING, "not there either; said once only"),
+        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "x is not there; said once only"),
+        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
+        ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; said once only"),
     ]
 
 
@@ -172,4 +172,6 @@ async def test_hooks_words_at_its_start_are_logged_like_all_else(tmp_path: Path)
     program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
     with running(tmp_path, program=program, file="rdt.json") as server:
         said = next(line for line in server.log.splitlines() if "rdt:" in line)
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING runtimeproxy_hooks.rdt: no RDT on this node", said)
+    assert re.match(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING runtimeproxy_hooks.servers.rdt: no RDT on this node", said
+    )

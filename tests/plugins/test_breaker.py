@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.plugins.breaker import Breaker, State
+from runtimeproxy.plugins.breaker import Breaker, BreakerState
 from tests.amounts import examples
 
 SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
@@ -33,9 +33,9 @@ def opened() -> Breaker:
 def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int) -> None:
     breaker = Breaker()
     for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
-        assert breaker.state is State.CLOSED
+        assert breaker.state is BreakerState.CLOSED
         assert ask(breaker, ended)
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_each_opening_is_longer_up_to_five_minutes() -> None:
@@ -154,7 +154,13 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def is_in_the_expected_state(self) -> None:
-        state = State.OPEN if self.opened_at is not None else State.HALF_OPEN if self.tried else State.CLOSED
+        state = (
+            BreakerState.OPEN
+            if self.opened_at is not None
+            else BreakerState.HALF_OPEN
+            if self.tried
+            else BreakerState.CLOSED
+        )
         assert self.breaker.state is state
         left = 0.0
         if self.opened_at is not None:

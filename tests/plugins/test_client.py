@@ -10,10 +10,10 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import BY_NAME
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy.relay import unary
+from runtimeproxy.rpc import connection as unary
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors

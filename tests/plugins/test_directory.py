@@ -8,7 +8,7 @@ import pytest
 
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.registration import MAX_BYTES
-from runtimeproxy.plugins.registry import Unreadable
+from runtimeproxy.plugins.registry import UnreadableFile
 from tests.relay.test_listener import nobodys_folder
 
 
@@ -59,7 +59,7 @@ def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Pa
         bound.bind(str(folder / "socket.json"))
         contents = directory.read(str(tmp_path / "link"), UNREADABLE)
     assert contents.pop("a.json") == b"x"
-    assert contents == {name: Unreadable(f"{name}: {why}") for name, why in UNREADABLE.items()}
+    assert contents == {name: UnreadableFile(f"{name}: {why}") for name, why in UNREADABLE.items()}
 
 
 def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None
         content = directory._regular(folder, "a.json", found)
     finally:
         os.close(folder)
-    assert content == Unreadable(f"a.json: {NO_FILE}")
+    assert content == UnreadableFile(f"a.json: {NO_FILE}")
 
 
 def test_files_and_directories_without_permission() -> None:
@@ -92,7 +92,7 @@ def test_files_and_directories_without_permission() -> None:
         with pytest.raises(PermissionError):
             directory.read(folder)
         Path(folder).chmod(0o700)
-    assert contents == {"a.json": Unreadable("a.json: cannot be read: Permission denied")}
+    assert contents == {"a.json": UnreadableFile("a.json: cannot be read: Permission denied")}
 
 
 def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

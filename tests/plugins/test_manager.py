@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, manager
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher
-from runtimeproxy.telemetry import Recorder
 from tests.fakes import registration
 from tests.patience import SECONDS, until
 
@@ -47,7 +47,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.recorder = Recorder(time.monotonic)
+        self.recorder = Metrics(time.monotonic)
         self.clients: list[FakeClient] = []
         self.poll(1000)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hookpoints import HOOK_POINTS
+from runtimeproxy.model.hookpoints import HOOK_POINTS
 from runtimeproxy.plugins.registration import MAX_BYTES, FailurePolicy, Registration, parse
 
 SOCKET = "/run/plugin.sock"

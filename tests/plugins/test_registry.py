@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.plugins.registration import parse
-from runtimeproxy.plugins.registry import Change, ChangeKind, Content, Registry, Unreadable
+from runtimeproxy.plugins.registry import Change, ChangeKind, Content, Registry, UnreadableFile
 
 
 def content(endpoint: str) -> bytes:
@@ -17,7 +17,7 @@ def content(endpoint: str) -> bytes:
 GOOD, OTHER = content("/run/a.sock"), content("/run/b.sock")
 RESPELT = GOOD + b"\n"
 HALF = GOOD[:20]
-UNREADABLE = Unreadable("a.json: permission denied")
+UNREADABLE = UnreadableFile("a.json: permission denied")
 ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.RESTORED
 REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 
@@ -76,7 +76,7 @@ def test_whole_directory_at_once_in_the_order_of_the_names() -> None:
     assert "not JSON" in changes[5].reason
 
 
-_CONTENTS = st.sampled_from([GOOD, OTHER, HALF, b"", Unreadable("x"), None])
+_CONTENTS = st.sampled_from([GOOD, OTHER, HALF, b"", UnreadableFile("x"), None])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a.json", "b.json"]), _CONTENTS)))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.texts import Texts
+from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.wire import http2
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import cases, ends, fullnode, hooks, loads, measure, node, peers, programs, way
@@ -378,7 +378,7 @@ def test_functions_calls_and_sends_of_a_way_are_counted() -> None:
         http2.settings({1: 2})  # has a generator expression
         end.send(b"the end of the answer")
         answered = monotonic_ns()
-        Texts()
+        StringInterner()
         http2.frame(http2.DATA, 0, 1)
         end.send(b"more")
     found = recorder.way("start", True, answered)

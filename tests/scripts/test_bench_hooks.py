@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.hookpoints import BY_NAME, SubjectKind
+from runtimeproxy.model.hookpoints import BY_NAME, SubjectKind
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks.__main__ import HOOKS, load
 from runtimeproxy_hooks.sdk.hook import ask

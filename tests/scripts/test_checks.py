@@ -35,12 +35,12 @@ def test_files_and_functions_that_are_too_long(tmp_path: Path, text: str, found:
 
 def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
     modules = pure_modules((ROOT / "setup.cfg").read_text())
-    assert {"runtimeproxy.config", "runtimeproxy.merge", "runtimeproxy.wire.http2"} <= set(modules)
+    assert {"runtimeproxy.settings.config", "runtimeproxy.model.merge", "runtimeproxy.wire.http2"} <= set(modules)
     assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
 
 
 def test_pure_file_has_tests_of_its_own() -> None:
-    assert own_tests("runtimeproxy.config") == Path("tests/test_config.py")
+    assert own_tests("runtimeproxy.settings.config") == Path("tests/settings/test_config.py")
     assert own_tests("runtimeproxy.wire.http2") == Path("tests/wire/test_http2.py")
     assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there is no tests/test_nowhere.py"
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from runtimeproxy import app, config
-from runtimeproxy.config import Config
+from runtimeproxy import app
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
+from runtimeproxy.settings import config
+from runtimeproxy.settings.config import Config
 from tests.fakes import registration
 
 ROOT = Path(__file__).parents[2]

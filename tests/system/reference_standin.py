@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from runtimeproxy_hooks.cgroups import Cgroups
-from runtimeproxy_hooks.rdt import Rdt
+from runtimeproxy_hooks.lib.cgroups import Cgroups
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, main
+from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import Hardware, StandIn
 
 PROCESSES = "example.com/processes"

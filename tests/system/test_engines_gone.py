@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy import sync
+from runtimeproxy.core import sync
 from tests.engines.dockerd import BUSYBOX
 from tests.system.proxy import ProxyInside, until
 from tests.system.real import CONTAINERD, DOCKERD, Kind

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 import runtimeproxy
-from runtimeproxy.call import Call, Unreadable
+from runtimeproxy.core.call import Call, Unreadable
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.model import HookRequest
+from runtimeproxy.model.values import HookRequest
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.model.hookpoints import BY_NAME
 from tests.amounts import HOOK_SERVERS, HOSTILE_FILES, SWAPS
 from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer

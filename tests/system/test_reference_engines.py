@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy_hooks import coresched, koordinator
-from runtimeproxy_hooks.groupidentity import FILE as BVT
-from runtimeproxy_hooks.rdt import RDT_CLASS
+from runtimeproxy_hooks.lib import koordinator
+from runtimeproxy_hooks.servers import coresched
+from runtimeproxy_hooks.servers.groupidentity import FILE as BVT
+from runtimeproxy_hooks.servers.rdt import RDT_CLASS
 from tests.engines import cgroups
 from tests.engines.cri import CriClient
 from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act

@@ -1,6 +1,6 @@
 """The proxy ends and is started again: it knows what it knew, and no call waits for that.
 
-That is fault matrix P1, P2 and promise 7. ``kept`` is where --originals-dir is on tmpfs.
+That is fault matrix P1, P2 and promise 7. ``originals`` is where --originals-dir is on tmpfs.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ class Load:
 class Dialler:
     """Asks for a sign of life, each time on a new connection.
 
-    ``refused`` is how often nobody listened, ``answers`` when there was a good answer (``time.monotonic``).
+    ``local_answer`` is how often nobody listened, ``answers`` when there was a good answer (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:

@@ -5,13 +5,13 @@ from hpack import Encoder
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.connection import HEADER_LIMIT, Connection
+from runtimeproxy.wire.connection import HEADER_LIMIT, ClientConnection
 from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW
 
 BLOCK = headers.build([(b":status", b"200")])
 
 
-class Noted(Connection):
+class Noted(ClientConnection):
     def __init__(self, settings: dict[int, int] | None = None) -> None:
         super().__init__(settings or {}, 7)
         self.events: list[tuple[object, ...]] = []

@@ -15,7 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import flow, http2
-from runtimeproxy.wire.flow import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, QUEUED_FRAMES, Outlet
+from runtimeproxy.wire.flow import (
+    CREDIT_STEP,
+    MERGED_BYTES,
+    PAIR_WINDOW,
+    QUEUED_BYTES,
+    QUEUED_FRAMES,
+    FlowControlledSender,
+)
 from tests.amounts import examples
 from tests.wire.frames import credited, parse, taken
 
@@ -23,21 +30,21 @@ PING = http2.frame(http2.PING, 0, 0, b"injected")
 TRAILERS = http2.header_frames(1, b"\x88", True)
 
 
-def started() -> Outlet:
+def started() -> FlowControlledSender:
     """Return an outlet whose first SETTINGS have gone, with nothing in ``out``."""
-    outlet = Outlet()
+    outlet = FlowControlledSender()
     outlet.start()
     outlet.out.clear()
     return outlet
 
 
-def data_of(outlet: Outlet) -> list[tuple[int, int, bool]]:
+def data_of(outlet: FlowControlledSender) -> list[tuple[int, int, bool]]:
     """Take what is ready: (stream, length, END_STREAM) of each DATA frame."""
     return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(outlet.out)]
 
 
 def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
-    outlet = Outlet()
+    outlet = FlowControlledSender()
     outlet.acks.append(PING)
     outlet.acknowledge()
     assert (outlet.out, outlet.waiting) == ([], True), "nothing stands before the first SETTINGS"
@@ -87,7 +94,7 @@ def test_streams_take_turns() -> None:
     assert data_of(outlet) == [(5, 7, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
 
 
-def waiting_for_credit(*streams: int) -> Outlet:
+def waiting_for_credit(*streams: int) -> FlowControlledSender:
     """Return an outlet where a byte of each stream waits for the connection's window."""
     outlet = started()
     outlet.window = 0
@@ -106,7 +113,7 @@ def waiting_for_credit(*streams: int) -> Outlet:
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
 )
-def test_waiting_frames_are_bounded(send: Callable[[Outlet, int], None], most: int) -> None:
+def test_waiting_frames_are_bounded(send: Callable[[FlowControlledSender, int], None], most: int) -> None:
     outlet = waiting_for_credit(1, 3)
     outlet.send_frame(5, b"has nothing to wait for")
     outlet.send_frame(5, bytes(QUEUED_BYTES), 100)  # costs credit
@@ -118,8 +125,10 @@ def test_waiting_frames_are_bounded(send: Callable[[Outlet, int], None], most: i
     assert outlet.overfull
 
 
-@pytest.mark.parametrize("forget", [Outlet.drop, Outlet.ungovern, lambda outlet, _: outlet.drop_all()])
-def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[Outlet, int], None]) -> None:
+@pytest.mark.parametrize(
+    "forget", [FlowControlledSender.drop, FlowControlledSender.ungovern, lambda outlet, _: outlet.drop_all()]
+)
+def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[FlowControlledSender, int], None]) -> None:
     outlet = waiting_for_credit(1)
     for _ in range(3):
         outlet.send_frame(1, bytes(QUEUED_BYTES // 2))
@@ -245,7 +254,7 @@ class Peer(RuleBasedStateMachine):
 
     @initialize(early=st.integers(0, 3))
     def connect(self, early: int) -> None:
-        self.outlet, self.source = Outlet(), Outlet()
+        self.outlet, self.source = FlowControlledSender(), FlowControlledSender()
         self.source.start()
         self.source.out.clear()
         self.streams = {stream: Stream() for stream in GOVERNED + PASSING}

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy import model
-from runtimeproxy.merge import difference, judged
-from runtimeproxy.model import MAP_FIELDS, NUMBER_FIELDS, TEXT_FIELDS, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model import values as model
+from runtimeproxy.model.merge import difference, judged
+from runtimeproxy.model.values import (
+    MAP_FIELDS,
+    NUMBER_FIELDS,
+    TEXT_FIELDS,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples

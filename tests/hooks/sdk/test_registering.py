@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.plugins import registration as proxy
 from runtimeproxy_hooks.sdk.registering import POLICIES, Registration, entry, file_name
 

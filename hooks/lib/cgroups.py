@@ -1,0 +1,183 @@
+"""The node's cgroup files, version 1 and 2: what hooks write there and whose processes they find.
+
+Owns where a setting lies in each version, the numbers that mean the same in both, and which paths are taken at all.
+Must not know: hooks, annotations, what a value is for.
+Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever made.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..sdk.errors import Malformed
+
+ROOT = Path("/sys/fs/cgroup")
+FLAG = "--cgroup-root"
+DEFAULT_PERIOD = "100000"
+"""Microseconds; the kernel's own, and the period that quotas of hooks are counted by."""
+
+_PROCESSES = ("cgroup.procs",)
+_THREADS = ("tasks", "cgroup.threads")  # version 1, version 2
+_SCOPES = ("{}", "cri-containerd-{}.scope", "docker-{}.scope", "crio-{}.scope", "pouch-{}.scope")
+
+
+def weight(shares: int) -> int:
+    """Return the cpu.weight of version 2, 1 to 10000, for CPU shares (facts section 4; runc's formula)."""
+    return min(max(1 + (shares - 2) * 9999 // 262142, 1), 10000)
+
+
+class Setting(NamedTuple):
+    """Where a number of CRI lies: version 1 controller and file, version 2 file."""
+
+    controller: str
+    v1_name: str
+    v2_name: str
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight"),
+    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max"),
+    "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max"),
+    "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus"),
+}
+
+
+def _in_version_2(setting: str, value: int | str, before: str) -> str:
+    """Return what version 2 is told of a value in CRI's terms; ``before`` is the file's content."""
+    if setting == "cpu_shares":
+        return str(weight(int(value)))
+    text = "max" if value == -1 else str(value)
+    if setting != "cpu_quota":
+        return text
+    fields = before.split()
+    return f"{text} {fields[1] if len(fields) > 1 else DEFAULT_PERIOD}"
+
+
+def overwrite(file: Path, content: str) -> None:
+    """Write a cgroup file that exists, whole in one write; the file is never made.
+
+    Raises OSError: FileNotFoundError where the kernel has no such file, others as the kernel refuses the content.
+    """
+    handle = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    try:
+        os.write(handle, f"{content}\n".encode())  # with its line end: a write of nothing at all clears nothing
+    finally:
+        os.close(handle)
+
+
+class Cgroups:
+    """The cgroups under ``root``: the unified hierarchy of version 2, or a directory a controller of version 1.
+
+    Paths are CRI's: absolute, as if the hierarchy were the root directory ("/kubepods/pod<uid>"). Every method that
+    takes one raises Malformed if it is not absolute, is the hierarchy's root itself, holds ".." or NUL, or leads
+    through a symbolic link.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = Path(os.path.realpath(root))
+        self._seen: Sequence[Path] = ()
+
+    @property
+    def v2(self) -> bool:
+        """Tell whether ``root`` is a unified hierarchy."""
+        return (self.root / "cgroup.controllers").exists()
+
+    @property
+    def absent(self) -> str:
+        """Say that there is no hierarchy at all, and what to do; "" if there is one."""
+        return "" if self._hierarchies else f"{self.root} holds no cgroups: mount the node's there, or set {FLAG}"
+
+    def file(self, path: str, controller: str, v1_name: str, v2_name: str) -> Path:
+        """Return where a file of a cgroup lies; neither it nor the cgroup need be there."""
+        if self.v2:
+            return Path(_inside(self.root, path), v2_name)
+        mounted = (top for top in self._hierarchies if controller in top.name.split(","))
+        return Path(_inside(next(mounted, self.root / controller), path), v1_name)
+
+    def write(self, path: str, setting: str, value: int | str) -> None:
+        """Write one of SETTINGS, the value in CRI's terms (shares, microseconds a period, bytes, -1 for unlimited).
+
+        Raises OSError, and FileNotFoundError if the cgroup or its controller is not there.
+        """
+        file = self.file(path, *SETTINGS[setting])
+        overwrite(file, _in_version_2(setting, value, file.read_text()) if self.v2 else str(value))
+
+    def container(self, parent: str, container_id: str) -> str | None:
+        """Return the path of a container's cgroup under its pod's, None if there is none or the id is ""."""
+        if not container_id:
+            return None
+        if "/" in container_id:
+            raise Malformed("container id", "it is one name, without a slash")
+        names = (scope.format(container_id) for scope in _SCOPES)
+        paths = (f"{parent.rstrip('/')}/{name}" for name in names)
+        return next((path for path in paths if any(self._directories(path))), None)
+
+    def pids(self, path: str) -> list[int]:
+        """Return the ids of all processes in a cgroup and below it; none if it is gone.
+
+        A process that this one cannot see (another PID namespace) is left out.
+        """
+        return self._ids(path, _PROCESSES)
+
+    def tids(self, path: str) -> list[int]:
+        """Return the ids of all threads in a cgroup and below it; none if it is gone."""
+        return self._ids(path, _THREADS)
+
+    @property
+    def _hierarchies(self) -> Sequence[Path]:
+        self._seen = self._seen or self._look()  # none are not kept: they may be mounted later
+        return self._seen
+
+    def _look(self) -> Sequence[Path]:
+        if self.v2:
+            return (self.root,)
+        try:
+            tops = sorted(self.root.iterdir())
+        except OSError:
+            return ()
+        # Links only give a directory ("cpu,cpuacct") a second name.
+        return tuple(top for top in tops if top.is_dir() and not top.is_symlink())
+
+    def _directories(self, path: str) -> Iterator[str]:
+        return (found for top in self._hierarchies if os.path.isdir(found := _inside(top, path)))
+
+    def _ids(self, path: str, names: Sequence[str]) -> list[int]:
+        # A process is in every hierarchy of version 1: the first one that has any tells them all.
+        found = (_ids_below(directory, names) for directory in self._directories(path))
+        return sorted(next((ids for ids in found if ids), ()))
+
+
+def _inside(top: Path, path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or not parts or ".." in parts or "\0" in path:
+        raise Malformed("cgroup path", 'it must be absolute and below the root, without ".." and NUL')
+    inside = "/".join((str(top), *parts))
+    if _resolved(inside) != inside:
+        raise Malformed("cgroup path", "it leads through a symbolic link")
+    return inside
+
+
+def _resolved(path: str) -> str:
+    """Return where a path leads: the kernel's word, which costs less than to look at link by link as os.path does."""
+    try:
+        handle = os.open(path, os.O_PATH)
+    except OSError:
+        return os.path.realpath(path)  # nothing is there, a link that leads nowhere, or there is no descriptor
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
+def _ids_below(directory: str, names: Sequence[str]) -> set[int]:
+    ids: set[int] = set()
+    for below, _, files in os.walk(directory):
+        for name in names:
+            if name in files:
+                try:
+                    with open(f"{below}/{name}", "rb", buffering=0) as listed:
+                        ids.update(int(number) for number in listed.read().split())
+                except OSError:
+                    pass  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it
+    return ids - {0}  # what the kernel says for a process of another PID namespace

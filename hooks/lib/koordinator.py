@@ -1,0 +1,282 @@
+"""What Koordinator writes into labels and annotations, and how that is read.
+
+Owns the keys, the QoS classes, JSON and Kubernetes quantities by Go's rules, and the formulas of CPU shares and quotas.
+Must not know: hook points, cgroup files, what a hook does with a value.
+Invariant: whatever a text holds, it is read in bounded time to a value or to Malformed, and no error shows the text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache, lru_cache, partial
+from typing import Any, NoReturn
+
+from runtimeproxy.model.values import LEAST_QUOTA
+
+from ..sdk import Malformed
+from ..sdk.edits import is_text
+
+QOS_CLASS = "koordinator.sh/qosClass"
+DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
+RESCTRL = "node.koordinator.sh/resctrl"
+OOM_SCORE_ADJ = "koordinator.sh/oom-score-adj"
+OOM_SCORE_ADJ_SPEC = "koordinator.sh/oom-score-adj-spec"
+CPU_QOS = "koordinator.sh/cpuQOS"
+CORE_SCHED_GROUP = "koordinator.sh/core-sched-group-id"
+CORE_SCHED_POLICY = "koordinator.sh/core-sched-policy"
+GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
+
+BATCH_CPU = "kubernetes.io/batch-cpu"
+"""A resource in milli cores: 500 is half a core."""
+BATCH_MEMORY = "kubernetes.io/batch-memory"
+GPU_CORE = "koordinator.sh/gpu-core"
+GPU_MEMORY = "koordinator.sh/gpu-memory"
+GPU_MEMORY_RATIO = "koordinator.sh/gpu-memory-ratio"
+
+MAX_INT64 = 2**63 - 1
+UNLIMITED = -1
+"""A quota or a memory limit that is none."""
+MIN_SHARES, MAX_SHARES = 2, 262144
+PERIOD = 100_000
+"""Microseconds: the period that quotas are reckoned for."""
+
+
+class Qos(StrEnum):
+    """Koordinator's QoS classes; NONE is a pod without one."""
+
+    LSE = "LSE"
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+    SYSTEM = "SYSTEM"
+    NONE = ""
+
+
+class KubeQos(StrEnum):
+    """Kubernetes' own QoS classes."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+_QOS_CLASSES = {each.value: each for each in Qos}
+_IN_CGROUP_PATHS = (("besteffort", KubeQos.BEST_EFFORT), ("burstable", KubeQos.BURSTABLE))
+
+
+def qos(labels: Mapping[str, str]) -> Qos:
+    """Return a pod's QoS class; NONE for no label and for any other value of it."""
+    return _QOS_CLASSES.get(labels.get(QOS_CLASS, ""), Qos.NONE)
+
+
+def kube_qos(cgroup_parent: str) -> KubeQos:
+    """Return what a pod's cgroup path says, of either cgroup driver; a path that says nothing, or "", is Guaranteed."""
+    return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows where it stood, so that an error can name it."""
+
+    __slots__ = ("source",)
+    source: str
+
+
+class _Number(float):
+    """A JSON number with a point or an exponent that keeps its text: a quantity is exact."""
+
+    def __new__(cls, text: str) -> "_Number":
+        number = super().__new__(cls, text)
+        if math.isinf(number):
+            raise ValueError("beyond every number")
+        number._text = text
+        return number
+
+    def __repr__(self) -> str:
+        return self._text
+
+    _text: str
+
+
+class Objects(list[Any]):
+    """The kind of a list that holds JSON objects, or null in the place of one."""
+
+
+_KINDS: Mapping[type, str] = {
+    dict: "a JSON object",
+    list: "a list",
+    Objects: "a list of JSON objects",
+    str: "a text",
+    int: "a whole number of 64 bits",
+    float: "a number",
+    bool: "true or false",
+}
+_Kinds = type | tuple[type, ...]
+_READ_TEXTS = 64
+_READ_CHARACTERS = 4096
+"""So many texts up to this length are kept read: each call of a pod and of its containers comes with the same."""
+
+
+def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
+    """Return what the JSON of an annotation says, None if there is none, or if it is "" or null.
+
+    It is to be read only: others are given the same. Raises Malformed if it is no JSON, or is not of a ``kind`` (see
+    ``member``). NaN and Infinity are no JSON.
+    """
+    text = annotations.get(key)
+    if not text:
+        return None
+    what = f"annotation {key}"
+    value = (_read if len(text) <= _READ_CHARACTERS else _decoded)(what, text)
+    return value if value is None else _checked(value, kind, what, "the value")
+
+
+def _decoded(source: str, text: str) -> Any:
+    try:
+        return _decoder(source).decode(text)
+    except json.JSONDecodeError as error:
+        raise Malformed(source, f"not JSON, from character {error.pos} on") from None
+    except (ValueError, RecursionError):
+        raise Malformed(source, "not JSON that can be read: NaN, a number too great, or nesting too deep") from None
+
+
+_read = lru_cache(_READ_TEXTS)(_decoded)
+
+
+@cache
+def _decoder(source: str) -> json.JSONDecoder:
+    """Return what reads the JSON of one annotation: there are few, and making one takes longer than to read most."""
+    return json.JSONDecoder(
+        object_pairs_hook=partial(_object, source), parse_float=_Number, parse_constant=_not_a_number
+    )
+
+
+def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
+    found = _Object(pairs)
+    if len(found) < len(pairs):  # the place of a key that stands there twice is the last one's, as its value is
+        found = _Object((key, found[key]) for key in reversed(dict.fromkeys(key for key, _ in reversed(pairs))))
+    found.source = source
+    return found
+
+
+def _not_a_number(_: str) -> NoReturn:
+    raise ValueError("NaN and Infinity are no JSON")
+
+
+def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
+    """Return a member of a JSON object as Go reads a struct's: in any letter case, the last that is not null.
+
+    No object (None), no such member and null all give the default. ``kind`` is dict, list, Objects, str, int, float,
+    bool, or a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another
+    type.
+    """
+    if value is None:
+        return default
+    folded, held = name.casefold(), _held(value, name)
+    for key in reversed(held):
+        if key.casefold() == folded and held[key] is not None:
+            return _checked(held[key], kind, value, name)
+    return default
+
+
+def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
+    """Return what a JSON object has under a key, as Go finds it in a map: exactly that key (names of resources, ...).
+
+    In all else like ``member``.
+    """
+    found = None if value is None else _held(value, key).get(key)
+    return default if found is None else _checked(found, kind, value, key)
+
+
+def _held(value: Any, name: str) -> dict[str, Any]:
+    """Return the object that holds a member, or should."""
+    if not isinstance(value, dict):
+        raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")
+    return value
+
+
+def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
+    """Return what was found if it is of a kind; ``holder`` is the object that it was found in, or names the place."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not _is_one(found, kinds):
+        source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")
+        raise Malformed(source, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
+    return found
+
+
+def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
+    kind = type(value)
+    if kind is bool:
+        return bool in kinds
+    if kind is int:
+        return float in kinds or (int in kinds and abs(value) <= MAX_INT64)
+    if kind is str:
+        return str in kinds and is_text(value)  # JSON can spell half a character ("\\ud800")
+    if kind is list and list not in kinds:
+        return Objects in kinds and all(each is None or isinstance(each, dict) for each in value)
+    return isinstance(value, kinds)
+
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i)?)"
+)
+_LONGEST = 64
+_FAR = 2 * _LONGEST
+"""An exponent beyond which no text of _LONGEST is between the least and the greatest number that matter."""
+_Ratio = tuple[int, int]
+"""A number as two whole ones, by the second of which the first is to be divided."""
+
+
+def _power(base: int, exponent: int) -> _Ratio:
+    return (base**exponent, 1) if exponent >= 0 else (1, base**-exponent)
+
+
+_SUFFIXES: Mapping[str, _Ratio] = {
+    **{suffix: _power(1000, power) for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)},
+    **{f"{suffix}i": _power(1024, power) for power, suffix in enumerate("KMGTPE", 1)},
+}
+
+
+def quantity(value: Any, what: str) -> int:
+    """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0.
+
+    Raises Malformed, naming ``what``, if it is none or beyond 64 bits.
+    """
+    return _whole(_ratio(value, what), 1, what)
+
+
+def milli(value: Any, what: str) -> int:
+    """Return a Kubernetes quantity in thousandths; in all else like ``quantity``."""
+    return _whole(_ratio(value, what), 1000, what)
+
+
+def _ratio(value: Any, what: str) -> _Ratio:
+    text = str(value).strip() if isinstance(value, (str, int, float)) else ""
+    found = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        raise Malformed(what, f'not a quantity ("500m", "2", "16Gi") of at most {_LONGEST} characters')
+    number, exponent, suffix = found.groups()
+    whole, _, decimals = number.partition(".")
+    times, parts = _power(10, min(max(int(exponent), -_FAR), _FAR)) if exponent else _SUFFIXES[suffix or ""]
+    return int(whole + decimals) * times, 10 ** len(decimals) * parts
+
+
+def _whole(ratio: _Ratio, times: int, what: str) -> int:
+    amount, parts = ratio
+    size = -(-abs(amount) * times // parts)
+    if size > MAX_INT64:
+        raise Malformed(what, "beyond 64 bits: at most 2^63-1")
+    return size if amount > 0 else -size
+
+
+def cpu_shares(milli: int) -> int:
+    """Return the shares of a request in milli cores, as the kubelet reckons them: 1024 a core, 2 to 262144."""
+    return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def cpu_quota(milli: int) -> int:
+    """Return the quota of a limit in milli cores, in microseconds of a PERIOD: at least 1000; -1 for no limit."""
+    return min(max(milli * PERIOD // 1000, LEAST_QUOTA), MAX_INT64) if milli > 0 else UNLIMITED

@@ -1,0 +1,329 @@
+"""The node's settings: one YAML file, read again when it changes.
+
+Owns the keys of that file with their rules and defaults, and when the file is read.
+Must not know: hook points, cgroups; what follows from a setting is the hook's.
+Invariant: ``Node.settings`` always gives settings that keep every rule: the last good ones if the file is bad.
+"""
+
+import logging
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.model.merge import is_cpuset
+from runtimeproxy.model.values import LEAST_QUOTA
+
+DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
+MAX_BYTES = 1024 * 1024
+"""Longest file that is taken."""
+
+_MAX_NAME = 64
+_MAX_DEPTH = 10
+_LOG = logging.getLogger(__name__)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one need not be there
+    """YAML in which a number is what everybody reads as one, and no key stands twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if first := lines.get(key.value):
+                raise ConfigError(f"{key.value[:_MAX_NAME]!r} stands in line {first} and in line {line}: remove one")
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+_NUMBERS: Mapping[str, re.Pattern[str]] = {
+    "tag:yaml.org,2002:int": re.compile(r"-?(0|[1-9][0-9]*)\Z"),
+    "tag:yaml.org,2002:float": re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\Z"),
+}
+"""What is a number without quotes. To YAML 1.1 so are 010 (8), 1:30 (90) and 0_1 (1): they stay the texts they are."""
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag not in _NUMBERS]
+    for first, rules in _Loader.yaml_implicit_resolvers.items()
+}
+for _tag, _rule in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _rule, list("-.0123456789"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The CPUs of one NUMA node that containers share."""
+
+    socket: int = 0
+    node: int = 0
+    cpuset: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RdtClass:
+    """What a QoS class may use: ``l3`` is the range of the cache's ways and ``mb`` of the bandwidth, in percent."""
+
+    enable: bool = False
+    l3: tuple[int, int] = (0, 100)
+    mb: int = 100
+
+
+_RDT_CLASSES: Mapping[str, Callable[..., RdtClass]] = {
+    "LSR": RdtClass,
+    "LS": RdtClass,
+    "BE": partial(RdtClass, l3=(0, 30)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIdentities:
+    """The values of cpu.bvt_warp_ns by QoS class, all 0 unless ``enable``."""
+
+    enable: bool = False
+    lsr: int = 2
+    ls: int = 2
+    be: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the file says, each key with "_" for "-"; ``rdt`` has LSR, LS and BE always; "" is none."""
+
+    cpu_normalization_ratio: float = 1.0
+    cpu_suppress_policy: str = ""
+    shared_pools: tuple[Pool, ...] = ()
+    be_shared_pools: tuple[Pool, ...] = ()
+    be_cpu_manager: bool = False
+    kubelet_cpu_manager_policy: str = "none"
+    system_cpuset: str = ""
+    unset_cpu_quota: bool = True
+    rdt: Mapping[str, RdtClass] = field(default_factory=lambda: {name: make() for name, make in _RDT_CLASSES.items()})
+    group_identity: GroupIdentities = GroupIdentities()
+
+    def normalized(self, quota: int) -> int:
+        """Return a CPU quota as this node's CPUs are to be counted: by the ratio if that is above 1, rounded up.
+
+        What is not positive (-1, unlimited) stays, and no quota gets below the kernel's least.
+        """
+        ratio = self.cpu_normalization_ratio
+        return max(math.ceil(quota / ratio), min(quota, LEAST_QUOTA)) if ratio > 1 and quota > 0 else quota
+
+
+_Rule = Callable[[Any, str], Any]
+"""Takes a value and the name of its key, returns the setting. Raises ConfigError with name and rule."""
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false")
+    return value
+
+
+def _ratio(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"{name} must be a number above 0")
+    return float(value)
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _whole(least: int, most: int) -> _Rule:
+    def rule(value: Any, name: str) -> int:
+        if not _is_whole(value, least, most):
+            raise ConfigError(f"{name} must be a whole number from {least} to {most}")
+        return int(value)
+
+    return rule
+
+
+def _one_of(*words: str) -> _Rule:
+    def rule(value: Any, name: str) -> str:
+        if value not in words:
+            raise ConfigError(f"{name} must be {' or '.join(words)}; without the key the default holds")
+        return str(value)
+
+    return rule
+
+
+def _cpus(value: Any, name: str) -> str:
+    text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # to YAML, one CPU is a number
+    if not isinstance(text, str) or not is_cpuset(text):
+        raise ConfigError(f'{name} must be a list of CPUs, n and n-m with n <= m, like "0-3,8"')
+    return text
+
+
+def _percents(value: Any, name: str) -> tuple[int, int]:
+    whole = isinstance(value, list) and len(value) == 2 and all(_is_whole(each, 0, 100) for each in value)
+    if not whole or value[0] >= value[1]:
+        raise ConfigError(f"{name} must be [start, end] in whole percent, 0 <= start < end <= 100")
+    return value[0], value[1]
+
+
+def _pools(value: Any, name: str) -> tuple[Pool, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{name} must be a list of {', '.join(_POOL)}")
+    return tuple(Pool(**_record(_POOL, each, f"{name}[{index}]")) for index, each in enumerate(value))
+
+
+def _rdt(value: Any, name: str) -> dict[str, RdtClass]:
+    given = _record({key: partial(_record, _RDT) for key in _RDT_CLASSES}, value, name, str)
+    return {key: make(**given.get(key, {})) for key, make in _RDT_CLASSES.items()}
+
+
+def _group_identity(value: Any, name: str) -> GroupIdentities:
+    return GroupIdentities(**_record(_GROUP_IDENTITY, value, name))
+
+
+_ID = _whole(0, 2**31 - 1)
+_BVT = _whole(-1, 2)
+_POOL: Mapping[str, _Rule] = {"socket": _ID, "node": _ID, "cpuset": _cpus}
+_RDT: Mapping[str, _Rule] = {"enable": _flag, "l3": _percents, "mb": _whole(1, 100)}
+_GROUP_IDENTITY: Mapping[str, _Rule] = {"enable": _flag, "LSR": _BVT, "LS": _BVT, "BE": _BVT}
+_SETTINGS: Mapping[str, _Rule] = {
+    "cpu-normalization-ratio": _ratio,
+    "cpu-suppress-policy": _one_of("cfsQuota", "cpuset"),
+    "shared-pools": _pools,
+    "be-shared-pools": _pools,
+    "be-cpu-manager": _flag,
+    "kubelet-cpu-manager-policy": _one_of("none", "static"),
+    "system-cpuset": _cpus,
+    "unset-cpu-quota": _flag,
+    "rdt": _rdt,
+    "group-identity": _group_identity,
+}
+
+
+def _attribute(key: str) -> str:
+    return key.replace("-", "_").lower()
+
+
+def _record(
+    rules: Mapping[str, _Rule], value: Any, name: str, renamed: Callable[[str], str] = _attribute
+) -> dict[str, Any]:
+    """Return a mapping's values by attribute, after their rules; a key without a value is as good as none."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name or 'the file'} must be a mapping with some of the keys {', '.join(rules)}")
+    for key in value:
+        if key not in rules:
+            raise ConfigError(f"unknown key {_below(name, str(key)[:_MAX_NAME])!r}; {_nearest(str(key), rules)}")
+    return {renamed(key): rules[key](each, _below(name, key)) for key, each in value.items() if each is not None}
+
+
+def _below(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _nearest(key: str, rules: Mapping[str, _Rule]) -> str:
+    spelt = {rule.lower(): rule for rule in rules}
+    near = get_close_matches(key[:_MAX_NAME].lower(), spelt, n=1)
+    return f"did you mean {spelt[near[0]]}?" if near else f"there are {', '.join(rules)}"
+
+
+def parse(content: bytes, origin: str) -> Settings:
+    """Return the settings that a file's content says; ``origin`` names the file.
+
+    Raises ConfigError with the file, the key and the rule.
+    """
+    try:
+        return Settings(**_record(_SETTINGS, _loaded(content), ""))
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _loaded(content: bytes) -> Any:
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"longer than {MAX_BYTES} bytes; the settings are a few lines")
+    try:
+        _check_depth(content)
+        value = yaml.load(content, Loader=_Loader)
+    except ConfigError:
+        raise
+    except Exception as error:  # on odd tags PyYAML's constructors raise nearly anything
+        raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
+    return {} if value is None else value
+
+
+def _check_depth(content: bytes) -> None:
+    """Refuse what libyaml's loader, which calls itself, would end the process with."""
+    depth = 0
+    for event in yaml.parse(content, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ConfigError(f"more than {_MAX_DEPTH} levels deep; the settings have three")
+
+
+_State = tuple[int, ...] | str | None
+"""By what a change of a file is seen; None if there is no file, a text if the system does not let it be seen."""
+_NOT_LOOKED = ""
+_DEFAULTS_HOLD = "the default settings hold"
+
+
+class Node:
+    """The settings of a file, or the defaults if there is none; can be asked in several threads."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._settings = Settings()
+        self._holds = _DEFAULTS_HOLD
+        self._seen: _State = _NOT_LOOKED
+        self._lock = threading.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """Return what the file says now. A bad file is logged once, and the last good settings stay, as they do while
+        the file is empty: then it is being written."""
+        self.look()
+        return self._settings
+
+    def look(self) -> None:
+        """Look whether the file has changed, read it if so, and log what holds then."""
+        if self.path is not None and _state(self.path) != self._seen:
+            with self._lock:
+                self._follow(self.path)
+
+    def _follow(self, path: Path) -> None:
+        state = _state(path)
+        if state == self._seen:
+            return  # another thread was faster, and may know better
+        try:
+            if state is None:
+                self._settings, self._holds = Settings(), _DEFAULTS_HOLD
+                usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have none, and need none
+                _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
+            elif content := _content(path):
+                self._settings, self._holds = parse(content, str(path)), "the last good settings hold"
+                _LOG.info("%s: the node's settings are taken", path)
+            else:  # somebody is writing it in its place
+                _LOG.info("%s is empty: %s", path, self._holds)
+        except (OSError, ConfigError) as error:
+            _LOG.error("%s; %s", error, self._holds)
+        self._seen = state
+
+
+def _state(path: Path) -> _State:
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return str(error)
+    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would be waited for
+        raise ConfigError(f"{path}: not a regular file; write the settings into one")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)

@@ -1,0 +1,108 @@
+"""batchresource: shares, quota and memory limit of best-effort pods, from Koordinator's extended-resource-spec.
+
+Owns what follows from batch-cpu and batch-memory for a container and for its pod, whose cgroup it writes too.
+Must not know: how cgroup files are written, how the node's settings are read.
+Invariant: only pods of QoS class BE are touched, and what is set follows from the annotation and the node alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..lib.koordinator import (
+    BATCH_CPU,
+    BATCH_MEMORY,
+    EXTENDED_RESOURCE_SPEC,
+    MAX_INT64,
+    UNLIMITED,
+    Qos,
+    cpu_quota,
+    cpu_shares,
+    entry,
+    member,
+    qos,
+    quantity,
+    read_json,
+)
+from ..lib.node import Settings
+from ..lib.nodehook import NodeHook
+from ..sdk import ContainerContext, Malformed, PodContext, main
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Milli cores asked for, milli cores and bytes at most; 0 is "not said"."""
+
+    request: int
+    cpu_limit: int
+    memory_limit: int
+
+
+class BatchResource(NodeHook):
+    """Sets the resources of containers and pods that run on what others leave."""
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Set the pod's sums, in the answer and in the cgroup that the kubelet has made for it."""
+        containers = _containers(pod.labels, pod.annotations)
+        if not containers:
+            return
+        batch = _sum(_batch(containers, name) for name in containers)
+        for field, value in _fields(batch, self.node.settings).items():
+            pod.resources.set(field, value)
+            try:
+                self.cgroups.write(pod.cgroup_parent, field, value)
+            except (OSError, Malformed) as error:
+                self.warn_once((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Set what the annotation says for this container; one that it does not list stays as it is."""
+        containers = _containers(container.pod.labels, container.pod.annotations)
+        if container.name in containers:
+            for field, value in _fields(_batch(containers, container.name), self.node.settings).items():
+                container.resources.set(field, value)
+
+    pre_update_container_resources = pre_create_container
+
+
+def _containers(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mapping[str, Any]:
+    if qos(labels) != Qos.BE:
+        return {}
+    containers: Mapping[str, Any] = member(read_json(annotations, EXTENDED_RESOURCE_SPEC, dict), "containers", dict, {})
+    return containers
+
+
+def _batch(containers: Mapping[str, Any], name: str) -> _Batch:
+    spec = entry(containers, name, dict, {})
+    requests, limits = member(spec, "requests", dict), member(spec, "limits", dict)
+    return _Batch(_amount(requests, BATCH_CPU), _amount(limits, BATCH_CPU), _amount(limits, BATCH_MEMORY))
+
+
+def _amount(values: Mapping[str, Any] | None, name: str) -> int:
+    value = entry(values, name, (str, int, float), 0)
+    return max(quantity(value, f"{name} in annotation {EXTENDED_RESOURCE_SPEC}"), 0)
+
+
+def _sum(batches: Iterable[_Batch]) -> _Batch:
+    """Return a pod's amounts: it has a limit only if each of its containers has one."""
+    requests, cpu_limits, memory_limits = zip(
+        *((each.request, each.cpu_limit, each.memory_limit) for each in batches), strict=True
+    )
+    return _Batch(
+        request=sum(requests),
+        cpu_limit=sum(cpu_limits) if all(cpu_limits) else 0,
+        memory_limit=min(sum(memory_limits), MAX_INT64) if all(memory_limits) else 0,
+    )
+
+
+def _fields(batch: _Batch, settings: Settings) -> Mapping[str, int]:
+    # While the node throttles best-effort pods as a whole by a quota, a quota of their own would throttle them twice.
+    suppressed = settings.cpu_suppress_policy == "cfsQuota"
+    return {
+        "cpu_shares": cpu_shares(batch.request),
+        "cpu_quota": UNLIMITED if suppressed else settings.normalized(cpu_quota(batch.cpu_limit)),
+        "memory_limit_in_bytes": batch.memory_limit or UNLIMITED,
+    }
+
+
+if __name__ == "__main__":
+    main(BatchResource())

@@ -1,0 +1,265 @@
+"""coresched: which pods may run at the same time on the two threads of a CPU core.
+
+Owns the groups of pods, which of their containers had the group's cookie, and the one call into the kernel.
+Must not know: which CPUs are threads of one core; how the kernel schedules.
+Invariant: no thread that outlives a call ever holds a group's cookie, and no group has two while a process of it lives.
+"""
+
+import argparse
+import ctypes
+import errno
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..lib.cgroups import Cgroups
+from ..lib.koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, Qos, qos
+from ..lib.nodehook import NodeHook
+from ..sdk import ContainerContext, Malformed, PodContext, main
+
+LOG = logging.getLogger(__name__)
+
+STATE = Path("/run/runtimeproxy/coresched.json")
+ROUNDS = 10
+"""How often a container is looked at for processes that came meanwhile; one that forks on and on is left then."""
+
+PR_SCHED_CORE = 62
+GET, CREATE, SHARE_TO, SHARE_FROM = range(4)
+THREAD, PROCESS = 0, 1
+"""Scopes: one thread, or all threads of a process. linux/prctl.h, Linux 5.14 and later."""
+ITSELF = 0
+"""The calling thread, where a process id is asked for."""
+NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENODEV})
+"""A kernel without CONFIG_SCHED_CORE, a machine without (enabled) threads in a core."""
+UNSEEN = "none of its processes is to be seen: it has ended, or this server is not in the node's PID namespace"
+LIBC = ctypes.CDLL(None, use_errno=True)
+_HINTS = {errno.EPERM: "; the hook server needs CAP_SYS_PTRACE"}
+
+SchedCore = Callable[[int, int, int], int]
+"""A command, a process id and a scope; returns the cookie's id for GET, 0 if there is none. Raises OSError."""
+
+
+def sched_core(command: int, pid: int, scope: int) -> int:
+    """Call prctl(PR_SCHED_CORE); the only place where this hook touches the kernel's cookies.
+
+    Raises OSError: ProcessLookupError for a process that is gone, PermissionError, NOT_SUPPORTED.
+    """
+    cookie = ctypes.c_uint64()
+    address = ctypes.addressof(cookie) if command == GET else 0
+    arguments = [ctypes.c_ulong(each) for each in (command, pid, scope, address)]
+    if LIBC.prctl(PR_SCHED_CORE, *arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl PR_SCHED_CORE: {os.strerror(number)}{_HINTS.get(number, '')}")
+    return cookie.value
+
+
+@dataclass(slots=True)
+class Group:
+    """The id of a group's cookie, and the cgroups of the containers that were given it."""
+
+    cookie: int = 0
+    members: list[str] = field(default_factory=list)
+
+
+class CoreSched(NodeHook):
+    """Give the containers of a group one core scheduling cookie. Source of the rules: koordlet's CoreSched.
+
+    The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" makes
+    the pod one of its own, "none" takes it out, as does QoS SYSTEM. A pod without either label is left alone: koordlet
+    would decide by the node's strategy, which also adds "-expeller" to groups; neither is known here.
+
+    A cookie exists as long as a task holds it, so the group's own processes keep it alive, nobody else. A thread that
+    is made for one call takes the cookie from a process of the group, or makes a new one if none lives, hands it to
+    the container's processes, and ends. Which containers belong to which group, and the id of the cookie, stand in a
+    file, under hashes of the groups' names: a hook server that is started again finds the group's processes by it. If
+    that file cannot be written, a restart splits groups that go over several containers; the log says so. The id
+    tells a process of the group from one that came with another cookie (containerd's own core scheduling, an exec).
+
+    What starts later inside the container inherits the cookie; what is put in from outside (exec) does not, and no one
+    comes by again as koordlet does every ten seconds. The pause container has none. From its start to this hook a
+    container runs without: PostStartContainer is the first point at which it has processes.
+    Needs the node's PID namespace, and CAP_SYS_PTRACE or root.
+    """
+
+    reads_settings = False
+
+    def __init__(
+        self, cgroups: Cgroups | None = None, state: Path | None = None, prctl: SchedCore = sched_core
+    ) -> None:
+        super().__init__(cgroups=cgroups)
+        self._prctl = prctl
+        self._state = state
+        self._groups: dict[str, Group] | None = None
+        self._groups_lock = threading.Lock()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the cgroups and of the file that outlives a restart."""
+        super().add_arguments(parser)
+        said = "where the groups' containers are kept over a restart (default: %(default)s)"
+        parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the root of the cgroups and the file."""
+        super().configure(arguments)
+        self._state = arguments.core_sched_state
+
+    def post_start_container(self, container: ContainerContext) -> None:
+        """Give the container its group's cookie.
+
+        Raises Malformed if the cgroup's path is or the pod of an exclusive group has no uid, OSError if the kernel
+        refuses.
+        """
+        name = group_of(container.pod.labels, container.pod.uid)
+        if name is None:
+            return
+        who = f"{container.pod.namespace}/{container.pod.name} {container.name}"
+        if absent := self.cgroups.absent:
+            self.warn_once("root", "containers get no cookie: %s", absent)
+            return
+        path = self.cgroups.container(container.cgroup_parent, container.id)
+        if path is None or not self.cgroups.pids(path):
+            LOG.info("%s gets no cookie: %s", who, UNSEEN)
+            return
+        with self._groups_lock:
+            try:
+                self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling says so here: no thread is made
+                self._admit(path, name)
+            except OSError as error:
+                if error.errno not in NOT_SUPPORTED:
+                    LOG.error("%s gets no cookie: %s", who, error.strerror)
+                    raise
+                text = "pods run without core scheduling, this kernel or machine has none: %s"
+                self.warn_once("kernel", text, error.strerror)
+
+    def post_stop_pod_sandbox(self, pod: PodContext) -> None:
+        """Forget the pod's containers that have no processes any more.
+
+        The kubelet stops an old sandbox again long after the pod has a new one, in the same cgroup: those live.
+        """
+        if self.cgroups.absent:
+            return  # which of them have processes is not to be seen
+        below = f"{pod.cgroup_parent.rstrip('/')}/"
+        with self._groups_lock:
+            groups = self._known()
+            kept = {name: self._without_gone(group, below) for name, group in groups.items()}
+            self._keep({name: group for name, group in kept.items() if group.members})
+
+    def _without_gone(self, group: Group, below: str = "") -> Group:
+        members = [path for path in group.members if not path.startswith(below) or self.cgroups.pids(path)]
+        return Group(group.cookie, members)
+
+    def _admit(self, path: str, name: str) -> None:
+        group = self._without_gone(self._known().get(name, Group()))
+        given: Future[int] = Future()
+
+        def hand_over() -> None:
+            try:
+                given.set_result(self._share(group, path))
+            except BaseException as error:
+                given.set_exception(error)
+
+        thread = threading.Thread(target=hand_over, name="cookie")
+        thread.start()
+        thread.join()  # it ends here, and the cookie that it held with it
+        group.cookie = given.result()
+        group.members = sorted({*group.members, path})
+        self._keep({**self._known(), name: group})
+
+    def _share(self, group: Group, path: str) -> int:
+        """Give a container's processes the group's cookie; return its id. Runs in a thread that ends soon."""
+        members = (pid for member in group.members for pid in self.cgroups.pids(member))
+        if not any(self._take_from(pid, group.cookie) for pid in members):
+            self._prctl(CREATE, ITSELF, THREAD)
+        done: set[int] = set()
+        for _ in range(ROUNDS):
+            new = set(self.cgroups.pids(path)) - done
+            if not new:
+                break
+            for pid in new:
+                with suppress(ProcessLookupError):
+                    self._prctl(SHARE_TO, pid, PROCESS)
+            done |= new
+        return self._prctl(GET, ITSELF, THREAD)
+
+    def _take_from(self, pid: int, cookie: int) -> bool:
+        """Take the cookie of a process; tell whether it is the group's."""
+        try:
+            self._prctl(SHARE_FROM, pid, THREAD)
+        except ProcessLookupError:
+            return False
+        return self._prctl(GET, ITSELF, THREAD) == cookie
+
+    def _known(self) -> dict[str, Group]:
+        if self._groups is not None:
+            return self._groups
+        self._groups = {}
+        try:
+            groups = parse(self._state.read_bytes()) if self._state else {}
+            self._groups = {name: self._without_gone(group) for name, group in groups.items()}
+        except FileNotFoundError:
+            pass  # the first start on this node
+        except (OSError, ValueError, RecursionError) as error:
+            text = "%s cannot be read, running containers' groups are not known: %s"
+            self.warn_once("read", text, self._state, error)
+        return self._groups
+
+    def _keep(self, groups: dict[str, Group]) -> None:
+        if groups == self._groups:
+            return
+        self._groups = groups
+        if self._state is None:
+            return
+        content = json.dumps({name: {"cookie": each.cookie, "members": each.members} for name, each in groups.items()})
+        beside = self._state.with_name(f".{self._state.name}")
+        try:
+            self._state.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(content)
+            os.replace(beside, self._state)
+        except OSError as error:
+            text = "%s cannot be written, a restart will split groups: %s"
+            self.warn_once("write", text, self._state, error.strerror)
+
+
+def group_of(labels: Mapping[str, str], uid: str) -> str | None:
+    """Return what a pod's group is kept under, None if it is in no group.
+
+    A hash, as a label's value is nobody's to read; a pod's uid and the name that another pod chose never meet.
+    Raises Malformed if the group should be the pod's own and the pod has no uid.
+    """
+    policy = labels.get(CORE_SCHED_POLICY, "")
+    if qos(labels) is Qos.SYSTEM or policy == "none":
+        return None
+    if policy == "exclusive":
+        if not uid:
+            raise Malformed("pod uid", "is empty, so an exclusive group has no name")
+        return _hashed("uid", uid)
+    return _hashed("name", labels[CORE_SCHED_GROUP]) if CORE_SCHED_GROUP in labels else None
+
+
+def _hashed(kind: str, name: str) -> str:
+    return hashlib.sha256(f"{kind}:{name}".encode()).hexdigest()
+
+
+def parse(content: bytes) -> dict[str, Group]:
+    """Read the file's content. Raises ValueError if it is not what this hook writes."""
+    entries: Any = json.loads(content)
+    try:
+        return {name: _group(**entry) for name, entry in entries.items()}
+    except (AttributeError, TypeError, OverflowError):  # the last for a number beyond every other, 1e999
+        raise ValueError("not a JSON object of groups") from None
+
+
+def _group(cookie: int, members: list[str]) -> Group:
+    return Group(int(cookie), [str(path) for path in members])
+
+
+if __name__ == "__main__":
+    main(CoreSched())

@@ -1,0 +1,128 @@
+"""cpuset: the CPUs of a container, from Koordinator's resource-status annotation or else from the node's pools.
+
+Owns which CPUs a container gets, when its cpuset is cleared, and that CPUs of a pod's own come without a quota.
+Must not know: which CPUs are online, how a pool came about, names of cgroup files.
+Invariant: an annotation that cannot be read raises Malformed and changes nothing; a cpuset is cleared only where there
+is one, and where the wire cannot say it the log does.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..lib.koordinator import (
+    BATCH_CPU,
+    RESOURCE_STATUS,
+    UNLIMITED,
+    KubeQos,
+    Objects,
+    Qos,
+    entry,
+    kube_qos,
+    member,
+    milli,
+    qos,
+    read_json,
+)
+from ..lib.node import Pool, Settings
+from ..lib.nodehook import NodeHook
+from ..sdk import ContainerContext, Malformed, NotSayable, PodContext, main
+
+_LOG = logging.getLogger(__name__)
+
+_ANNOTATION = f"annotation {RESOURCE_STATUS}"
+_CPU = "cpu"
+_STATIC = "static"
+
+
+class Cpuset(NodeHook):
+    """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
+
+        The kubelet has made that cgroup, quota and all, and writes it itself: the answer alone would not reach it. What
+        cannot be written there is logged and stops no pod.
+        """
+        own, _ = _allocation(pod.annotations)
+        if not own or not self.node.settings.unset_cpu_quota:
+            return
+        pod.resources.cpu_quota = UNLIMITED
+        try:
+            self.cgroups.write(pod.cgroup_parent, "cpu_quota", UNLIMITED)
+        except (OSError, Malformed) as error:
+            _LOG.warning("%s/%s: the quota of the pod's cgroup stays as it is: %s", pod.namespace, pod.name, error)
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Set or clear the container's CPUs. Raises Malformed."""
+        (own, nodes), settings = _allocation(container.pod.annotations), self.node.settings
+        if own:
+            try:
+                container.resources.cpuset_cpus = own
+            except NotSayable as error:
+                raise Malformed(_ANNOTATION, f"its cpuset cannot be used: {error}") from None
+            if settings.unset_cpu_quota:
+                container.resources.cpu_quota = UNLIMITED
+            return
+        cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), nodes)
+        if cpus:
+            container.resources.cpuset_cpus = cpus
+        elif cpus is not None:
+            try:
+                container.resources.cpuset_cpus = ""  # where none is set, this is no edit
+            except NotSayable as error:
+                self.warn_once(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
+
+    pre_update_container_resources = pre_create_container
+
+
+def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Collection[int]) -> str | None:
+    """Return the CPUs of a container whose pod has none of its own: "" clears what is set, None leaves it.
+
+    ``nodes`` are the NUMA nodes that the pod was given CPUs of. The first row that holds decides. One thing differs
+    from koordlet: there pools are measured, here a person writes them down. So if there are no shared pools at all,
+    they are not known, and nothing is cleared for the lack of them.
+    """
+    static = settings.kubelet_cpu_manager_policy == _STATIC
+    if not (static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset):
+        return None  # the settings say nothing of CPUs
+    is_be = qos_class == Qos.BE
+    shared = _joined(settings.shared_pools)
+    rows: tuple[tuple[object, str | None], ...] = (
+        (nodes and is_be and settings.be_cpu_manager, _joined(settings.be_shared_pools, nodes) or ""),
+        (nodes and not is_be, _joined(settings.shared_pools, nodes)),
+        (qos_class == Qos.SYSTEM and settings.system_cpuset, settings.system_cpuset),
+        (qos_class == Qos.LS, shared),
+        (kube_class == KubeQos.BEST_EFFORT, ""),  # these are held down all together, elsewhere
+        (static, None),
+    )
+    return next((cpus for holds, cpus in rows if holds), shared)
+
+
+def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> str | None:
+    """Return the CPUs of some NUMA nodes' pools, or of all; "" if those have none, None if there are no pools."""
+    chosen = (pool.cpuset for pool in pools if nodes is None or pool.node in nodes)
+    return ",".join(filter(None, chosen)) if pools else None
+
+
+def _allocation(annotations: Mapping[str, str]) -> tuple[str, frozenset[int]]:
+    """Return the CPUs of a pod's own, "" for none, and the NUMA nodes that it was given shared CPUs of."""
+    status = read_json(annotations, RESOURCE_STATUS, dict)
+    given = member(status, "numaNodeResources", Objects, [])
+    nodes = frozenset(member(each, "node", int, 0) for each in given)
+    with_cpus = [each for each in given if _has_cpus(each)]
+    return member(status, "cpuset", str, ""), nodes if with_cpus else frozenset()
+
+
+def _has_cpus(given: Any) -> bool:
+    """Tell whether what a NUMA node gives has CPUs in it: it may be memory alone."""
+    resources = member(given, "resources", dict)
+    return _milli(resources, _CPU) != 0 or _milli(resources, BATCH_CPU) > 0
+
+
+def _milli(resources: Any, name: str) -> int:
+    return milli(entry(resources, name, (str, int, float), 0), f"{name} in {_ANNOTATION}")
+
+
+if __name__ == "__main__":
+    main(Cpuset())

@@ -1,0 +1,125 @@
+"""gpu: tell a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
+
+Owns the variables NVIDIA_VISIBLE_DEVICES and those of HAMi-core, and how the annotation's "gpu" list becomes them.
+Must not know: drivers, device files, other kinds of devices.
+Invariant: all or nothing. An annotation that cannot be read raises Malformed and sets no variable. koordlet does the
+same with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES when only the share cannot be read. With failure-policy Fail ours
+is the safer way: nothing runs on a shared GPU without its limits. With Ignore it is the less safe one: the container
+starts with NVIDIA_VISIBLE_DEVICES as the image or the pod has it, and that is "all" in CUDA images, so other pods' GPUs
+too. Register this hook with Fail.
+
+The hook protocol has no mounts. What koordlet mounts through NRI the pod must mount itself: HAMi-core's library where
+LD_PRELOAD names it, the lock directory /tmp/vgpulock, and a directory for the monitor's cache where that variable names
+it. LD_PRELOAD of a file that the container does not have limits nothing.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from ..lib.koordinator import (
+    DEVICE_ALLOCATED,
+    GPU_CORE,
+    GPU_ISOLATION_PROVIDER,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    Objects,
+    entry,
+    member,
+    quantity,
+    read_json,
+)
+from ..sdk import ContainerContext, Hook, Malformed, main
+
+HAMI_CORE = "HAMi-core"
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+WHOLE = 100
+"""Percent of a GPU's memory from which nothing is shared, so nothing is limited."""
+
+_ANNOTATION = f"annotation {DEVICE_ALLOCATED}"
+_DOMAIN, _OLD_DOMAIN = "koordinator.sh/", "kubernetes.io/"
+
+
+class Gpu(Hook):
+    """Set NVIDIA_VISIBLE_DEVICES in every container of a pod with GPUs, and HAMi-core's limits where the pod asks.
+
+    ``cache_dir`` is where HAMi-core keeps the files that its vGPU monitor reads, "" for none. Source of the rules:
+    koordlet's GPUEnvInject.
+    """
+
+    def __init__(self, library: str = LIBRARY, cache_dir: str = "") -> None:
+        self._library = library
+        self._cache_dir = cache_dir
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the paths of HAMi-core, as containers see them."""
+        parser.add_argument(
+            "--hami-core-library", metavar="PATH", default=LIBRARY, help="library to preload (default %(default)s)"
+        )
+        parser.add_argument(
+            "--hami-core-cache-dir",
+            metavar="DIR",
+            default="",
+            help="directory of the vGPU monitor's cache (default off)",
+        )
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the paths. Raises ValueError for a path that is not absolute."""
+        self._library = _absolute("--hami-core-library", arguments.hami_core_library)
+        cache_dir = arguments.hami_core_cache_dir
+        self._cache_dir = cache_dir and _absolute("--hami-core-cache-dir", cache_dir)
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Set the variables. Raises Malformed, before any is set."""
+        devices = entry(read_json(container.pod.annotations, DEVICE_ALLOCATED, dict), "gpu", Objects)
+        if not devices:
+            return
+        minors = [member(device, "minor", int) for device in devices]
+        if None in minors:  # to koordlet a missing one is 0, but that may be another pod's GPU
+            raise Malformed(_ANNOTATION, "each gpu needs its minor number")
+        variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, minors))}
+        if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
+            # The first device speaks for all, as in koordlet: a share is of one GPU, or the same of each.
+            variables |= self._share(container, member(devices[0], "resources", dict, {}))
+        for name, value in variables.items():
+            container.env[name] = value
+
+    def _share(self, container: ContainerContext, resources: Mapping[str, Any]) -> dict[str, str]:
+        """Return HAMi-core's variables, none for a whole GPU."""
+        if _needed(resources, GPU_MEMORY_RATIO) >= WHOLE:
+            return {}
+        variables = {"CUDA_DEVICE_MEMORY_LIMIT": str(_needed(resources, GPU_MEMORY)), "LD_PRELOAD": self._library}
+        core = _amount(resources, GPU_CORE)
+        if core is not None:
+            variables["CUDA_DEVICE_SM_LIMIT"] = str(core)
+        if self._cache_dir:
+            cache = PurePosixPath(self._cache_dir, f"{container.pod.uid}_{container.name}.cache")
+            variables["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = str(cache)
+        return variables
+
+
+def _absolute(flag: str, path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"{flag} must be an absolute path, as containers see it")
+    return path
+
+
+def _needed(resources: Mapping[str, Any], name: str) -> int:
+    amount = _amount(resources, name)
+    if amount is None:
+        raise Malformed(_ANNOTATION, f"for {HAMI_CORE} the first gpu needs {name} among its resources")
+    return amount
+
+
+def _amount(resources: Mapping[str, Any], name: str) -> int | None:
+    """Return an amount under its name, or else its deprecated name, rounded up; None if it has neither."""
+    for key in (name, name.replace(_DOMAIN, _OLD_DOMAIN)):
+        value = entry(resources, key, (str, int, float))
+        if value is not None:
+            return quantity(value, f"{key} in {_ANNOTATION}")
+    return None
+
+
+if __name__ == "__main__":
+    main(Gpu())

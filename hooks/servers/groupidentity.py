@@ -1,0 +1,91 @@
+"""groupidentity: which pods give way to which on a CPU, as the bvt value of a pod's cgroup.
+
+Owns which value a pod gets, and what happens where the kernel has no such file.
+Must not know: what the kernel makes of a value; where cgroups are mounted.
+Invariant: only a malformed annotation fails a call; what cannot be written is logged, and the pod runs.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..lib.cgroups import overwrite
+from ..lib.koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
+from ..lib.node import GroupIdentities
+from ..lib.nodehook import NodeHook
+from ..sdk import Malformed, PodContext, main
+
+LOG = logging.getLogger(__name__)
+
+FILE = "cpu.bvt_warp_ns"
+"""Of kernels like Anolis OS's, with the same name in both versions of cgroups."""
+LEAST, MOST = -1, 2
+
+_LACKING = (
+    "this kernel's cgroups have no %s, so pods run without a group identity; a kernel that has it may need the sysctl "
+    "kernel.sched_group_identity_enabled=1"
+)
+
+_NEEDED = "run this server as root, with the node's cgroups mounted to be written"
+
+_CLASSES: Mapping[Qos | KubeQos, str] = {
+    Qos.LSE: "lsr",
+    Qos.LSR: "lsr",
+    Qos.LS: "ls",
+    Qos.BE: "be",
+    KubeQos.GUARANTEED: "lsr",
+    KubeQos.BURSTABLE: "ls",
+    KubeQos.BEST_EFFORT: "be",
+}
+
+
+class GroupIdentity(NodeHook):
+    """Write the bvt value of pods when they are made. Source of the rules: koordlet's GroupIdentity.
+
+    The kubelet has made the pod's cgroup by then. The hook writes the file itself, there is nothing to answer. The
+    cgroups above the pods' (kubepods, besteffort, burstable) and kernel.sched_group_identity_enabled are koordlet's.
+    """
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""
+        value = bvt(self.node.settings.group_identity, pod.labels, pod.annotations, pod.cgroup_parent)
+        if not pod.cgroup_parent:
+            return  # a pod of no cgroup that anybody named, not the kubelet's
+        file = self.cgroups.file(pod.cgroup_parent, "cpu", FILE, FILE)
+        try:
+            overwrite(file, str(value))
+        except OSError as error:
+            self._tell(error, pod, file, value)
+
+    def _tell(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
+        if absent := self.cgroups.absent:
+            self.warn_once("root", "pods run without a group identity: %s", absent)
+        elif not isinstance(error, FileNotFoundError):
+            LOG.warning("%s/%s gets no %s: %s: %s; %s", pod.namespace, pod.name, FILE, file, error.strerror, _NEEDED)
+        elif not file.parent.is_dir():
+            LOG.warning("%s/%s gets no %s: its cgroup %s is not there", pod.namespace, pod.name, FILE, file.parent)
+        elif value:
+            self.warn_once(FILE, _LACKING, FILE)
+
+
+def bvt(
+    settings: GroupIdentities, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str
+) -> int:
+    """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class.
+
+    Raises Malformed if the annotation of an LS pod is no JSON or its value out of range.
+    """
+    qos_class = qos(labels)
+    name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]
+    value: int = getattr(settings, name) if settings.enable else 0
+    own = read_json(annotations, CPU_QOS, dict) if qos_class is Qos.LS else None
+    if own is None:
+        return value
+    asked: int = member(own, "groupIdentity", int, value)
+    if not LEAST <= asked <= MOST:
+        raise Malformed(f"annotation {CPU_QOS}", f"groupIdentity must be {LEAST} to {MOST}")
+    return asked if member(own, "enable", bool, False) else 0
+
+
+if __name__ == "__main__":
+    main(GroupIdentity())

@@ -1,0 +1,77 @@
+"""oomscoreadj: how early the kernel kills a container when memory runs out, from Koordinator's annotations.
+
+Owns which annotation counts for a container, and which values are taken.
+Must not know: processes; the runtime sets the value before a container's first instruction.
+Invariant: what cannot be read, or said on the wire, is logged without its value and leaves the kubelet's in force.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+
+from ..lib.koordinator import OOM_SCORE_ADJ, OOM_SCORE_ADJ_SPEC, read_json
+from ..lib.nodehook import NodeHook
+from ..sdk import ContainerContext, Malformed, main
+
+LOG = logging.getLogger(__name__)
+
+LEAST, MOST = -1000, 1000
+"""What the kernel takes (proc(5), oom_score_adj)."""
+_RULE = f"must be a whole number from {LEAST} to {MOST}"
+_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,4})")
+
+
+class OomScoreAdj(NodeHook):
+    """Set oom_score_adj of containers. Source of the rules: koordlet's OOMScoreAdj.
+
+    koordlet writes it into /proc every ten seconds; here the runtime does, once, when it makes the container. The
+    pause container keeps its own. A value below the runtime's own needs CAP_SYS_RESOURCE: where the runtime lacks it
+    (rootless, in a user namespace), it is the runtime that decides whether the container starts with another value
+    or not at all. What the kubelet asked for is replaced, also for Guaranteed pods (-997). 0 cannot be asked for: on
+    the wire it means "not set".
+    """
+
+    reads_settings = reads_cgroups = False
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Set the value that an annotation asks for; one that cannot be read is logged, and changes nothing."""
+        try:
+            value = asked(container.pod.annotations, container.name)
+        except Malformed as error:
+            pod = container.pod
+            LOG.warning("%s/%s %s keeps its oom_score_adj: %s", pod.namespace, pod.name, container.name, error)
+            return
+        if value:
+            container.resources.oom_score_adj = value
+        elif value == 0 and container.resources.oom_score_adj is not None:
+            self.warn_once(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
+
+
+def asked(annotations: Mapping[str, str], container: str) -> int | None:
+    """Return the value for a container: its own, else the pod's, else None.
+
+    Raises Malformed if the annotation that counts is no JSON object of whole numbers, no number, or out of range.
+    """
+    spec = read_json(annotations, OOM_SCORE_ADJ_SPEC, dict) or {}
+    if not all(value is None or type(value) is int for value in spec.values()):
+        raise Malformed(f"annotation {OOM_SCORE_ADJ_SPEC}", "must be a JSON object of whole numbers")
+    if container in spec:  # a key of a map: Go, too, takes no other letter case here; its null is 0
+        return _in_range(spec[container] or 0, OOM_SCORE_ADJ_SPEC)
+    text = annotations.get(OOM_SCORE_ADJ)
+    if not text:
+        return None
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        raise Malformed(f"annotation {OOM_SCORE_ADJ}", _RULE)
+    # Without the zeros before it: of too many digits int() makes no number at all.
+    return _in_range(int("".join(number.groups())), OOM_SCORE_ADJ)
+
+
+def _in_range(value: int, key: str) -> int:
+    if not LEAST <= value <= MOST:
+        raise Malformed(f"annotation {key}", _RULE)
+    return value
+
+
+if __name__ == "__main__":
+    main(OomScoreAdj())

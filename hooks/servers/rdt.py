@@ -1,0 +1,296 @@
+"""rdt: cache ways and memory bandwidth of a pod, by the group of its own or by its QoS class's group in resctrl.
+
+Owns which group a pod belongs to, when a group is made and removed, and how a container gets into it.
+Must not know: how percentages become masks and numbers, which files resctrl has, which PIDs a cgroup's file lists.
+Invariant: a node that cannot limit (no RDT, no free class, a refusing kernel) never stops a pod; only an annotation
+that cannot be read is an error. Nothing is remembered that a restarted server would need: groups are found on disk.
+
+Two ways into the group. Before the container starts: the annotation io.kubernetes.cri.rdt-class, by which containerd
+and CRI-O let runc join the group. After it: its threads are moved once the runtime has started it, in Docker mode the
+only way; until then it runs in its parent's group, and what it has in the cache by then stays there.
+"""
+
+import argparse
+import errno
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ..lib.koordinator import RESCTRL, KubeQos, Objects, Qos, kube_qos, member, qos, read_json
+from ..lib.nodehook import NodeHook
+from ..lib.resctrl import Machine, Range, Wish, schemata, unknown_ids
+from ..lib.resctrl_fs import ROOT, Resctrl
+from ..sdk import ContainerContext, Malformed, PodContext, main
+
+LOG = logging.getLogger(__name__)
+
+RDT_CLASS = "io.kubernetes.cri.rdt-class"
+"""The container annotation that containerd and CRI-O read."""
+POD_PREFIX = "koordlet-"
+ROUNDS = 10
+"""How often a container's threads are listed at most: what starts a thread in each of them will not come to rest."""
+MOST_WRITTEN = 1024
+"""Of how many groups it is remembered what was written: no machine has so many at a time."""
+
+_T = TypeVar("_T")
+
+_ANNOTATION = f"annotation {RESCTRL}"
+_PER_CACHE = "schemataPerCache"
+_CLASSES: Mapping[str, str] = {
+    Qos.LSE: "LSR",
+    Qos.LSR: "LSR",
+    Qos.LS: "LS",
+    Qos.BE: "BE",
+    KubeQos.GUARANTEED: "LSR",
+    KubeQos.BURSTABLE: "LS",
+    KubeQos.BEST_EFFORT: "BE",
+}
+
+_NO_GROUP: Mapping[int | None, str] = {
+    errno.ENOSPC: f"no class of service is free; rmdir groups {POD_PREFIX}* whose pods ended while no server saw it"
+}
+
+_HELP_ANNOTATION = f"""set the container annotation {RDT_CLASS}, as is done unless told not to, so that runc joins the
+group before the container's first instruction. A containerd without RDT (rdt_config_file) then refuses the create
+unless its ignore_rdt_not_enabled_errors is true; one with RDT may refuse groups that it has not made itself. Without
+the annotation, threads are moved right after the start"""
+
+
+class Rdt(NodeHook):
+    """Put pods into resctrl groups. Source of the rules: koordlet's Resctrl hook and its RDT strategy."""
+
+    def __init__(self, resctrl: Resctrl | None = None) -> None:
+        super().__init__()
+        self._given = resctrl
+        self.resctrl = resctrl or Resctrl()
+        self.annotate = True
+        self._machine = Machine()
+        self._written: dict[str, Wish] = {}
+        """What the limits of a group were last written for, as long as this server runs."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of resctrl to those of the node's settings and cgroups."""
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--resctrl-root", type=Path, default=ROOT, metavar="DIR", help="where resctrl is mounted (%(default)s)"
+        )
+        parser.add_argument(
+            "--rdt-class-annotation", action=argparse.BooleanOptionalAction, default=True, help=_HELP_ANNOTATION
+        )
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the flags, and say once what this node can limit."""
+        super().configure(arguments)
+        self.resctrl = self._given or Resctrl(arguments.resctrl_root)
+        self.annotate = arguments.rdt_class_annotation
+        self._machine = self.resctrl.machine()
+        for note in self._machine.notes:
+            LOG.warning("%s: %s", self.resctrl.root, note)
+        if not self._machine:
+            LOG.warning(
+                "no RDT on this node: %s offers neither L3 nor MB; pods run without groups. If the CPU has RDT, mount "
+                "its file system (mount -t resctrl resctrl %s)",
+                *(self.resctrl.root, self.resctrl.root),
+            )
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Make the group of a pod that has the annotation. Raises Malformed."""
+        wish = _wish(pod.annotations) if self._look() else None
+        if wish is None:
+            return
+        if unknown_ids(self._machine, wish):
+            LOG.warning(
+                "%s/%s: the %s names cache ids that this node does not have; the others are limited",
+                *(pod.namespace, pod.name, _ANNOTATION),
+            )
+        self._limit(_pod_group(pod.uid), wish)
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Make sure of the container's group and tell the runtime. Raises Malformed.
+
+        A pod's group is there already, unless this server was not when its sandbox was made, or somebody removed it:
+        a containerd with RDT removes groups that it does not know when it starts.
+        """
+        group, wish = self._membership(container)
+        if wish is None:
+            return
+        if self._ensured(group, wish) and self.annotate:
+            container.annotations[RDT_CLASS] = group
+
+    def post_start_container(self, container: ContainerContext) -> None:
+        """Move the container's threads into its group: where the runtime did so, none is left to do.
+
+        The group is made sure of once more: the late second stop of a dead sandbox may have found it empty. Raises
+        Malformed.
+        """
+        group, wish = self._membership(container)
+        if wish is None or not self._ensured(group, wish):
+            return
+        try:
+            path = self.cgroups.container(container.cgroup_parent, container.id)
+            if path is None:
+                ended = "a container has ended already, or --cgroup-root does not have its cgroup"
+                self._say("cgroup", None, self.cgroups.absent or ended)
+            else:
+                self._move(group, path)
+        except OSError as error:
+            self._say("move", error.errno, f"threads of a container stay where they are: {error.strerror}")
+
+    def post_stop_pod_sandbox(self, pod: PodContext) -> None:
+        """Remove the pod's group, unless threads are in it.
+
+        The kubelet stops a dead sandbox once more before it removes it, and the pod may be running in a new one.
+        """
+        group = _pod_group(pod.uid)
+        self._written.pop(group, None)
+        try:
+            if self.resctrl.exists(group) and not self.resctrl.tasks(group):
+                self.resctrl.remove(group)
+        except OSError as error:
+            self._say("rmdir", error.errno, f"the group of a pod that has ended stays: {error.strerror}")
+
+    def _look(self) -> Machine:
+        """Return what the node can limit; what could do nothing so far is looked at again, it may be mounted by now."""
+        if not self._machine:
+            self._machine = self.resctrl.machine()
+        return self._machine
+
+    def _membership(self, container: ContainerContext) -> tuple[str, Wish | None]:
+        """Return a container's group and what is wished for it, None if nothing is. Raises Malformed."""
+        if not self._look():
+            return "", None
+        wish = _wish(container.pod.annotations)
+        if wish is not None:
+            return _pod_group(container.pod.uid), wish
+        group = _class_group(container)
+        settings = self.node.settings.rdt.get(group)
+        if settings is None or not settings.enable:
+            return "", None
+        return group, Wish(l3=settings.l3, mb=settings.mb)
+
+    def _ensured(self, group: str, wish: Wish) -> bool:
+        """Make sure of a group; what was written is not written again, as that interrupts the CPUs of a cache.
+
+        Tell whether it is there.
+        """
+        return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
+
+    def _limit(self, group: str, wish: Wish) -> bool:
+        """Write what is wished for into a group, made if need be. Tell whether it is there.
+
+        One that would limit nothing is not made.
+        """
+        lines = schemata(self._machine, wish)
+        if not lines:
+            return self.resctrl.exists(group)
+        try:
+            self._write(group, wish, lines)
+        except FileNotFoundError:
+            return self._make(group, wish, lines)
+        except OSError as error:
+            self._say_refused(error)
+        return True
+
+    def _make(self, group: str, wish: Wish, lines: str) -> bool:
+        """Make a group with limits; one whose limits are refused is not kept: there are few. Tell whether it is there.
+
+        The kernel makes its files with it, and another thread may have made it meanwhile.
+        """
+        try:
+            new = self.resctrl.make(group)
+        except OSError as error:
+            self._say("mkdir", error.errno, f"no group can be made: {_NO_GROUP.get(error.errno, error.strerror)}")
+            return False
+        try:
+            self._write(group, wish, lines)
+        except OSError as error:
+            self._say_refused(error)
+            if new:
+                with suppress(OSError):  # the refusal is what was to be said
+                    self.resctrl.remove(group)
+        return self.resctrl.exists(group)
+
+    def _write(self, group: str, wish: Wish, lines: str) -> None:
+        self._written.pop(group, None)
+        self.resctrl.limit(group, lines)
+        if len(self._written) >= MOST_WRITTEN:
+            self._written.clear()  # most are groups that somebody else has removed
+        self._written[group] = wish
+
+    def _say_refused(self, error: OSError) -> None:
+        why = ": ".join(filter(None, (error.strerror, self.resctrl.last_status())))
+        self._say("schemata", error.errno, f"limits are refused: {why}")
+
+    def _move(self, group: str, path: str) -> None:
+        """Move all threads of a cgroup: list them until none is new. What a moved thread starts is in the group."""
+        there = set(self.resctrl.tasks(group))
+        for _ in range(ROUNDS):
+            new = [tid for tid in self.cgroups.tids(path) if tid not in there]
+            if not new:
+                return
+            for tid in new:
+                self.resctrl.move(group, tid)
+            there.update(new)
+        self._say("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
+
+    def _say(self, what: str, number: int | None, text: str) -> None:
+        self.warn_once((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
+
+
+def _pod_group(uid: str) -> str:
+    """Name the group of a pod, as koordlet does."""
+    if not uid or "/" in uid or not uid.isprintable():
+        raise Malformed("pod uid", "it names the pod's group: printable, and without a slash")
+    return POD_PREFIX + uid
+
+
+def _class_group(container: ContainerContext) -> str:
+    """Return the group of a pod's class, "" for none; a pod without Koordinator's label has the class of Kubernetes."""
+    qos_class = qos(container.pod.labels)
+    if qos_class or not container.cgroup_parent:  # an unknown cgroup would count as Guaranteed
+        return _CLASSES.get(qos_class, "")
+    return _CLASSES[kube_qos(container.cgroup_parent)]
+
+
+def _wish(annotations: Mapping[str, str]) -> Wish | None:
+    """Read a pod's own wish, None if it has none. Raises Malformed."""
+    said = read_json(annotations, RESCTRL, dict)
+    if said is None:
+        return None
+    cache, bandwidth = member(said, "llc", dict), member(said, "mb", dict)
+    common = _range(member(cache, "schemata", dict)), member(member(bandwidth, "schemata", dict), "percent", int)
+    ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
+    percents = {_cache_id(each): _percent(each) for each in member(bandwidth, _PER_CACHE, Objects, [])}
+    try:
+        return Wish(*common, ranges, percents)
+    except ValueError as error:
+        raise Malformed(_ANNOTATION, str(error)) from None
+
+
+def _range(value: Any) -> Range | None:
+    ends = member(value, "range", list)
+    if ends is None:
+        return None
+    if len(ends) != 2 or not all(type(end) is int for end in ends):
+        raise Malformed(_ANNOTATION, "range must be a list of two whole percentages, from and to")
+    return ends[0], ends[1]
+
+
+def _cache_id(value: Any) -> int:
+    return _needed(cast("int | None", member(value, "cacheID", int)))
+
+
+def _percent(value: Any) -> int:
+    return _needed(cast("int | None", member(value, "percent", int)))
+
+
+def _needed(value: _T | None) -> _T:
+    if value is None:
+        raise Malformed(_ANNOTATION, f"each entry of {_PER_CACHE} needs cacheID, and range (llc) or percent (mb)")
+    return value
+
+
+if __name__ == "__main__":
+    main(Rdt())

@@ -1,0 +1,216 @@
+"""``runtimeproxy hook``: the commands for those who write hook servers; none of them needs a running proxy.
+
+Owns the commands' arguments, flags and exit codes.
+Must not know: how a hook server is asked or judged; ``tools`` is imported only when a command runs.
+Invariant: what the user wrote wrongly is a click.ClickException; a hook server that refuses or fails is exit code 1.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runtimeproxy.errors import ConfigError, RuntimeProxyError
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.settings.config import parse_duration
+from runtimeproxy.settings.options import SOCKET_FORMS
+
+if TYPE_CHECKING:
+    from runtimeproxy.model.values import HookRequest
+
+FAILED = 1
+DEFAULT_POINT = "PreCreateContainer"
+
+_COUNT = click.IntRange(min=1)
+_ARGUMENTS = (
+    f"SERVER is the hook server's socket ({SOCKET_FORMS}) or its registration file (*.json). "
+    f"A POINT is one of {', '.join(BY_NAME)}, in any letter case. A DURATION is 500ms, 2s, 1m or a number of seconds."
+)
+
+
+class _Command(click.Command):
+    """A command in which the user's mistakes are told as such."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.ClickException(str(error)) from None
+
+
+def _point(value: str) -> HookPoint:
+    """Return the hook point of a name, letter case ignored."""
+    names = {name.lower(): name for name in BY_NAME}
+    if value.lower() in names:
+        return BY_NAME[names[value.lower()]]
+    near = get_close_matches(value.lower(), names, n=1)
+    hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(BY_NAME)}"
+    raise click.ClickException(f"POINT: {value!r} is no hook point; {hint}")
+
+
+def hook_group() -> click.Group:
+    """Return the group of commands."""
+    return click.Group(
+        "hook",
+        commands=[_call, _verify, _bench, _new],
+        help="Try, check, measure and start hook servers. No proxy need run.",
+        short_help="Try, check, measure and start hook servers.",
+        no_args_is_help=False,
+    )
+
+
+def _request(path: str | None) -> "HookRequest":
+    from runtimeproxy_hooks.tools import request
+
+    return request.example() if path is None else request.read(path)
+
+
+def _seconds(timeout: str | None, otherwise: float) -> float:
+    return otherwise if timeout is None else parse_duration(timeout, "--timeout")
+
+
+def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from runtimeproxy_hooks.tools import request
+
+        click.echo(request.example_text(), nl=False)
+        context.exit()
+
+
+_server_argument = click.argument("server", metavar="SERVER")
+_file_option = click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    help="The request as YAML, - for standard input.  [default: an example, which `hook call --example` prints]",
+)
+_timeout_option = click.option(
+    "--timeout",
+    metavar="DURATION",
+    help="How long to wait for an answer.  [default: the registration file's, or 2s]",
+)
+_example_option = click.option(
+    "--example",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_example,
+    help="Print a request to start from, and end.",
+)
+_points_option = click.option(
+    "--point",
+    "points",
+    metavar="POINT",
+    type=_point,
+    multiple=True,
+    help="A hook point that must be served; again for more.  [default: all that are served]",
+)
+_restart_option = click.option(
+    "--restart-command", metavar="COMMAND", help="A shell command that restarts the server, to try that too."
+)
+_point_option = click.option(
+    "--point",
+    metavar="POINT",
+    type=_point,
+    default=DEFAULT_POINT,
+    help=f"The hook point to ask.  [default: {DEFAULT_POINT}]",
+)
+_calls_option = click.option(
+    "-n", "--calls", metavar="NUMBER", type=_COUNT, default=1000, help="How many calls to make.  [default: 1000]"
+)
+_concurrency_option = click.option(
+    "--concurrency",
+    metavar="NUMBER",
+    type=_COUNT,
+    default=1,
+    help="How many at a time, on one connection as the proxy's are.  [default: 1]",
+)
+
+
+@click.command("call", cls=_Command, epilog=_ARGUMENTS, short_help="Ask a hook server, show what its answer changes.")
+@_server_argument
+@click.argument("point", metavar="POINT", type=_point)
+@_file_option
+@_timeout_option
+@_example_option
+def _call(server: str, point: HookPoint, file: str | None, timeout: str | None) -> None:
+    """Ask a hook server as the proxy does, and print what its answer changes.
+
+    The output is YAML. "applied" is what the proxy would change, "without-effect" what cannot be changed at this hook
+    point, "bad" the rules that the answer breaks, and "dropped" what is lost by that under the failure policy Ignore;
+    under Fail the call would be refused. The exit code is 1 if the server refuses, fails or answers badly.
+    """
+    from runtimeproxy_hooks.tools import asking, call, request
+
+    found = asking.find(server)
+    given = request.at_point(point, request.example()) if file is None else request.read(file)
+    called = call.call(found, point, given, _seconds(timeout, found.timeout_seconds))
+    click.echo(called.text)
+    if called.faults:
+        raise RuntimeProxyError(f"{found.endpoint}: {point.name}: bad answer: {called.faults[0]}")
+
+
+@click.command("verify", cls=_Command, epilog=_ARGUMENTS, short_help="Check a hook server by the protocol's rules.")
+@_server_argument
+@_points_option
+@_file_option
+@_timeout_option
+@_restart_option
+def _verify(
+    server: str, points: tuple[HookPoint, ...], file: str | None, timeout: str | None, restart_command: str | None
+) -> int:
+    """Check a hook server, in whatever language it is written, by the rules of the hook protocol.
+
+    Prints a verdict on each rule; the exit code is 1 if one is broken. The server is asked some hundred times about
+    made-up pods, and connections to it are broken: do not try one that serves a node.
+    """
+    from runtimeproxy_hooks.tools import asking
+    from runtimeproxy_hooks.tools.subject import TriedServer
+    from runtimeproxy_hooks.tools.verify import verify
+
+    found = asking.find(server)
+    seconds = _seconds(timeout, found.timeout_seconds)
+    kept = verify(TriedServer(found.endpoint, _request(file), points, seconds, restart_command), click.echo)
+    return 0 if kept else FAILED
+
+
+@click.command("bench", cls=_Command, epilog=_ARGUMENTS, short_help="Measure how fast a hook server answers.")
+@_server_argument
+@_point_option
+@_calls_option
+@_concurrency_option
+@_file_option
+@_timeout_option
+def _bench(server: str, point: HookPoint, calls: int, concurrency: int, file: str | None, timeout: str | None) -> int:
+    """Measure how fast a hook server answers, after up to 100 calls to warm it up.
+
+    The exit code is 1 if a call failed.
+    """
+    from runtimeproxy_hooks.tools import asking, request
+    from runtimeproxy_hooks.tools.bench import bench
+
+    found = asking.find(server)
+    body = request.encoded(point, _request(file))
+    seconds = _seconds(timeout, found.timeout_seconds)
+    figures = bench(found, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)
+    click.echo(f"{calls} calls of {point.name} at {found.endpoint}, {concurrency} at a time")
+    click.echo("\n".join(figures.lines))
+    return FAILED if figures.failures else 0
+
+
+@click.command("new", cls=_Command, short_help="Write a hook server to start from.")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Where the folder is made.  [default: here]",
+)
+def _new(name: str, directory: Path) -> None:
+    """Write the folder NAME with a hook server of ten lines, its test, a systemd unit and its registration file."""
+    from runtimeproxy_hooks.tools.new import new
+
+    folder = new(name, directory)
+    click.echo(f"{folder}: README.rst says how to test, try and install it")

@@ -1,0 +1,168 @@
+"""What a hook server is told, as YAML that people write.
+
+Owns the keys of the file (the model's names), their types, and what of them the proxy tells at each hook point.
+Must not know: sockets, what a hook server answers.
+Invariant: every error names the line and the key and never a value; nothing that the user wrote is left out unsaid.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookapi import codec
+from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.model.values import NUMBER_FIELDS, TEXT_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.settings.yamltext import NULL, Place, compose, pairs, scalar
+
+STANDARD_INPUT = "-"
+_EXAMPLE = "example.yaml"
+_BEFORE_CREATE = "PreCreateContainer"
+_INT64 = (-(2**63), 2**63 - 1)
+_UINT32 = (0, 2**32 - 1)
+_UINT64 = (0, 2**64 - 1)
+
+Reader = Callable[[yaml.Node, Place], Any]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: str) -> HookRequest:
+    """Read the request of a file, "-" for standard input. Raises ConfigError."""
+    origin = "standard input" if path == STANDARD_INPUT else path
+    try:
+        content = sys.stdin.buffer.read() if path == STANDARD_INPUT else Path(path).read_bytes()
+        return parse(content.decode(), origin)
+    except OSError as error:
+        raise ConfigError(f"{origin}: the request can not be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{origin}: no UTF-8 text; write the request as YAML") from None
+
+
+def example_text() -> str:
+    """Return a request to start from, as YAML with comments."""
+    return resources.files("runtimeproxy_hooks.tools").joinpath(_EXAMPLE).read_text(encoding="utf-8")
+
+
+def example() -> HookRequest:
+    """Return the request that is used where no file is named: maps with several entries, numbers that are set."""
+    return parse(example_text(), _EXAMPLE)
+
+
+def parse(text: str, origin: str) -> HookRequest:
+    """Return the request that a YAML text holds. Raises ConfigError, naming ``origin``, the line and the key."""
+    root = compose(text, origin)
+    values = {} if root is None or root.tag == NULL else _fields(root, Place(origin), _REQUEST)
+    return HookRequest(values.get("pod", PodInfo()), values.get("container"))
+
+
+def _fields(node: yaml.Node, place: Place, known: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return the values of a message's keys; a key without a value is not said."""
+    values: dict[str, Any] = {}
+    for key, value in pairs(node, place):
+        if key not in known:
+            raise place.inside(key).fault(value, f"unknown key; {_nearest(key, known)}")
+        if value.tag != NULL:
+            values[key] = known[key](value, place.inside(key))
+    return values
+
+
+def _nearest(key: str, known: Mapping[str, Reader]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+
+
+def _number(span: tuple[int, int]) -> Reader:
+    def read_number(node: yaml.Node, place: Place) -> int:
+        try:
+            number = int(scalar(node, place))
+        except ValueError:
+            raise place.fault(node, "write a whole number, without a unit") from None
+        if not span[0] <= number <= span[1]:
+            raise place.fault(node, f"write a number from {span[0]} to {span[1]}")
+        return number
+
+    return read_number
+
+
+def _entries(reader: Reader) -> Reader:
+    return lambda node, place: {key: reader(value, place.inside(key)) for key, value in pairs(node, place)}
+
+
+def _message(kind: type[PodInfo | ContainerInfo | Resources], known: Mapping[str, Reader]) -> Reader:
+    return lambda node, place: kind(**_fields(node, place, known))
+
+
+_RESOURCES: Mapping[str, Reader] = {
+    **{name: _number(_INT64) for name in NUMBER_FIELDS},
+    **dict.fromkeys(sorted(TEXT_FIELDS), scalar),
+    "hugepage_limits": _entries(_number(_UINT64)),
+    "unified": _entries(scalar),
+}
+_COMMON: Mapping[str, Reader] = {
+    "name": scalar,
+    "attempt": _number(_UINT32),
+    "annotations": _entries(scalar),
+    "cgroup_parent": scalar,
+    "resources": _message(Resources, _RESOURCES),
+}
+_POD: Mapping[str, Reader] = {
+    **_COMMON,
+    "uid": scalar,
+    "namespace": scalar,
+    "runtime_handler": scalar,
+    "labels": _entries(scalar),
+    "overhead": _message(Resources, _RESOURCES),
+}
+_CONTAINER: Mapping[str, Reader] = {**_COMMON, "id": scalar, "envs": _entries(scalar)}
+_REQUEST: Mapping[str, Reader] = {"pod": _message(PodInfo, _POD), "container": _message(ContainerInfo, _CONTAINER)}
+
+
+# -- telling ---------------------------------------------------------------------------------------------------------
+
+
+def at_point(point: HookPoint, request: HookRequest) -> HookRequest:
+    """Return what the proxy tells of a request at a hook point, as the hook server reads it.
+
+    Raises ConfigError if a container's hook point has no container to tell about.
+    """
+    return codec.decode_request(point, encoded(point, request))
+
+
+def encoded(point: HookPoint, request: HookRequest) -> bytes:
+    """Return the message of a request at a hook point; raises ConfigError as ``at_point`` does."""
+    container = request.container
+    if point.subject is SubjectKind.CONTAINER and container is None:
+        raise ConfigError(
+            f"{point.name} is about a container, and the request has none: add 'container: {{name: main}}'"
+        )
+    if container is not None and point.name == _BEFORE_CREATE:
+        request = replace(request, container=replace(container, id=""))
+    return codec.encode(point, request)
+
+
+def untold(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
+    """Name what a request says and the proxy does not tell at a hook point."""
+    reached = at_point(point, request)
+    lost = [f"pod.{name}" for name in _differing(request.pod, reached.pod)]
+    if request.container is None:
+        return tuple(lost)
+    if reached.container is None:
+        return (*lost, "container")
+    return (*lost, *(f"container.{name}" for name in _differing(request.container, reached.container)))
+
+
+def _differing(given: PodInfo | ContainerInfo, reached: PodInfo | ContainerInfo) -> Iterator[str]:
+    for field in fields(given):
+        # A container's own cgroup parent is told in the place of its pod's.
+        own_parent = field.name == "cgroup_parent" and isinstance(given, ContainerInfo)
+        said = getattr(given, field.name)
+        if said and not own_parent and said != getattr(reached, field.name):
+            yield field.name

@@ -1,0 +1,153 @@
+"""The hook server that is tried: its hook points, and what came of a question.
+
+Owns how the rules ask, which outcomes are good at which requests, and what was found out before the rules.
+Must not know: the rules.
+Invariant: a question ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they hold.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Stage
+from runtimeproxy.model.values import HookAnswer, HookRequest
+from runtimeproxy.relay.dial import dial
+from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
+from runtimeproxy.wire import grpc
+from runtimeproxy_hooks.tools import asking, request
+
+FAILED_PRECONDITION = 9
+NO_STATUS = -1
+"""Stands for a status where there is none: the server is away, or broke the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What came in the place of an answer; ``words`` say it and do not count when outcomes are compared."""
+
+    code: int
+    words: str = field(compare=False)
+
+
+Outcome = HookAnswer | Status
+
+PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
+"""What a request may come to that a kubelet could have caused: an answer, or a refusal by policy."""
+ODD = PLAIN | {grpc.INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
+"""What a request may come to that lacks what every pod has: also a status that says so. Not UNKNOWN or INTERNAL, which
+are what a crashed handler becomes, and no broken connection."""
+NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
+"""What a call of a method may come to that does not exist."""
+
+
+class Broken(Exception):
+    """A rule is broken; the text says how."""
+
+
+class Skipped(Exception):
+    """A rule cannot be tried; the text says why."""
+
+
+class Late(Exception):
+    """A call had no answer in time; the text names the hook point."""
+
+
+def code(outcome: Outcome) -> int:
+    """Return the gRPC status code of an outcome, 0 (OK) for an answer."""
+    return grpc.OK if isinstance(outcome, HookAnswer) else outcome.code
+
+
+def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
+    """Raise Broken if an outcome is none of the good ones; ``after`` says what led to it."""
+    if isinstance(outcome, Status) and outcome.code not in good:
+        raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
+
+
+class TriedServer:
+    """A hook server under trial; after ``probe`` the other methods and ``plain`` can be used."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        given: HookRequest,
+        points: Sequence[HookPoint] = (),
+        timeout_seconds: float = asking.DEFAULT_TIMEOUT_SECONDS,
+        restart_command: str | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.given = given
+        self.named = tuple(points)
+        """The hook points that the server must have; the others are tried, too, if it has none of these."""
+        self.timeout_seconds = timeout_seconds
+        self.restart_command = restart_command
+        self.plain: dict[HookPoint, Outcome] = {}
+        """What the plain request came to, by hook point; those where nothing came in time are missing."""
+        self.late: list[str] = []
+        """Which calls had no answer in time."""
+        self._bodies = {point: request.encoded(point, given) for point in self.named or HOOK_POINTS}
+        self._others: dict[HookPoint, bytes] = {}
+        for point in HOOK_POINTS:
+            if point not in self._bodies:
+                with suppress(ConfigError):  # the plain request may not be fit for it
+                    self._others[point] = request.encoded(point, given)
+
+    async def probe(self) -> None:
+        """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
+        try:
+            (await dial(self.endpoint, self.timeout_seconds)).close()
+        except OSError as error:
+            failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
+            raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
+        await self._ask_plain(self._bodies)
+        if not self.served:
+            self._bodies |= self._others
+            await self._ask_plain(self._others)
+
+    async def _ask_plain(self, points: Iterable[HookPoint]) -> None:
+        for point in points:
+            try:
+                async with self.connection() as client:
+                    self.plain[point] = await self.ask(client, point)
+            except Late:
+                self.late.append(f"{point.name} (a plain request)")
+
+    @property
+    def served(self) -> tuple[HookPoint, ...]:
+        """Return the hook points that the server has, whether it answers there well or not."""
+        return tuple(p for p in self._bodies if p not in self.plain or code(self.plain[p]) != grpc.UNIMPLEMENTED)
+
+    @property
+    def sound(self) -> tuple[HookPoint, ...]:
+        """Return the hook points where a plain request is answered or refused: the other rules are tried there."""
+        return tuple(point for point, outcome in self.plain.items() if code(outcome) in PLAIN)
+
+    def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
+        """Give a client with a connection of its own."""
+        return asking.connection(self.endpoint)
+
+    def body(self, point: HookPoint) -> bytes:
+        """Return the plain request as bytes."""
+        return self._bodies[point]
+
+    def told(self, point: HookPoint) -> HookRequest:
+        """Return the plain request as the hook server reads it."""
+        return request.at_point(point, self.given)
+
+    async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
+        """Ask a hook point, by default the plain request; raises Late.
+
+        An answer at a Post point counts as an empty one: the proxy ignores what it says.
+        """
+        try:
+            message = self._bodies[point] if body is None else body
+            answer = await asking.ask(client, point, message, self.timeout_seconds)
+        except CallFailed as failure:
+            return self.outcome(failure, point.name)
+        return answer if point.stage is Stage.PRE else HookAnswer()
+
+    def outcome(self, failure: CallFailed, name: str) -> Status:
+        """Return what a failed call came to; raises Late if it ended at its deadline."""
+        if failure.kind is Kind.DEADLINE:
+            raise Late(name)
+        return Status(failure.code if failure.kind is Kind.STATUS else NO_STATUS, asking.words(failure))

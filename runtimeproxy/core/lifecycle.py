@@ -1,0 +1,390 @@
+"""The straight line of an intercepted call, one for all fronts: find, ask, release, commit, tell, answer.
+
+Owns the order of these steps and what happens when one of them fails.
+Must not know: HTTP, protobuf, JSON, a front.
+Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
+(relay-rules C), and what became of a call without an answer is asked of it, or the record read anew (relay-rules C3).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from runtimeproxy.core.call import Call, Reply, Unreadable
+from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.core.keyed_queue import KeyedQueue
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.unknown_outcomes import UnknownOutcomes
+from runtimeproxy.errors import BackendError, HookError, Reason
+from runtimeproxy.eventloop.deadlines import Deadlines
+from runtimeproxy.eventloop.fiber import Fiber
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Subject
+from runtimeproxy.observe.metrics import CallTimes, Metrics
+
+log = logging.getLogger(__name__)
+
+HOLD_GRACE_SECONDS = 1.0
+"""A hold ends this long after its budget whatever happens (relay-rules C7)."""
+
+UPDATE_GRACE_SECONDS = 0.5
+"""PreStart's extra update ends this long after the budget, so that the hold is still there to judge who asked for it
+(relay-rules C9)."""
+
+LOST_SECONDS = 1.0
+"""How long after a call without an answer the runtime is listed: by then it has mostly done what it goes on with."""
+
+_REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
+_CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``budget_seconds``: for all hook calls of one held call; pods with the label are never handed to hook servers."""
+
+    budget_seconds: float
+    skip_label: tuple[str, str]
+
+
+class Lifecycle:
+    """Runs intercepted calls."""
+
+    def __init__(
+        self, store: Store, dispatcher: Dispatcher, recorder: Metrics, limits: Limits, clock: Callable[[], float]
+    ) -> None:
+        self.store = store
+        self.running: set[asyncio.Future[None]] = set()
+        """The calls that are not over."""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Is called where the Store may lack what the runtime has, or have what it has no more."""
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._limits = limits
+        self._clock = clock
+        self._deadlines = Deadlines()
+        self._turns = KeyedQueue(self._deadlines)
+        self._holds: set[CallTimes] = set()
+        self._under_way: set[Call] = set()
+        self._unsettled = UnknownOutcomes(recorder, self.under_way)
+
+    def holds(self) -> tuple[int, float]:
+        """Return how many calls are held and the age of the oldest in seconds."""
+        now = self._clock()
+        return len(self._holds), max((now - times.held for times in self._holds), default=0.0)
+
+    @property
+    def hooked(self) -> bool:
+        """Tell whether any hook server is registered: only for its sake the runtime is asked about what is unknown."""
+        return self._dispatcher.registered(HOOK_POINTS)
+
+    def passes_unrecorded(self) -> bool:
+        """Tell whether a call that changes no record need not be held: no hook server is registered, no call waits."""
+        return not self.hooked and not self._turns.queues
+
+    def under_way(self, operation: Operation | None = None) -> set[str]:
+        """Name what calls, or those of one operation, are about now: ids, and what names that which has no id yet."""
+        keys = set()
+        for call in self._under_way:
+            with suppress(Unreadable):
+                if operation is None or call.operation is operation:
+                    keys.add(call.order_key())
+        return keys
+
+    async def stop(self) -> None:
+        """Ask the runtime no more about calls that it has not answered."""
+        await self._unsettled.stop()
+
+    def run(self, call: Call) -> Fiber[None]:
+        """Take one call from its hold to its answer, at once as far as it goes; cancelling the fiber ends the call."""
+        fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
+        self.running.add(fiber)
+        fiber.start(self._run(call, fiber))
+        return fiber
+
+    async def _run(self, call: Call, fiber: Fiber[None]) -> None:
+        times = self._recorder.call(call.operation.value)
+        self._under_way.add(call)
+        subject: Subject | None = None
+        adjustment = NO_ADJUSTMENT
+        try:
+            # Find and ask. Where there is nobody to ask, nothing to put in and no earlier call to wait for, the call is
+            # released first, and read while the runtime works.
+            wanted = self._dispatcher.registered(call.hook_points)
+            passes = call.already_sent or (not wanted and not self._turns.queues and call.unedited(self.store))
+            if not passes:
+                subject, adjustment = await self._hold(call, times, fiber)
+
+            # Release. What cannot be edited goes as it came, if the policies let it (relay-rules C4).
+            times.released, call.number = self._clock(), self.store.moment()
+            try:
+                answer = call.release(subject, adjustment)
+                if passes:
+                    subject = self._read(call)
+                reply = await answer
+            except Exception as error:
+                times.released = None
+                self._judge(call, subject, error)
+                times.released, adjustment = self._clock(), NO_ADJUSTMENT
+                reply = await call.release(None, NO_ADJUSTMENT)
+            times.answered = self._clock()
+
+            # Commit and tell, then answer. Where nobody is told or waited for the answer goes first: the commit follows
+            # before any other call is looked at.
+            try:
+                if subject is not None:
+                    if reply.agreed and not self._turns.queues and self._asked(call, Stage.POST) is None:
+                        call.answer(reply)
+                    await self._follow(call, subject, adjustment, reply)
+            finally:
+                call.answer(reply)
+                call.release_buffers()
+            times.done = self._clock()
+            times.outcome = "agreed" if reply.agreed else "failed" if reply.answered else "unsettled"
+            self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
+        except HookError as error:
+            times.outcome = "refused"
+            self._recorder.count("calls_refused", operation=call.operation.value)
+            call.refuse(error)
+        except asyncio.CancelledError:
+            pass  # it would be kept, with all frames: a thousand calls that are cancelled at once come to megabytes
+        finally:
+            self.running.discard(fiber)
+            self._under_way.discard(call)
+            if call.state_unknown or self.store.watched:
+                self._void(call)
+
+    # Find and ask.
+
+    def _read(self, call: Call) -> Subject | None:
+        try:
+            return call.subject(self.store)
+        except Unreadable as error:
+            self._unreadable(call, error)
+        except Exception as error:
+            self._internal(call, error)
+        return None
+
+    async def _hold(self, call: Call, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
+        """Find the subject and ask the Pre hooks, in the call's turn and within the budget (relay-rules C4, C6, C7)."""
+        self._holds.add(times)
+        end = self._clock() + self._budget(call)
+        backstop = self._deadlines.add(end + HOLD_GRACE_SECONDS, lambda: fiber.interrupt(TimeoutError()))
+        subject: Subject | None = None
+        turn = None
+        try:
+            turn = self._turns.take(call.order_key())
+            while True:
+                if turn.first is not None:
+                    await self._turns.wait(turn, end - self._clock())
+                subject = call.subject(self.store) or subject
+                if subject is None and self._dispatcher.registered(call.hook_points):
+                    # In all the hold's time, where only Post hooks are told.
+                    seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
+                    subject = await _aside(partial(call.read_subject, self.store), seconds)
+                if call.order_key() == turn.key:
+                    break
+                # It was named in another way than others name it: its turn is among the calls of what that is.
+                self._turns.leave(turn)
+                turn = self._turns.take(call.order_key())
+            point = self._asked(call, Stage.PRE)
+            if subject is None or point is None or self._skipped(subject):
+                return subject, NO_ADJUSTMENT
+            adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
+            if call.prepares and adjustment.resources:
+                adjustment = await self._prepared(call, point, subject, adjustment, end)
+            return subject, adjustment
+        except HookError:
+            raise
+        except Exception as error:
+            self._judge(call, subject, error)
+            return subject, NO_ADJUSTMENT
+        except asyncio.CancelledError:
+            times.outcome = "ended"
+            self._recorder.count("calls_ended", operation=call.operation.value)
+            raise
+        finally:
+            if turn is not None:
+                self._turns.leave(turn)
+            self._deadlines.over(backstop)
+            self._holds.discard(times)
+
+    def _budget(self, call: Call) -> float:
+        """Return the seconds for hooks: never more than half of what is left of the caller's deadline."""
+        if call.deadline is None:
+            return self._limits.budget_seconds
+        return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
+
+    def _asked(self, call: Call, stage: Stage) -> HookPoint | None:
+        """Return a call's hook point, if anybody is registered for it."""
+        point = hookpoints.BY_CALL.get((call.operation, stage))
+        return point if point is not None and self._dispatcher.registered((point,)) else None
+
+    def _skipped(self, subject: Subject) -> bool:
+        key, value = self._limits.skip_label
+        return subject.pod.effective.labels.get(key) == value
+
+    async def _prepared(
+        self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
+    ) -> Adjustment:
+        """Have the runtime prepared for an adjustment; if that fails it is the failure of who asked for it (C9)."""
+        try:
+            until = end + UPDATE_GRACE_SECONDS
+            held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
+        except BackendError as error:
+            self._dispatcher.rejected(point, adjustment, str(error), records.hook_view(subject).name)
+        except TimeoutError:
+            late = "the runtime has not answered the extra update in time"
+            self._dispatcher.rejected(point, adjustment, late, records.hook_view(subject).name)
+        else:
+            if held and not call.state_unknown:
+                known = records.prepared(call.subject(self.store) or subject, held, adjustment)
+                self.store.commit(known, call.number)
+            return adjustment
+        return NO_ADJUSTMENT
+
+    # Commit and tell.
+
+    async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Do what follows from an answer, or see to it that the lack of one is followed up (relay-rules C3)."""
+        try:
+            if reply.agreed:
+                await self._agreed(call, subject, adjustment, reply)
+            elif not reply.answered and call.operation in UNRECORDED:
+                self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
+            elif not reply.answered:
+                self._lost(call, adjustment)
+            elif not reply.no_op:  # a start shows what a create was given that the kernel does not take
+                earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
+                owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
+                self._dispatcher.refused_with(call.operation.value, records.hook_view(subject).name, owners)
+        except Unreadable as error:
+            self._unreadable(call, error)
+        except Exception as error:
+            self._internal(call, error)
+
+    async def _agreed(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Commit, then tell the Post hooks."""
+        turn = self._turns.take(call.order_key())
+        try:
+            if turn.first is not None:
+                # The budget is 0 once the caller's deadline has passed: nobody waits, so there is time for the order.
+                await self._turns.wait(turn, self._budget(call) or self._limits.budget_seconds)
+            # Other calls of the same container may have been committed since this one was held.
+            present = call.subject(self.store)
+            if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+                call.state_unknown = (
+                    False  # what it names holds, whether the rest was read anew before it was done or after
+                )
+            known = call.outcome(present or subject, adjustment, reply)
+            if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
+                self._dispatcher.forget_stop(known.pod.effective.id)
+            if call.operation in _REMOVES or reply.gone:
+                if known.container is None:
+                    self.store.bury_pod(known.pod.effective.id)
+                else:
+                    self.store.tombstone(known.container.effective.id)
+            elif not call.state_unknown:
+                self.store.commit(known, call.number)
+            self._unsettled.answered(turn.key, call.operation)
+            point = self._asked(call, Stage.POST)
+            if point is not None and not self._skipped(known):
+                await self._tell(call, point, known, reply)
+        finally:
+            self._turns.leave(turn)
+
+    async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
+        """Tell the Post hooks, who have the whole budget: what happened is told even if nobody waits (relay-rules C2).
+
+        The answer waits for them until half of what its caller has left is over.
+        """
+        now = self._clock()
+        latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
+        try:
+            await self._dispatcher.after(point, records.hook_view(known), now + self._limits.budget_seconds)
+        finally:
+            self._deadlines.over(latest)
+
+    async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Do what follows from an answer that was found out later; until then the call is under way again."""
+        self._under_way.add(call)
+        try:
+            await self._follow(call, subject, adjustment, reply)
+        finally:
+            self._under_way.discard(call)
+        self._void(call)
+
+    # What nobody is sure of.
+
+    def _lost(self, call: Call, adjustment: Adjustment) -> None:
+        """Have the runtime's word count where nobody knows whether it carried a call out (relay-rules C3)."""
+        if call.operation not in _CREATES:  # what they made has an id of which nobody has heard
+            call.state_unknown = True
+        elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
+            self.store.remembers = False  # what is read of a pod may be a hook's
+        asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
+
+    def _void(self, call: Call) -> None:
+        """Forget what nobody is sure of any more, and tell who reads the runtime meanwhile: what it read of the call's
+        subject may be older than the call."""
+        with suppress(Unreadable):
+            key = call.order_key()
+            self.store.invalidate(key)
+            if call.state_unknown:
+                self.store.forget(key)
+                for other in (*self._under_way, *self._unsettled.calls()):  # they know it as it was
+                    with suppress(Unreadable):
+                        other.state_unknown |= other.order_key() == key
+
+    # What goes wrong.
+
+    def _judge(self, call: Call, subject: Subject | None, error: Exception) -> None:
+        """Let the plugins' policies judge what went wrong before the release. Raises HookError if it is refused."""
+        match error:
+            case Unreadable():
+                self._unreadable(call, error)
+                reason, detail = Reason.UNREADABLE, str(error)
+            case BackendError():
+                reason, detail = Reason.UNREADABLE, f"the runtime could not be asked: {error}"
+            case TimeoutError():
+                reason, detail = Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)"
+            case _:
+                self._internal(call, error)
+                reason, detail = Reason.INTERNAL, type(error).__name__
+        if subject is None:  # then the Post hooks cannot be told of it either
+            self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
+        name = records.hook_view(subject).name if subject is not None else ""
+        self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail, name)
+
+    def _unreadable(self, call: Call, error: Unreadable) -> None:
+        """Count a message of a peer that cannot be read; its text holds no values."""
+        self._recorder.count("calls_unreadable", operation=call.operation.value)
+        log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
+
+    def _internal(self, call: Call, error: Exception) -> None:
+        """Count a fault of our own; its text may hold values, so only its class and place are logged."""
+        self._recorder.count("internal_errors", operation=call.operation.value)
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
+        log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
+
+
+async def _aside(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
+    """Await in a task of its own what asks the runtime, so long at most. Raises TimeoutError.
+
+    It is called there: a call may be cancelled before that task begins.
+    """
+
+    async def within() -> T:
+        async with asyncio.timeout(seconds):
+            return await ask()
+
+    return await asyncio.get_running_loop().create_task(within())

@@ -1,0 +1,364 @@
+"""The file in which the kubelet's own values outlive the process (docs/architecture.rst).
+
+Owns where the file may be and whose it is, what is in it, and when it is written: some milliseconds after an answer, in
+one transaction in a thread beside the loop.
+Must not know: calls, hook servers, what is kept of a subject.
+Invariant: nothing that is wrong with the file fails a call or holds one up. It is on tmpfs, so no disk is written and a
+reboot takes it away as it takes the containers; what was written survives the end of the process, however that ends.
+
+Two processes have the file at one time where a socket unit's new proxy serves while the old one drains. They write in
+turn, each the rows of what it has changed. The new one knows what was written before it started, the next start all of
+it. Where the new one makes the file anew, the old one finds its own gone and goes on in the new one.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from runtimeproxy.core.store import Store
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.model import originals as form
+from runtimeproxy.model.originals import OriginalValues
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.relay.listener import folder_fault
+
+if TYPE_CHECKING:
+    import sqlite3
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+COLLECT_SECONDS = 0.01
+"""So long changes are collected for one transaction."""
+RETRY_SECONDS = 2.0
+"""Between two tries of a file that cannot be written."""
+BUSY_SECONDS = 1.0
+"""How long a transaction waits for another process's."""
+CACHE_KIB = 256
+SUBJECTS_AT_ONCE = 50
+"""Between two of which calls are served, while it is found out what is to be written."""
+
+NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
+"""Why the file, or a part of it, does not serve; the values are the metrics label."""
+_MADE_ANEW = frozenset({FOREIGN, BROKEN})
+
+_IN_MEMORY = frozenset({0x01021994, 0x858458F6})
+"""tmpfs and ramfs (statfs(2), linux/magic.h)."""
+_MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_BROKEN_CODES = frozenset({1, 11, 20, 24, 26})
+"""SQLITE_ERROR (there is no such table), _CORRUPT, _MISMATCH, _FORMAT, _NOTADB."""
+_ELSEWHERE_CODES = frozenset({5, 6, 7, 13, 14})
+"""SQLITE_BUSY, _LOCKED, _NOMEM, _FULL, _CANTOPEN: they say nothing of the file."""
+_MOVED = 1032
+"""SQLITE_READONLY_DBMOVED: another process has made the file anew."""
+
+_PRAGMAS = ("auto_vacuum=FULL", "synchronous=OFF", "temp_store=MEMORY", f"cache_size=-{CACHE_KIB}")
+_TABLE = "CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID"
+_OWNER, _ROWS = "SELECT id, text, sum FROM kept WHERE id = x''", "SELECT id, text, sum FROM kept WHERE id <> x''"
+_SET, _DROP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", "DELETE FROM kept WHERE id = ?"
+
+_Row = tuple[bytes, bytes, int]
+"""Id, text and the checksum of both: of a row that was cut sqlite itself may not know it. Without an id it tells whose
+the file is."""
+
+
+class Failed(RuntimeProxyError):
+    """The file does not serve, for ``reason``; the text holds no value."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+# -- where it is -----------------------------------------------------------------------------------------------------
+
+
+def path_of(folder: str | None, socket_path: str) -> str | None:
+    """Return the file's path for a listening socket; None if there is to be none.
+
+    ``folder`` is what --originals-dir says: None is the socket's own directory, "" nowhere. Each socket has a file of
+    its own.
+    """
+    if folder == "":
+        return None
+    if folder is None:
+        return f"{socket_path}.originals"
+    return os.path.join(folder, f"{socket_path.strip('/').replace('/', '-')}.originals")
+
+
+def is_in_memory(folder: str) -> bool:
+    """Tell whether a directory is on tmpfs (statfs(2)). Raises OSError."""
+    found = ctypes.create_string_buffer(512)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return ctypes.c_uint32.from_buffer(found).value in _IN_MEMORY  # f_type comes first
+
+
+def owner(mode: str, runtime_endpoint: str) -> str:
+    """Return what tells whose a file is: the format, this boot, and the runtime behind the proxy."""
+    boot = ""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{FORMAT} {boot} {mode} {os.path.realpath(runtime_endpoint)}"
+
+
+# -- what is in it ---------------------------------------------------------------------------------------------------
+
+
+class File:
+    """The file, used by one thread at a time; only where there is something to keep it is made, and sqlite loaded.
+
+    Its methods raise Failed. A file that is broken or another's is gone then: the next try makes it anew.
+    """
+
+    def __init__(self, path: str, owner: str) -> None:
+        self.path = path
+        self._owner = _row("", owner.encode())
+        self._connection: sqlite3.Connection | None = None
+
+    def load(self, kept: dict[str, bytes]) -> None:
+        """Add what is kept, as texts by id: as much of it as can be read."""
+        broken = 0
+        try:
+            if self._is_there():
+                connection = self._opened()
+                for row in connection.execute(_ROWS):
+                    try:
+                        any_id, text = _read(row)
+                        kept[any_id] = text
+                    except (ValueError, TypeError, AttributeError):
+                        broken += 1
+                if connection.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
+                    raise Failed(BROKEN, "it is damaged")
+            if broken:
+                raise Failed(BROKEN, f"{broken} of its rows are broken")
+        except Exception as error:
+            raise self._failure(error, BROKEN) from None
+
+    def write(self, subjects: Mapping[str, OriginalValues | None]) -> None:
+        """Write what is to be kept of these subjects, and drop the rows of those of which nothing is."""
+        rows = (_row(any_id, form.write(kept)) for any_id, kept in subjects.items() if kept is not None)
+        gone = ((_id(any_id),) for any_id, kept in subjects.items() if kept is None)
+        try:
+            connection = self._opened()
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(_DROP, gone)
+                connection.executemany(_SET, rows)
+        except Exception as error:
+            raise self._failure(error, UNUSABLE) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _failure(self, error: Exception, otherwise: str) -> Failed:
+        """Return what an error means, and have the next try begin anew."""
+        with suppress(Exception):
+            self.close()
+        failed = _meaning(error, otherwise)
+        if failed.reason in _MADE_ANEW:
+            for part in ("", "-journal", "-wal", "-shm"):
+                with suppress(OSError):
+                    os.unlink(self.path + part)
+        return failed
+
+    def _is_there(self) -> bool:
+        """Tell whether there is a file with anything in it. Raises Failed if somebody else could have made it."""
+        folder = os.path.dirname(self.path)
+        if fault := folder_fault(os.stat(folder), None):
+            raise Failed(NOT_OURS, f"{folder} {fault}")
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+            raise Failed(NOT_OURS, "it is no regular file of the proxy's own user")
+        if stat.S_IMODE(found.st_mode) != 0o600:
+            os.chmod(self.path, 0o600)
+        return found.st_size > 0
+
+    def _opened(self) -> "sqlite3.Connection":
+        """Return the file as a database, made if it is missing or empty."""
+        if self._connection is not None:
+            return self._connection
+        import sqlite3  # a megabyte, and most nodes never have anything to keep
+
+        if not self._is_there():
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, _MAKE, 0o600))
+        connection = self._connection = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = bytes
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                connection.execute(_TABLE)
+                connection.execute(_SET, self._owner)
+        if connection.execute(_OWNER).fetchone() != self._owner:
+            raise Failed(FOREIGN, "it is of another runtime, boot or version")
+        return connection
+
+
+def _id(any_id: str) -> bytes:
+    return any_id.encode(errors="surrogatepass")
+
+
+def _row(any_id: str, text: bytes) -> _Row:
+    return _id(any_id), text, crc32(text, crc32(_id(any_id)))
+
+
+def _read(row: _Row) -> tuple[str, bytes]:
+    """Read a row of a file in which anything may stand. Raises ValueError, TypeError, AttributeError."""
+    any_id = row[0].decode(errors="surrogatepass")
+    if row != _row(any_id, row[1]):
+        raise ValueError("its checksum is another one")
+    return any_id, row[1]
+
+
+def _meaning(error: Exception, otherwise: str) -> Failed:
+    """Return what an error says of the file; the text of a foreign one may hold what it was about."""
+    if isinstance(error, Failed):
+        return error
+    code, name = getattr(error, "sqlite_errorcode", 0), getattr(error, "sqlite_errorname", type(error).__name__)
+    if isinstance(error, OSError | ImportError):
+        return Failed(UNUSABLE, getattr(error, "strerror", None) or name)
+    if code == _MOVED or code & 0xFF in _ELSEWHERE_CODES:
+        return Failed(UNUSABLE, name)
+    return Failed(BROKEN if code & 0xFF in _BROKEN_CODES else otherwise, name)
+
+
+# -- when it is written ----------------------------------------------------------------------------------------------
+
+
+class Originals:
+    """Has a Store's kept values outlive the process; without a file it does nothing."""
+
+    def __init__(self, file: File | None, store: Store, recorder: Metrics) -> None:
+        self._file = file
+        self._store = store
+        self._recorder = recorder
+        self._rows: set[str] = set()
+        """The ids that the file has a row of, or had before it failed."""
+        self._changed: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._complained = False
+
+    async def start(self) -> None:
+        """Give the Store what earlier processes have kept; from now on what it keeps is written."""
+        if self._file is None or not self._may_be_used(self._file):
+            return
+        kept: dict[str, bytes] = {}
+        self._store.remembers = await self._done(partial(self._file.load, kept))
+        if not self._store.remembers:
+            self._changed.update(kept)
+        self._store.keep(kept)
+        self._rows.update(kept)
+        self._store.on_change = self._note
+        if kept:
+            log.info("%s: the kubelet's own values of %d pods and containers", self._file.path, len(kept))
+        if self._changed:
+            self._later(COLLECT_SECONDS)
+
+    def _may_be_used(self, file: File) -> bool:
+        """Tell whether the file's directory, made if it is missing, is on tmpfs."""
+        folder = os.path.dirname(file.path)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(folder, mode=0o700)
+            if is_in_memory(folder):
+                return True
+        except OSError as error:
+            self._failed(_meaning(error, UNUSABLE))
+            return False
+        log.info("the kubelet's own values do not outlive this process: %s is not on tmpfs (--originals-dir)", folder)
+        return False
+
+    async def stop(self) -> None:
+        """Write what is not written yet, and close the file."""
+        if self._file is None or self._store.on_change is None:
+            return
+        self._store.on_change = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await self._task
+        if self._changed:
+            await self._write(self._file)
+        await self._done(self._file.close)
+
+    def _note(self, any_id: str) -> None:
+        """Have it looked at what is to be kept of an id, later: a call waits for its answer now."""
+        self._changed.add(any_id)
+        if self._timer is None and self._task is None:
+            self._later(COLLECT_SECONDS)
+
+    def _later(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
+    def _begin(self) -> None:
+        assert self._file is not None
+        self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._write(self._file), name="originals")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if self._changed and self._store.on_change is not None:
+            self._later(RETRY_SECONDS if self._complained else COLLECT_SECONDS)
+
+    async def _write(self, file: File) -> None:
+        """Write what has changed; what failed to be written is tried again, with all that the file should have."""
+        changed, self._changed = self._changed, set()
+        subjects: dict[str, OriginalValues | None] = {}
+        for number, any_id in enumerate(changed, 1):
+            kept = self._store.original_values(any_id)
+            if kept is not None or any_id in self._rows:
+                subjects[any_id] = kept
+            if number % SUBJECTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if not subjects:
+            return
+        if not await self._done(partial(file.write, subjects)):
+            self._changed |= subjects.keys() | self._rows
+            return
+        self._rows.difference_update(subjects)
+        self._rows.update(any_id for any_id, kept in subjects.items() if kept is not None)
+        self._recorder.gauge("originals_kept", len(self._rows))
+        if self._complained:
+            self._complained = False
+            log.info("%s is written again", file.path)
+
+    async def _done(self, work: Callable[[], None]) -> bool:
+        """Do some work on the file beside the loop; return whether that was possible."""
+        try:
+            await aside(work)
+        except Failed as error:
+            self._failed(error)
+        except RuntimeError:
+            self._failed(Failed(UNUSABLE, "no thread can be started"))
+        else:
+            return True
+        return False
+
+    def _failed(self, error: Failed) -> None:
+        """Count a failure, and tell of the first one: nothing but the next restart will notice."""
+        self._recorder.count("originals_failures", reason=error.reason)
+        if not self._complained and self._file is not None:
+            self._complained = True
+            what = "made anew" if error.reason in _MADE_ANEW else "not written"
+            log.warning("%s: %s: it is %s; see --originals-dir", self._file.path, error, what)

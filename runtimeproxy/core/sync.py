@@ -1,0 +1,308 @@
+"""Keeps the Store equal to the runtime beside the calls: what it lacks is read, what is gone is dropped.
+
+Owns when the runtime is listed, what of the list is read or dropped, and how much of that is done at one time.
+Must not know: how a front lists and reads, what a record holds.
+Invariant: calls come first. A record that a call has committed is never replaced, and none is dropped that a call is
+about or that was committed after the list was asked for; what changed while it was read is left to the next pass.
+
+Records are read for the sake of hook servers alone, so nothing is read while none is registered (relay-rules C4): what
+a proxy without any asks of the runtime would be asked for nobody, and the first registration brings all of it. The list
+is asked for without them, too, as long as records are kept, since they would else be kept for ever.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.lifecycle import Lifecycle
+from runtimeproxy.core.store import Watch
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model.values import PodRecord, Subject
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.wire import grpc
+
+log = logging.getLogger(__name__)
+
+PASS_SECONDS = 60.0
+"""Between two passes (fault matrix S9)."""
+SOONEST_SECONDS = 1.0
+"""Between two passes, however often the runtime comes back; and how long a first plugin may wait for one."""
+LEFT_SECONDS = 5.0
+"""Until the next pass, where one had to leave something out that changed meanwhile."""
+READERS = 4
+"""How many records are read at one time."""
+YIELD_SECONDS = 0.002
+"""How long a reader waits before it reads on while calls are held: a call that is held waits for no more than what is
+read at one time, and a full node is known in 5 s even where calls are held all that time (fault matrix S1)."""
+FIRST_RETRY_SECONDS = 0.05
+LONGEST_RETRY_SECONDS = 1.0
+"""Between two tries of a runtime that is away. One that is there and gives no list, perhaps because that is too long,
+is left alone ever longer, up to the time between two passes."""
+
+_AWAY = frozenset({grpc.UNAVAILABLE, grpc.DEADLINE_EXCEEDED})
+
+
+class Listed(NamedTuple):
+    """The ids of what a runtime has."""
+
+    pods: list[str]
+    containers: list[str]
+
+
+class Runtime(Protocol):
+    """What a front reads of its runtime. Each raises BackendError, Unreadable."""
+
+    async def listed(self) -> Listed:
+        """List all pods and all containers of pods, running or not."""
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        """Read a pod; None if there is none."""
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Read a container with its pod; None if one of them is not there."""
+
+
+class Sync:
+    """Follows one runtime for one Store; ``on_gone`` is called with the id of what was dropped."""
+
+    def __init__(
+        self, runtime: Runtime, lifecycle: Lifecycle, recorder: Metrics, on_gone: Callable[[str], None] | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._lifecycle = lifecycle
+        lifecycle.on_lost = self.soon
+        self._store = lifecycle.store
+        self._recorder = recorder
+        self._on_gone = on_gone
+        self._asked = asyncio.Event()
+        self._next = 0.0
+        self._filled = False
+        """True once all was read that was to be read since a plugin is registered."""
+        self._passed_over: set[str] = set()
+        """What is listed and could not be read; it is tried again when the runtime comes back."""
+        self._suspects: set[str] = set()
+        """Whose last read was answered UNAVAILABLE though the list before it had come. If the next one is, too, it is
+        this one that is unavailable, and not the runtime."""
+        self._left_out = False
+        self._late = 0
+        """How many the runtime has not told of in time in this pass."""
+        self._complained = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Follow from now on; ``soon`` brings the first pass."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="sync")
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def soon(self) -> None:
+        """Make a pass as soon as may be: the runtime is there again, or has done or said what nobody heard."""
+        self._asked.set()
+
+    async def _run(self) -> None:
+        await self._asked.wait()
+        retry = FIRST_RETRY_SECONDS
+        while True:
+            await self._due()
+            longest = await self._attempt()
+            if not longest:
+                retry = FIRST_RETRY_SECONDS
+                await asyncio.sleep(SOONEST_SECONDS)
+            else:
+                retry = min(retry, longest)
+                await self._pause(retry)
+                retry *= 2
+                self._asked.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait; ``soon`` makes it no longer than ``SOONEST_SECONDS``."""
+        at_once = min(seconds, SOONEST_SECONDS)
+        await asyncio.sleep(at_once)
+        try:
+            async with asyncio.timeout(seconds - at_once):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
+
+    async def _due(self) -> None:
+        """Wait until there is a reason for a pass, and something to keep or to read."""
+        while True:
+            hooked = self._lifecycle.hooked
+            self._filled &= hooked
+            reason = self._asked.is_set() or (hooked and not self._filled) or self._now >= self._next
+            if reason and (hooked or any(self._store.counts()) or self._store.kept_ids()):
+                return
+            if not hooked:
+                self._asked.clear()
+            try:
+                async with asyncio.timeout(SOONEST_SECONDS):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _attempt(self) -> float:
+        """Make a pass; return how long at most the next one may be put off if it failed, 0 if it came to its end."""
+        try:
+            await self._pass()
+        except (BackendError, Unreadable) as error:
+            self._recorder.count("syncs", result="failed")
+            away = isinstance(error, BackendError) and error.code in _AWAY
+            if not away:
+                self._complain(error)
+            return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
+        except Exception as error:  # a fault of our own must not end the following for good; its text may hold values
+            self._fault(error)
+            return PASS_SECONDS
+        self._recorder.count("syncs", result="complete")
+        self._complained = False
+        return 0.0
+
+    async def _pass(self) -> None:
+        began, fill = self._now, self._lifecycle.hooked
+        if self._asked.is_set():
+            self._passed_over.clear()
+        self._asked.clear()
+        self._left_out = False
+        self._late = 0
+        with self._store.watch() as watch:
+            known = self._store.ids() | self._store.kept_ids()
+            listed = await self._runtime.listed()
+            self._sweep(known.difference(listed.pods, listed.containers), watch)
+            for remembered in (self._passed_over, self._suspects):
+                remembered.intersection_update([*listed.pods, *listed.containers])
+            if fill:
+                count = await self._fill(self._pod, listed.pods, watch)
+                count += await self._fill(self._runtime.container, listed.containers, watch)
+                self._tell(count, began)
+        self._filled = fill
+        self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
+
+    # What is gone.
+
+    def _sweep(self, gone: set[str], watch: Watch) -> None:
+        for one in gone - watch.kept - self._about_now():
+            self._recorder.count("records_swept")
+            self._store.drop(one)
+            if self._on_gone is not None:
+                self._on_gone(one)
+
+    def _about_now(self) -> set[str]:
+        """Name what calls are about, and the pods of those containers."""
+        ids = self._lifecycle.under_way()
+        records = [record for one in ids if (record := self._store.container(one)) is not None]
+        return ids.union(record.effective.pod_id for record in records)
+
+    # What is missing.
+
+    async def _pod(self, pod_id: str) -> Subject | None:
+        record = await self._runtime.pod(pod_id)
+        return None if record is None else Subject(record)
+
+    async def _fill(self, read: Callable[[str], Awaitable[Subject | None]], ids: Iterable[str], watch: Watch) -> int:
+        """Read what the Store lacks, several at one time; return how many records were kept."""
+        known = self._store.ids() | self._passed_over
+        missing = iter([one for one in ids if one not in known])
+        # No TaskGroup: before Python 3.13 a failure in one leaves a cancel behind in the task that waits (gh-116720).
+        tasks = [asyncio.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            return sum(task.result() for task in done)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_all(
+        self, read: Callable[[str], Awaitable[Subject | None]], missing: Iterator[str], watch: Watch
+    ) -> int:
+        kept = 0
+        for one in missing:
+            if self._lifecycle.holds()[0]:
+                await asyncio.sleep(YIELD_SECONDS)
+            subject = await self._read(read, one)
+            if subject is not None and self._keep(one, subject, watch):
+                kept += 1
+        return kept
+
+    async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
+        """Read one; None if it is not there, or cannot be read.
+
+        One that hangs, or of which the runtime says again and again that it is unavailable, must not keep the others
+        from being known: it is left to the next pass. Raises BackendError if the runtime itself may be away.
+        """
+        later = False
+        try:
+            subject = await read(one)
+            self._suspects.discard(one)
+            if subject is None:
+                self._passed_over.add(one)
+            return subject
+        except Unreadable:
+            pass
+        except BackendError as error:
+            if error.code == grpc.DEADLINE_EXCEEDED:
+                self._late += 1
+                self._recorder.count("records_late")
+                return None
+            later = error.code == grpc.UNAVAILABLE
+            if later and one not in self._suspects:
+                self._suspects.add(one)
+                raise
+        except Exception as error:
+            self._fault(error)
+        self._recorder.count("records_unreadable")
+        if not later:
+            self._passed_over.add(one)
+        return None
+
+    def _keep(self, one: str, subject: Subject, watch: Watch) -> bool:
+        """Keep what was read unless a call knows better; return whether it was kept."""
+        if self._store.pod(one) is not None or self._store.container(one) is not None:
+            return False
+        pod_id = subject.pod.effective.id
+        if not watch.voided.isdisjoint((one, pod_id)) or one in self._lifecycle.under_way():
+            self._left_out = True
+            return False
+        self._store.commit(subject)
+        self._recorder.count("records_read")
+        return True
+
+    # What is told.
+
+    def _tell(self, count: int, began: float) -> None:
+        """Tell of a pass that read anything, and of the first one: from now on the Store is complete."""
+        seconds = self._now - began
+        self._recorder.gauge("sync_seconds", seconds)
+        if self._late:
+            log.warning("the runtime tells nothing of %d of its pods and containers in time: they may hang", self._late)
+        if count or not self._filled:
+            pods, containers = self._store.counts()
+            log.info(
+                "the runtime's state is known: %d pods, %d containers (%d read in %.1f s)",
+                pods,
+                containers,
+                count,
+                seconds,
+            )
+
+    def _complain(self, error: BackendError | Unreadable) -> None:
+        """Tell once of a runtime that cannot be listed; one that is away is told of by whoever makes calls."""
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "the runtime's state cannot be read (%s): trying again, and what a call needs is read then", error
+            )
+
+    def _fault(self, error: Exception) -> None:
+        self._recorder.count("internal_errors", operation="sync")
+        log.error("internal error in reading the runtime's state", exc_info=error)

@@ -1,0 +1,128 @@
+"""Starts and stops that ended without the runtime's answer: it is asked what became of them (relay-rules C3).
+
+Owns which calls are unsettled, and when the runtime is asked about each.
+Must not know: how a front asks, what is done with what comes out.
+Invariant: a call is asked about a bounded number of times, and a bounded number of calls at one time; between two
+questions there is no task, only a timer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass, field
+
+from runtimeproxy.core.call import UNANSWERED, Call, Reply, Unreadable
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.observe.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
+"""When the runtime is asked, from the end of the call on: most of what it goes on with it has done within a second; a
+stop takes as long as its grace period, and dockershim gives one up after 119 s."""
+MOST_CALLS = 1000
+"""How many calls are unsettled at one time; then the oldest is given up."""
+MOST_QUESTIONS = 4
+"""How many calls the runtime is asked about at one time."""
+
+Finish = Callable[[Reply], Awaitable[None]]
+"""Does what is owed for an answer that is known at last."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    key: str
+    call: Call
+    finish: Finish
+    ended: float
+    timer: asyncio.TimerHandle = field(init=False)
+    task: asyncio.Task[None] | None = None
+
+
+class UnknownOutcomes:
+    """The calls whose answer never came; ``under_way`` names what calls of an operation are about now."""
+
+    def __init__(
+        self, recorder: Metrics, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
+    ) -> None:
+        self._recorder = recorder
+        self._under_way = under_way
+        self._most_calls = most_calls
+        self._entries: dict[_Entry, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self._stopped = False
+
+    def calls(self) -> list[Call]:
+        """Return the calls of which it is not known yet what became of them."""
+        return [entry.call for entry in self._entries]
+
+    def add(self, key: str, call: Call, finish: Finish) -> None:
+        """Ask the runtime about a call that has just ended; ``finish`` is awaited if the runtime did it."""
+        if self._stopped:
+            return
+        if len(self._entries) >= self._most_calls:
+            self._end(next(iter(self._entries)), "given_up")
+        entry = _Entry(key, call, finish, asyncio.get_running_loop().time())
+        self._entries[entry] = None
+        self._wait(entry)
+
+    def answered(self, key: str, operation: Operation) -> None:
+        """End what asked for the same as a call that the runtime has now agreed to: nothing is owed for it."""
+        for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
+            self._end(entry, "repeated")
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        self._stopped = True
+        for entry in list(self._entries):
+            self._end(entry, "given_up")
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wait(self, entry: _Entry) -> None:
+        """Wait for the next time to ask, or give the call up."""
+        loop = asyncio.get_running_loop()
+        at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
+        if at is None:
+            self._end(entry, "given_up")
+        else:
+            entry.timer = loop.call_at(at, self._start, entry)
+
+    def _start(self, entry: _Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask(entry), name=f"settle {entry.call.operation.value}")
+        entry.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, entry: _Entry) -> None:
+        async with self._questions:
+            reply = await self._reply(entry)
+        # What is seen now may be the work of a call that will tell of it itself, or else leave it to be seen again.
+        if not reply.answered or entry.key in self._under_way(entry.call.operation):
+            self._wait(entry)
+            return
+        self._end(entry, "agreed" if reply.agreed else "failed")
+        if reply.agreed:
+            await entry.finish(reply)
+
+    async def _reply(self, entry: _Entry) -> Reply:
+        """Ask the runtime; what cannot be asked or read now may be so later."""
+        try:
+            return await entry.call.settle()
+        except (BackendError, Unreadable):
+            return UNANSWERED
+        except Exception as error:  # its text may hold values
+            self._recorder.count("internal_errors", operation=entry.call.operation.value)
+            log.error("internal error in settling %s", entry.call.operation.value, exc_info=error)
+            return Reply(agreed=False)
+
+    def _end(self, entry: _Entry, result: str) -> None:
+        del self._entries[entry]
+        entry.timer.cancel()
+        if entry.task is not None and entry.task is not asyncio.current_task():
+            entry.task.cancel()  # it would keep the call until its question has its turn
+        self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)

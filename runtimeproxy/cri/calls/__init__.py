@@ -1,0 +1,1 @@
+"""The calls that are held in CRI mode, as the core sees them."""

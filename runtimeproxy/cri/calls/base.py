@@ -1,0 +1,169 @@
+"""CRI's calls as the core sees them: one class a kind of operation.
+
+Owns how a held stream's message becomes a subject, how an adjustment is put into it, what its outcome is.
+Must not know: frames, windows, hook servers.
+Invariant: a message that nobody changed is released as the very bytes that came.
+"""
+
+from asyncio import AbstractEventLoop
+from contextlib import suppress
+
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.core.store import Store
+from runtimeproxy.cri import api_pb2, translate
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.eventloop.fiber import Pending
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import Adjustment, ContainerRecord, PodRecord, Subject
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.wire import grpc
+
+READ_FIRST_BYTES = 1 << 20
+"""A longer message is read before it is released: else what the runtime takes at once would be there beside all forms
+of the message. A shorter one is read while the runtime works."""
+
+
+class CriCall(Call):
+    """A held call; the subclasses know their messages."""
+
+    def __init__(self, held: HeldStream, backend: Backend, recorder: Metrics, loop: AbstractEventLoop) -> None:
+        self.operation: Operation = held.route.operation
+        self.hook_points = hookpoints.CONCERNED[self.operation]
+        self._held = held
+        self._backend = backend
+        self._recorder = recorder
+        self._loop = loop
+        self._version = held.route.version
+        seconds = held.fields.get(b"grpc-timeout")
+        if seconds is not None and (left := grpc.read_timeout(seconds)) is not None:
+            self.deadline = held.began + left
+        self._reply: Pending[Reply] = Pending(loop=loop)
+        held.on_reply = self._take_reply
+
+    @property
+    def message(self) -> bytes:
+        """Return the request's message. Raises Unreadable."""
+        if self._held.message is None:
+            raise Unreadable(self._held.problem)
+        return self._held.message
+
+    def _take_reply(self) -> None:
+        if not self._reply.done() and self._held.reply is not None:
+            self._reply.set_result(self._held.reply)
+
+    @read_once
+    def id(self) -> str:
+        """Return the id in the first field of the requests that have one. Raises Unreadable.
+
+        Runtimes take the beginning of an id for it, too, as crictl's users type it: it is the whole one once the
+        subject is known.
+        """
+        return translate.read_id(self.message)
+
+    def order_key(self) -> str:
+        """Name the subject by its id."""
+        return self.id
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Return the message as it is released: the same object if nothing changes."""
+        return self.message
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
+        """Edit and send on; the runtime's answer comes later."""
+        message = self._held.message if subject is None else self.edited(subject, adjustment)
+        if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
+            with suppress(Unreadable):
+                self.order_key()
+        self._held.release(None if message is self._held.message else message)
+        return self._reply
+
+    def refuse(self, error: HookError) -> None:
+        """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
+        code = grpc.PERMISSION_DENIED if error.reason is Reason.REFUSED else grpc.INTERNAL
+        self._held.refuse(code, f"runtimeproxy: {self.operation.value} refused: {error}")
+
+    def answer(self, reply: Reply) -> None:
+        """Let the kept frame go."""
+        self._held.answer()
+
+    def release_buffers(self) -> None:
+        """Count nothing of the request any more; of what may be asked about for minutes nothing is kept."""
+        self._held.free()
+        if self.operation in hookpoints.UNRECORDED:
+            self._held.message = None
+
+    async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
+        """Read a pod from the runtime; what the Store knows under its whole id stands."""
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else store.read_pod(info)
+
+    async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
+        """Read a container from the runtime, in the same way."""
+        info = await self._backend.container(self._version, container_id)
+        return None if info is None else store.read_container(info)
+
+
+class PodCall(CriCall):
+    """StopPodSandbox, RemovePodSandbox: a pod by its id."""
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the pod up."""
+        pod = store.pod(self.id)
+        if pod is None:
+            self.id = store.whole_pod_id(self.id)
+            pod = store.pod(self.id)
+        return None if pod is None else Subject(pod)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for the pod."""
+        pod = await self.read_pod(self.id, store)
+        if pod is None:
+            return None
+        self.id = pod.effective.id
+        return Subject(pod)
+
+    async def settle(self) -> Reply:
+        """Tell what became of a stop by the pod's state."""
+        if self._held.state is not CallState.RELEASED:
+            return NOT_DONE
+        state = await self._backend.pod_state(self._version, self.id)
+        if state is None:
+            return GONE
+        return DONE if state == api_pb2.SANDBOX_NOTREADY else UNANSWERED
+
+
+class ContainerCall(CriCall):
+    """StopContainer, RemoveContainer: a container by its id, with its pod."""
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the container and its pod up."""
+        container = store.container(self.id)
+        if container is None:
+            self.id = store.whole_container_id(self.id)
+            container = store.container(self.id)
+        pod = None if container is None else store.pod(container.effective.pod_id)
+        return None if pod is None else Subject(pod, container)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for what the Store lacks."""
+        container = store.container(self.id) or await self.read_container(self.id, store)
+        if container is None:
+            return None
+        self.id = container.effective.id
+        pod_id = container.effective.pod_id
+        pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
+        return None if pod is None else records.was_read(pod, container)
+
+    async def settle(self) -> Reply:
+        """Tell what became of a start or a stop by the container's state."""
+        if self._held.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
+        state = await self._backend.container_state(self._version, self.id)
+        if state is None:
+            return NOT_DONE if starts else GONE
+        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return DONE if ran else UNANSWERED

@@ -1,0 +1,108 @@
+"""CRI's calls that change the resources of what is there: updates, and a start with an update ahead of it.
+
+Owns what such a call puts into the runtime and into the record, and how that is told from the runtime's state.
+Must not know: frames, windows, hook servers.
+Invariant: the record has what the runtime has, also where an update names what no runtime changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from runtimeproxy.core.call import Reply, read_once
+from runtimeproxy.cri import edit, translate
+from runtimeproxy.cri.calls.base import ContainerCall, PodCall
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model import records
+from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.values import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
+from runtimeproxy.wire import grpc
+
+UPDATE_SECONDS = 10.0
+"""Time of the extra update of PreStartContainer where the caller gave no deadline."""
+
+
+class UpdatePodCall(PodCall):
+    """UpdatePodSandboxResources: has no hook point, keeps the record right."""
+
+    @read_once
+    def asked(self) -> tuple[Resources | None, Resources | None]:
+        """Return the overhead and the resources that the request asks for. Raises Unreadable."""
+        return translate.read_pod_update(self.message)
+
+    def order_key(self) -> str:
+        """Name the pod; a request that cannot be read to its end is no request to change."""
+        _ = self.asked
+        return self.id
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Take over what the request sets."""
+        overhead, resources = self.asked
+
+        def updated(pod: PodInfo) -> PodInfo:
+            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
+
+        pod = subject.pod
+        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
+
+
+class StartCall(ContainerCall):
+    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+
+    prepares = True
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        present = records.container_of(subject).effective.resources
+        said = edit.said_in_update(adjustment.resources, present, lifts_memory=self._backend.lifts_memory)
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        resources = {name: value for name, value in said.resources.items() if value}
+        if not resources:
+            return {}
+        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
+        if seconds <= 0:
+            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
+        request = edit.update_request(self.id, resources, present)
+        try:
+            await self._backend.update(self._version, request, seconds)
+        except BaseException as error:
+            self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return resources
+
+
+class UpdateCall(ContainerCall):
+    """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
+
+    @read_once
+    def said(self) -> EffectiveUpdate:
+        """Return what the request asks for, and what ``edited`` put in. Raises Unreadable."""
+        return EffectiveUpdate(RequestedUpdate(*translate.read_update(self.message)))
+
+    def order_key(self) -> str:
+        """Name the container; a request that cannot be read to its end is no request to change."""
+        _ = self.said
+        return self.id
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.said.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
+        differing = records.differing(subject, self.said.asked, adjustment)
+        present = records.container_of(subject).effective.resources
+        said = edit.said_in_update(
+            differing, present, self.said.asked.resources, lifts_memory=self._backend.lifts_memory
+        )
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
+        self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
+        return message
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Keep the kubelet's values and the runtime's apart."""
+        said = self.said
+        taken = edit.taken_in_update(said.asked.resources)
+        if taken is not said.asked.resources:
+            said = replace(said, asked=replace(said.asked, resources=taken))
+        return records.updated(subject, said, adjustment)

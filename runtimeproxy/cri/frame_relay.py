@@ -1,0 +1,420 @@
+"""One direction of a CRI connection: frames of one peer, read beside the bytes as they flow to the other.
+
+Owns frame boundaries, cutting DATA through, collecting header blocks, which PINGs are acknowledged here, the checks
+that end a connection.
+Must not know: which methods are held, sockets; the clock is handed in.
+Invariant: frames that nobody has a stake in leave as the very bytes that came, in order (relay-rules A1, A3, A8).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Protocol
+
+from runtimeproxy.cri import bounds
+from runtimeproxy.cri.bounds import Excess
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import headers, http2
+from runtimeproxy.wire.flow import PAIR_WINDOW, FlowControlledSender
+
+KNOWN_BLOCKS = 1_024
+KNOWN_BLOCK_BYTES = 512
+"""How many header blocks that pass are remembered a direction, and how long they may be."""
+
+SHORT_DATA_BYTES = 1_024
+"""DATA frames that are no longer are counted one by one: calls have one, long answers many."""
+
+_AROUND = http2.PADDED | http2.PRIORITY_FLAG
+_SHAPE = http2.END_HEADERS | _AROUND
+_HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # needed for every frame
+_DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
+_CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer takes so much
+_PING_BYTES = 8
+
+
+ALIVE_SECONDS = 1.0
+"""A peer that was not heard of for so long may have hung: PINGs pass to it. Whoever keeps a connection alive by them
+sends one only behind a longer silence."""
+ACKS_AT_ONCE = 16
+"""Most ACKs of ours that wait; grpc-go has one PING under way at most."""
+
+
+class Stream(Protocol):
+    """A stream that does not just pass: held, dropped, or going to the image endpoint."""
+
+    def client_headers(self, block: "HeaderBlock") -> None: ...
+    def client_data(self, data: "Data") -> None: ...
+    def client_reset(self, frame: bytes) -> None: ...
+    def client_window(self, increment: int) -> None: ...
+    def runtime_headers(self, block: "HeaderBlock") -> None: ...
+    def runtime_data(self, data: "Data") -> None: ...
+    def runtime_reset(self, frame: bytes) -> None: ...
+    def runtime_window(self, increment: int) -> None: ...
+
+
+class FrameRelayOwner(Protocol):
+    """What a direction needs of its connection."""
+
+    clock: Callable[[], float]
+    streams: dict[int, Stream]
+
+    @property
+    def open(self) -> MutableMapping[int, Any]: ...
+
+
+@dataclass(slots=True)
+class Data:
+    """A whole DATA frame: its payload without padding, its flow-controlled length, its own bytes."""
+
+    payload: bytes
+    length: int
+    end: bool
+    frame: bytes
+
+    def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
+        """Send the DATA on, split as the windows allow; with padding only whole (relay-rules A8)."""
+        if len(self.payload) == self.length:
+            sink.send_data(stream, self.payload, self.end, source, self.length)
+        else:
+            sink.send_frame(stream, self.frame, self.length, source)
+
+
+@dataclass(slots=True)
+class HeaderBlock:
+    """A header block of one stream, whole once ``alone`` is set."""
+
+    direction: "FrameRelay"
+    kind: int
+    flags: int
+    stream: int
+    prefix: bytes
+    fragments: list[bytes]
+    originals: list[bytes]
+    size: int
+    end: bool
+    """Tells whether the block ends its half of the stream."""
+    alone: bytes = b""
+    """The block in the form that stands alone."""
+
+    def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
+        """Send the block on, behind what waits of its stream: its own frames if nothing has to change, else new ones.
+
+        One that may be dropped yet is not the one that counts (relay-rules A1).
+        """
+        blocks = self.direction.blocks
+        if blocks.standalone:
+            block = self.alone
+        elif sink.congested or sink.cut_through:
+            block = headers.alone(self.alone)
+        else:
+            block = blocks.mark(self.alone)
+        if b"".join(self.fragments) == block:
+            frames = b"".join(self.originals)
+        else:
+            frames = http2.block_frames(self.kind, self.flags, stream, self.prefix, block)
+        sink.send_frame(stream, frames)
+
+
+class FrameRelay(ABC):
+    """Frames from ``source`` (the peer that sends them) to ``sink``."""
+
+    side: str
+    """Whose frames they are, as the methods of ``Stream`` begin."""
+
+    def __init__(self, reader: FrameRelayOwner, source: FlowControlledSender, sink: FlowControlledSender) -> None:
+        self._reader = reader
+        self._clock = reader.clock
+        self._leaving = False
+        self.source = source
+        self.sink = sink
+        self.streams = reader.streams
+        self.blocks = headers.Blocks()
+        self.known: set[bytes] = set()
+        """Blocks that pass whatever stream they are on."""
+        self._buffer = bytearray()
+        self._need = _HEAD_BYTES
+        self._cut = 0
+        self._block: HeaderBlock | None = None
+        self._settings_seen = False
+        self._orderly = False
+        """True where any frame but CONTINUATION may come: after the first SETTINGS, outside a header block."""
+        self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
+            http2.DATA: self._data,
+            http2.HEADERS: self._block_frame,
+            http2.PUSH_PROMISE: self._block_frame,
+            http2.CONTINUATION: self._block_frame,
+            http2.RST_STREAM: self._reset,
+            http2.SETTINGS: self._settings,
+            http2.PING: self._ping,
+            http2.GOAWAY: self._goaway,
+            http2.WINDOW_UPDATE: self._window_update,
+        }
+        self._special_headers: Callable[[Stream], Callable[[HeaderBlock], None]] = attrgetter(f"{self.side}_headers")
+        self._special_data: Callable[[Stream], Callable[[Data], None]] = attrgetter(f"{self.side}_data")
+        self._special_window: Callable[[Stream], Callable[[int], None]] = attrgetter(f"{self.side}_window")
+        self._special_reset: Callable[[Stream], Callable[[bytes], None]] = attrgetter(f"{self.side}_reset")
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the source in any split. Raises WireError if they break the protocol."""
+        self.source.heard = self._clock()
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return
+            data, self._buffer = bytes(self._buffer), bytearray()
+        at, start = self._continue_cut(data) if self._cut else (0, 0)
+        end, need = len(data), _HEAD_BYTES
+        source, sink, streams, read_head = self.source, self.sink, self.streams, http2.read_head
+        try:
+            while at + _HEAD_BYTES <= end:
+                high, low, kind, flags, stream = read_head(data, at)
+                stream &= _MAX_STREAM_ID
+                length = high << 8 | low
+                after = at + _HEAD_BYTES + length
+                nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
+                if nobodys and (behind := self._passes(kind, flags, stream, data, after - length, after)):
+                    at = behind
+                    continue
+                if length > _USUAL_BYTES or kind == _CONTINUATION or not self._orderly:
+                    self._check_frame(kind, length)
+                if after > end:
+                    need = after - at
+                    break
+                if start < at:
+                    sink.out.append(data[start:at])
+                frame = data[at:after]
+                at = start = after
+                self._handlers.get(kind, self._other)(flags, stream, frame[_HEAD_BYTES:], frame)
+                if sink.overfull or source.overfull:
+                    raise Excess("queue", "too many frames wait for a peer's credit")
+        finally:
+            # Also before what breaks the protocol: an answer that came whole is not lost with it.
+            if start < at:
+                sink.out.append(data[start:at])
+                if at > end:
+                    self._cut = at - end
+                    sink.cut_through = True
+        if at < end:
+            self._need = need
+            self._buffer += data[at:]
+
+    def _relay_data(self, data: bytes, at: int) -> int:
+        """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.
+
+        What ``_passes`` counts of each is counted once for all.
+        """
+        sink, streams, read_head = self.sink, self.streams, http2.read_head
+        last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
+        while at <= last:
+            high, low, kind, flags, stream = read_head(data, at)
+            length = high << 8 | low
+            if kind != _DATA or flags or not 0 < length <= limit or length > left or stream & _MAX_STREAM_ID in streams:
+                break
+            left -= length
+            at += _HEAD_BYTES + length
+        self.source.relayed(sink.window - left)
+        sink.window = left
+        return at
+
+    def _continue_cut(self, data: bytes) -> tuple[int, int]:
+        """Return where the next frame starts, behind the data perhaps, and where what has not left yet starts.
+
+        That is 0 unless something goes in between: then one slice takes the rest of the frame and what follows it.
+        """
+        at, self._cut = self._cut, 0
+        if at > len(data) or not self.sink.waiting:
+            self.sink.cut_through = False
+            return at, 0
+        self.sink.out.append(data[:at])
+        self.sink.boundary()
+        return at, at
+
+    def _check_frame(self, kind: int, length: int) -> None:
+        if length > self.sink.frame_limit:
+            raise Excess("frame_size", "frame is longer than the receiver allows", http2.PROTOCOL_ERROR)
+        if length > (PAIR_WINDOW if kind == http2.DATA else bounds.COLLECTED_BYTES):
+            raise Excess("frame_size", "frame is longer than what is collected of one")
+        if (self._block is None) == (kind == http2.CONTINUATION):
+            raise WireError("CONTINUATION out of place")
+        if not self._settings_seen and kind != http2.SETTINGS:
+            raise WireError("the first frame is no SETTINGS")
+
+    # Frames that nobody has a stake in.
+
+    def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
+        """Return the place behind a frame that goes on as it is, whole or as DATA that is cut through; 0 if it stays.
+
+        DATA that follow it may go on with it (relay-rules A3, A8).
+        """
+        if kind == _DATA:
+            length = after - at
+            if length > self.sink.window:
+                return 0
+            if length > SHORT_DATA_BYTES and not flags:
+                return self._relay_data(data, at - _HEAD_BYTES)
+            self.sink.window -= length
+            self.source.relayed(length)
+            if flags & _END_STREAM:
+                self.ended(stream)
+            return after
+        if after > len(data):
+            return 0
+        if kind == _HEADERS:
+            if flags & _SHAPE != _END_HEADERS or not self.blocks.standalone:
+                return 0
+            block = data[at:after]
+            end = bool(flags & _END_STREAM)
+            if block in self.known:
+                self.passed(stream, end)
+                return after
+            return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
+        return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
+
+    def remember(self, block: bytes) -> None:
+        """Remember a block that passes: peers repeat theirs, and walking costs more."""
+        if len(block) <= KNOWN_BLOCK_BYTES:
+            if len(self.known) == KNOWN_BLOCKS:
+                self.known.clear()
+            self.known.add(block)
+
+    def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """PRIORITY and unknown types pass, also on special streams."""
+        self.sink.out.append(frame)
+
+    # Frames with a stake, one handler a type.
+
+    def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self.source.received(len(payload))
+        end = bool(flags & _END_STREAM)
+        data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
+        special = self.streams.get(stream)
+        if special is not None:
+            self._special_data(special)(data)
+            return
+        if end:
+            self.ended(stream)
+        data.send(self.sink, stream, self.source)
+
+    def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """Collect a header block; it is handed on once it is whole."""
+        kind, block = frame[http2.TYPE_AT], self._block
+        if kind == _CONTINUATION:
+            if block is None or stream != block.stream:
+                raise WireError("CONTINUATION of another stream")
+            block.fragments.append(payload)
+            block.originals.append(frame)
+            block.size += len(payload)
+        else:
+            prefix = b""
+            if kind != _HEADERS or flags & _AROUND:
+                prefix, payload = http2.split_block(kind, flags, payload)
+            end = bool(flags & _END_STREAM)
+            block = HeaderBlock(self, kind, flags, stream, prefix, [payload], [frame], len(payload), end)
+        if block.size > bounds.BLOCK_BYTES or len(block.originals) > bounds.BLOCK_FRAMES:
+            raise Excess("header_block", "header block is too long")
+        self._orderly = bool(flags & _END_HEADERS)
+        self._block = None if self._orderly else block
+        if not self._orderly:
+            return
+        block.alone = self.blocks.translate(b"".join(block.fragments))
+        special = self.streams.get(stream)
+        if block.kind == http2.PUSH_PROMISE:
+            block.send(self.sink, stream)
+        elif special is not None:
+            self._special_headers(special)(block)
+        else:
+            self.headers(block)
+
+    def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        if flags & http2.ACK:
+            if not self._settings_seen:
+                raise WireError("the first frame is no SETTINGS")
+            self.blocks.acknowledge()
+            self.sink.out.append(frame)
+            self.sink.settings_acknowledged()
+            if self.sink.widened:
+                self.sink.catch_up()
+            return
+        entries = http2.read_settings(payload)
+        passed = [entry for entry in entries if entry[0] != http2.HEADER_TABLE_SIZE] + [(http2.HEADER_TABLE_SIZE, 0)]
+        self.sink.out.append(http2.frame(http2.SETTINGS, flags, stream, http2.settings_payload(passed)))
+        self._settings_seen = self._orderly = True
+        self.source.settings_announced(entries)
+        self.settings(passed)
+        self.sink.start()
+
+    def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        if len(payload) != 4:
+            raise WireError("WINDOW_UPDATE of a wrong length")
+        increment = int.from_bytes(payload, "big") & _MAX_STREAM_ID  # of as many bits
+        if not stream:
+            self.source.open_window(increment)
+        elif stream in self.streams:
+            self._special_window(self.streams[stream])(increment)
+        else:  # it passes, but others wait for the peer, so that it came here
+            self.sink.out.append(frame)
+
+    def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        code = http2.read_u32(payload)
+        special = self.streams.get(stream)
+        if special is not None:
+            self._special_reset(special)(frame)
+            return
+        self._reader.open.pop(stream, None)
+        self.source.drop(stream)
+        if code == http2.NO_ERROR and self.sink.waits(stream):
+            self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
+        else:
+            self.sink.drop(stream)
+            self.sink.out.append(frame)
+
+    def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """Acknowledge a PING in the place of a peer that is heard of; else it passes, and its ACK comes back.
+
+        grpc-go sends one behind most DATA, to measure: passed on, each would be two writes and two wake-ups. ACKs leave
+        in the order of their PINGs. Behind a GOAWAY PINGs pass: a server asks by one whether that has arrived.
+        """
+        source, sink = self.source, self.sink
+        if flags & http2.ACK:
+            sink.passed = max(sink.passed - 1, 0)
+            sink.acknowledge()
+        elif (
+            source.heard - sink.heard < ALIVE_SECONDS
+            and len(source.acks) < ACKS_AT_ONCE
+            and not (source.passed or self._leaving or stream)
+            and len(payload) == _PING_BYTES
+        ):
+            source.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
+            return
+        else:
+            source.passed += 1
+        sink.out.append(frame)
+
+    def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self._leaving = True
+        self.sink.out.append(self.goaway(payload, frame))
+
+    # What the two directions do differently.
+
+    @abstractmethod
+    def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
+        """Tell whether a block that stands alone goes on as it is. Raises WireError."""
+
+    @abstractmethod
+    def passed(self, stream: int, end: bool) -> None:
+        """Take that a known block passed on a stream."""
+
+    @abstractmethod
+    def headers(self, block: HeaderBlock) -> None:
+        """Take a whole HEADERS block of a stream that just passes, or of a new one."""
+
+    def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
+        """Take the SETTINGS as they were passed on."""
+
+    def ended(self, stream: int) -> None:  # noqa: B027
+        """Take the end of a passing stream's half: it stays open until the runtime ends it."""
+
+    def goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Return the GOAWAY frame that goes on."""
+        return frame

@@ -1,0 +1,125 @@
+"""The end of a client's connection, stream by stream: which one is the last, and which are not finished.
+
+Owns the last stream id that the client was told (GOAWAY), what becomes of newer streams, and how far passing ones are.
+Must not know: sockets, hook servers, the clock, why the connection ends.
+Invariant: a last id never rises; what is told to be refused was never sent to the runtime (relay-rules A11).
+"""
+
+from collections import Counter
+from enum import Enum
+from typing import Protocol
+
+from runtimeproxy.cri.frame_relay import FrameRelay, Stream
+from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.image import ImageStream
+from runtimeproxy.cri.local_answer import refusal
+from runtimeproxy.cri.routes import VERSIONS, runtime_path
+from runtimeproxy.wire import grpc, http2
+from runtimeproxy.wire.flow import FlowControlledSender
+
+ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
+"""Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
+
+GONE = "the runtime ended its connection before it answered"
+
+
+class Open(Enum):
+    """How far a passing stream has come."""
+
+    ASKED = "asked"
+    ANSWERING = "answering"
+    ENDLESS = "endless"
+
+
+class GoawayOwner(Protocol):
+    """What is needed of the pair's state."""
+
+    client_out: FlowControlledSender
+    open: dict[int, Open]
+    streams: dict[int, Stream]
+    highest: int
+
+    @property
+    def held(self) -> list[HeldStream]: ...
+    @property
+    def from_client(self) -> FrameRelay: ...
+
+
+class Goaway:
+    """The end of one client's connection."""
+
+    def __init__(self, owner: GoawayOwner) -> None:
+        self.last = http2.MAX_STREAM_ID
+        """The last stream id that the client was told; what it opens above is refused."""
+        self.highest_image = 0
+        """Highest stream id that was sent to the image endpoint."""
+        self._owner = owner
+        self._asked = False
+        self._refusing = False
+
+    def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Return the runtime's GOAWAY as it goes on: raised to the highest image stream, never above what was told.
+
+        Calls above the runtime's own id end.
+        """
+        owner, own = self._owner, http2.read_u32(payload)
+        lost = [held for held in owner.held if held.stream > own]
+        for held in lost:
+            held.connection_lost()
+        above = [stream for stream in owner.open if stream > own]
+        for stream in above:
+            del owner.open[stream]
+        self._end_at(max(own, self.highest_image))
+        if self.last > own:
+            for stream in sorted([*above, *(held.stream for held in lost)]):
+                owner.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
+        return frame if self.last == own else http2.goaway(self.last, http2.read_u32(payload, 4), payload[8:])
+
+    def runtime_gone(self) -> None:
+        """Tell the client of each call whose answer, or the end of it, will not come; the connection outlives them."""
+        owner = self._owner
+        for stream, how in owner.open.items():
+            owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.ASKED))
+        owner.open.clear()
+        for held in owner.held:
+            if not held.kept:
+                owner.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
+
+    def drain(self, refusing: bool) -> None:
+        """Ask the client to open no more streams; once ``refusing``, tell it which was the last. Repeatable.
+
+        One that has opened none has connected for a call that is still to come, and is let alone until ``refusing``.
+        """
+        if not self._asked and (refusing or self._owner.highest or self.highest_image):
+            self._asked = True
+            self._tell()
+        if refusing and not self._refusing:
+            self._refusing = True
+            self._end_at(max(self._owner.highest, self.highest_image))
+            self._tell()
+
+    def _end_at(self, last: int) -> None:
+        self.last = min(self.last, last)
+        self._owner.from_client.known.clear()  # what had passed may not now
+
+    def _tell(self) -> None:
+        self._owner.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
+
+    def unfinished(self) -> tuple[int, int, int]:
+        """Count the calls that wait for their answers, the answers that have begun, and the streams without an end.
+
+        An answer that waits for the client's credit counts among the first: its end is there. Image calls that wait for
+        the image service count not.
+        """
+        owner = self._owner
+        count = Counter(owner.open.values())
+        waiting = owner.client_out.queues.keys() - owner.open.keys() - owner.streams.keys()
+        for stream in owner.client_out.queues:
+            if isinstance(image := owner.streams.get(stream), ImageStream) and image.ended:
+                waiting.add(stream)
+        return len(owner.held) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
+
+
+def _no_answer(stream: int, begun: bool) -> bytes:
+    """Build what ends a call in place of its answer: UNAVAILABLE, or a reset inside an answer."""
+    return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, GONE, False)

@@ -1,0 +1,77 @@
+"""A client whose daemon is away: its first request is answered 502 (docs/docker-mode.rst, "Wire rules").
+
+Owns that one answer.
+Must not know: what the request asks for.
+Invariant: nothing is said before a request has come: HTTP's clients drop what they did not ask for.
+"""
+
+import asyncio
+import socket
+
+from runtimeproxy.docker.reader import DAEMON_AWAY
+from runtimeproxy.relay.drain import Drainable, Unfinished
+from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import BadMessage
+
+WAIT_SECONDS = 10.0
+"""How long such a client may take to send its request's head, and then to close."""
+_STATUS = 502
+
+
+class BadGateway:
+    """Answers one client and ends; until then it is one of its front's connections."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Drainable]) -> None:
+        self._head = bytearray()
+        self._answered = False
+        self._shut = False
+        self._client = client
+        self._connections = connections
+        connections.add(self)
+        self._endpoint = Endpoint(loop, client, self, ReadBuffer(REQUEST_BYTES))
+        self._timer = loop.call_later(WAIT_SECONDS, self.close)
+        self._endpoint.resume()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        """Wait for the end of the head, answer, and drop what comes behind it."""
+        if self._answered:
+            return
+        seen = len(self._head)
+        self._head += data
+        try:
+            end = http1.head_end(self._head, 0, seen)
+            if not end:
+                return
+            method = http1.request_head(bytes(self._head[:end])).method
+            answer = http1.response(_STATUS, f"runtimeproxy: {DAEMON_AWAY}", close=True, method=method)
+        except BadMessage as error:
+            answer = http1.response(error.status, f"runtimeproxy: {error}", close=True)
+        self._answered = True
+        endpoint.write(answer)
+        endpoint.finish()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        self.close()
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Do nothing: the answer is short."""
+
+    def drain(self, refusing: bool) -> None:
+        """Take no request once ``refusing`` of a client that has begun none; what it sent before is still read."""
+        if refusing and not self._head and not self._shut:
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Wait for a request that has begun, and for what may be among what was sent and not read."""
+        return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
+
+    def part(self) -> None:
+        """Half-close: the client closes once it has read its answer."""
+        self._endpoint.finish()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._connections.discard(self)
+        self._endpoint.close()

@@ -1,0 +1,1 @@
+"""The calls that are held in Docker mode, as the core sees them."""

@@ -1,0 +1,149 @@
+"""Docker's creates: RunPodSandbox and CreateContainer.
+
+Owns how a create becomes a subject, how an adjustment is put into its body, what its outcome is.
+Must not know: heads, chunks, connections, hook servers.
+Invariant: the record says what the daemon was asked for; the kubelet's own values stay beside it.
+"""
+
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from runtimeproxy.core.call import Reply, Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.docker import cgroup, edit, translate
+from runtimeproxy.docker.calls.base import Daemon, DockerCall
+from runtimeproxy.docker.cgroup import Driver
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
+from runtimeproxy.model import records
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import Adjustment, ContainerRecord, PodInfo, PodRecord, Subject
+
+_A = TypeVar("_A", RequestedPod, RequestedContainer)
+
+
+class CreateCall(DockerCall, Generic[_A]):
+    """A create of a pod sandbox or of a container of a pod: all but its pod is in the request.
+
+    ``asked`` is what the body asks for, or in words why that cannot be read.
+    """
+
+    _released: bytes | None = None
+    """The body that was put in the place of the request's own."""
+
+    def __init__(
+        self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | str
+    ) -> None:
+        super().__init__(exchange, daemon, operation)
+        self._name = exchange.route.name
+        self.body = body
+        self._asked: _A | str = asked
+
+    @property
+    def asked(self) -> _A:
+        """Return what the request asks for. Raises Unreadable."""
+        if isinstance(self._asked, str):
+            raise Unreadable(self._asked)
+        return self._asked
+
+    def _put(self, body: bytes) -> bytes | None:
+        self._released = None if body is self.body else body
+        return self._released
+
+    @property
+    def released(self) -> _A:
+        """Return what the daemon was asked for: its own rules stand behind an edit, so that is read again."""
+        if self._released is None:
+            return self.asked
+        made = translate.read_create(self._released, self._name)
+        assert isinstance(made, type(self.asked))
+        return made
+
+
+class CreatePodCall(CreateCall[RequestedPod]):
+    """RunPodSandbox."""
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: RequestedPod | str) -> None:
+        super().__init__(exchange, daemon, Operation.RUN_POD_SANDBOX, body, asked)
+
+    def order_key(self) -> str:
+        """Name the pod by what the kubelet calls it: it has no id yet."""
+        pod = self.asked.pod
+        return f"{pod.namespace}/{pod.name}/{pod.uid}/{pod.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Read the pod; its cgroup parent cannot be told before the daemon's driver is known."""
+        asked, driver = self.asked, self._daemon.lookup.driver
+        if driver is None:
+            return None
+        pod = Lookup.pod_info(asked, driver)
+        return Subject(PodRecord(pod, pod))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the daemon for its driver."""
+        await self._daemon.lookup.known_driver()
+        return self.subject(store)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put the adjustment into Labels and HostConfig."""
+        self.leave_out(edit.left_out_of_create(adjustment.resources))
+        path, driver = adjustment.cgroup_parent, self._daemon.lookup.driver
+        parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
+        return self._put(edit.edit_pod(self.body, adjustment, parent))
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the daemon gave."""
+        made = records.created_pod(subject, adjustment, translate.read_created_id(reply.message)).pod
+        effective = replace(made.effective, resources=self.released.pod.resources)
+        return Subject(PodRecord(made.original, effective))
+
+
+class CreateContainerCall(CreateCall[RequestedContainer]):
+    """CreateContainer; the pod is in the Store."""
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: RequestedContainer | str) -> None:
+        super().__init__(exchange, daemon, Operation.CREATE_CONTAINER, body, asked)
+
+    def order_key(self) -> str:
+        """Name the container by its pod and name: it has no id yet."""
+        container = self.asked.container
+        return f"{container.pod_id}/{container.name}/{container.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the pod up."""
+        driver = self._daemon.lookup.driver
+        return None if driver is None else self._in(store.pod(self.asked.container.pod_id), driver)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the daemon for what is not known: the pod, the driver."""
+        driver = await self._daemon.lookup.known_driver()
+        return self._in(await self._daemon.lookup.pod(self.asked.container.pod_id), driver)
+
+    def _in(self, pod: PodRecord | None, driver: Driver) -> Subject | None:
+        """Return the container in its pod; of that the request repeats the cgroup parent, and no labels."""
+        if pod is None:
+            return None
+        asked = self.asked
+        repeated = Lookup.pod_info(RequestedPod(PodInfo(), asked.cgroup_parent), driver)
+        subject = records.in_pod(pod, repeated, asked.container)
+        container = Lookup.container_info(asked, subject.pod, driver)
+        return replace(subject, container=ContainerRecord(container, container))
+
+    def unedited(self, store: Store) -> bool:
+        """Tell that no pod has a cgroup parent that a hook gave it."""
+        return not store.has_moved_pods
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
+        self.leave_out(edit.left_out_of_create(adjustment.resources))
+        parent, driver = records.parent_to_put_in(subject.pod, adjustment), self._daemon.lookup.driver
+        shown = None if parent is None or driver is None else cgroup.to_docker(parent, driver)
+        return self._put(edit.edit_container(self.body, adjustment, shown))
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the daemon gave."""
+        made = records.created_container(subject, adjustment, translate.read_created_id(reply.message))
+        container = records.container_of(made)
+        effective = replace(container.effective, resources=self.released.container.resources)
+        return replace(made, container=replace(container, effective=effective))

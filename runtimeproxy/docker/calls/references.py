@@ -1,0 +1,214 @@
+"""Docker's calls that name a container by a reference: start, stop, update, remove; one class an action.
+
+Owns what a reference's subject makes of the call, the update ahead of a start, and which updates are our own.
+Must not know: heads, chunks, connections, hook servers.
+Invariant: an update is expected as our own only where the record is going to tell of it; else its event has the
+container read anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Reply, Unreadable, read_once
+from runtimeproxy.core.store import Store
+from runtimeproxy.docker import edit, status, translate
+from runtimeproxy.docker.calls.base import Daemon, DockerCall, body_of
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.routes import Action
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.hookpoints import HookPoint, Operation
+from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.values import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
+
+UPDATE_SECONDS = 10.0
+"""Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
+
+
+class ReferenceCall(DockerCall):
+    """A call on something that exists: a container or a pod sandbox, by id, id prefix or name."""
+
+    container_operation: Operation
+    pod_operation: Operation | None = None
+    """What it is where the reference names a pod sandbox; None = nothing that anybody is asked about."""
+    points: tuple[HookPoint, ...]
+    """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+
+    def __init_subclass__(cls) -> None:
+        """Find the hook points of what such a call can be, once for all of them."""
+        of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
+        cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
+        super().__init__(exchange, daemon, self.container_operation)
+        self.hook_points = self.points
+        self._reference = exchange.route.reference
+        self._id = ""
+        self._found = False
+        self._changes_seen: int | None = None
+        """How often the daemon had told of somebody else's changes when it was asked for the subject, if it was."""
+        known = daemon.lookup.known(self._reference)
+        if known is not None:
+            self._take(self._reference, known)
+
+    def order_key(self) -> str:
+        """Name the subject by its id, or by the reference as long as that is not known."""
+        return self._id or self._reference
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the subject up; an event may have had the Store forget it since."""
+        known = self._daemon.lookup.known(self._id) if self._id else None
+        self.state_unknown |= self._found and known is None
+        # Nobody forgot what only this call knew, though it may be what was changed.
+        self.state_unknown |= self._changes_seen not in (None, self._daemon.events.changes)
+        self._found |= known is not None
+        return known
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the daemon what the reference names."""
+        self._changes_seen = self._daemon.events.changes
+        found = await self._daemon.lookup.read(self._reference)
+        if found is None:
+            return None
+        self._found |= self._daemon.lookup.known(found[0]) is not None
+        return self._take(*found)
+
+    def _take(self, full_id: str, subject: Subject) -> Subject | None:
+        """Learn from its subject what the call is; None if nobody is asked about it."""
+        operation = self.pod_operation if subject.container is None else self.container_operation
+        if operation is None:
+            return None
+        self._id, self.operation = full_id, operation
+        return subject
+
+    async def settle(self) -> Reply:
+        """Tell what became of a start or a stop by how far the container is."""
+        if self._exchange.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
+        reply = await self._daemon.backend.inspect(self._id)
+        if reply is None:
+            return NOT_DONE if starts else GONE
+        life = status.read_life(reply)
+        return DONE if (life.started if starts else not life.running) else UNANSWERED
+
+
+class StopCall(ReferenceCall):
+    """StopContainer, StopPodSandbox."""
+
+    container_operation = Operation.STOP_CONTAINER
+    pod_operation = Operation.STOP_POD_SANDBOX
+
+
+class RemoveCall(ReferenceCall):
+    """RemoveContainer, RemovePodSandbox."""
+
+    container_operation = Operation.REMOVE_CONTAINER
+    pod_operation = Operation.REMOVE_POD_SANDBOX
+
+
+class StartCall(ReferenceCall):
+    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+
+    container_operation = Operation.START_CONTAINER
+    prepares = True
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        container = records.container_of(subject).effective
+        update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        self.leave_out(update.left_out)
+        if not update.resources:
+            return {}
+        self._daemon.events.expect_update(self._id)
+        try:
+            await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
+        except BaseException as error:
+            self._daemon.events.no_update(self._id)
+            self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return update.resources
+
+
+class UpdateCall(ReferenceCall):
+    """UpdateContainerResources: hooks see the kubelet's originals, the daemon gets what differs (hook-api)."""
+
+    container_operation = Operation.UPDATE_CONTAINER_RESOURCES
+    _expecting = False
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
+        super().__init__(exchange, daemon)
+        self._body: bytes | str
+        """The request's, or in words why that cannot be read."""
+        try:
+            self._body = body_of(exchange)
+        except Unreadable as error:
+            self._body = str(error)
+
+    @property
+    def body(self) -> bytes:
+        """Return the request's body. Raises Unreadable."""
+        if isinstance(self._body, str):
+            raise Unreadable(self._body)
+        return self._body
+
+    @read_once
+    def said(self) -> EffectiveUpdate:
+        """Return what the request asks for, and what ``edited`` put in; it has no place for annotations.
+
+        Raises Unreadable.
+        """
+        return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
+
+    def order_key(self) -> str:
+        """Name the container; a request that cannot be read to its end is no request to change."""
+        _ = self.said
+        return super().order_key()
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.said.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put in each field whose result differs from what the daemon would hold after these bytes alone."""
+        effective = records.container_of(subject).effective.resources or NO_RESOURCES
+        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that was only repeated goes with it
+            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
+        update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
+        self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
+        self.said = replace(self.said, put_in=update.resources)
+        return None if update.body is self.body else update.body
+
+    def send(self, body: bytes | None) -> bool:
+        """Send on; the daemon's event of it will be our own, if the record is going to tell of it."""
+        self._expecting = self._exchange.state is CallState.HOLDING and self._is_recorded()
+        if self._expecting:
+            self._daemon.events.expect_update(self._id)
+        return super().send(body)
+
+    def _is_recorded(self) -> bool:
+        """Tell whether the container is known and the request can be read; else the event has it read anew."""
+        try:
+            return bool(self._id and self.said)
+        except Unreadable:
+            return False
+
+    def _take_reply(self) -> None:
+        """Take the reply: the event of an update that the daemon did not agree to is not our own."""
+        super()._take_reply()
+        reply = self._exchange.reply
+        if self._expecting and reply is not None and not reply.agreed:
+            self._expecting = False
+            self._daemon.events.no_update(self._id)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Keep the kubelet's values and the daemon's apart."""
+        return records.updated(subject, self.said, adjustment)
+
+
+BY_REFERENCE: dict[Action, type[ReferenceCall]] = {
+    Action.START: StartCall,
+    Action.STOP: StopCall,
+    Action.UPDATE: UpdateCall,
+    Action.REMOVE: RemoveCall,
+}

@@ -1,0 +1,86 @@
+"""One copy of each text that many records have, so that 10,000 records are small (docs/architecture.rst).
+
+Owns the table of texts, and which parts of a record are looked up in it.
+Must not know: whose records they are, how long they are kept.
+Invariant: a record that comes out equals the one that went in; the table is bounded, whatever the texts.
+
+The containers of a node have the same keys of labels, annotations and environment, and largely the same values, but
+each message that is read makes them anew.
+"""
+
+from collections.abc import Mapping
+
+from runtimeproxy.model.envs import Envs
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord
+
+TABLE_LIMIT = 16_384
+"""How many texts are known; then the table begins anew. A text that it forgets costs one more copy."""
+LONGEST_TEXT = 256
+"""In characters; a longer value is hardly ever in two records."""
+
+_Maps = dict[int, Mapping[str, str]]
+"""The maps of a record that were made already, by the identity of what they were made of."""
+
+
+class StringInterner:
+    """The texts that records share; what a record's original and effective have in common stays so."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def pod(self, record: PodRecord) -> PodRecord:
+        """Return the record made of shared texts."""
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
+        maps: _Maps = {}
+        original = self._pod(record.original, maps)
+        same = record.effective is record.original
+        return PodRecord(original, original if same else self._pod(record.effective, maps), record.read)
+
+    def container(self, record: ContainerRecord) -> ContainerRecord:
+        """Return the record made of shared texts."""
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
+        maps: _Maps = {}
+        original = self._container(record.original, maps)
+        same = record.effective is record.original
+        return ContainerRecord(original, original if same else self._container(record.effective, maps), record.owners)
+
+    def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
+        known = self._known.setdefault
+        return PodInfo(  # by position: by names it would take twice as long, and every create waits for it
+            known(info.id, info.id),
+            info.name,
+            info.uid,
+            known(info.namespace, info.namespace),
+            info.attempt,
+            known(info.runtime_handler, info.runtime_handler),
+            self._map(info.labels, maps),
+            self._map(info.annotations, maps),
+            info.cgroup_parent and known(info.cgroup_parent, info.cgroup_parent),
+            info.overhead,
+            info.resources,
+        )
+
+    def _container(self, info: ContainerInfo, maps: _Maps) -> ContainerInfo:
+        known = self._known.setdefault
+        return ContainerInfo(
+            info.id,
+            known(info.pod_id, info.pod_id),
+            known(info.name, info.name),
+            info.attempt,
+            self._map(info.annotations, maps),
+            info.resources,
+            info.envs if type(info.envs) is Envs else self._map(info.envs, maps),
+            known(info.cgroup_parent, info.cgroup_parent),
+        )
+
+    def _map(self, given: Mapping[str, str], maps: _Maps) -> Mapping[str, str]:
+        made = maps.get(id(given))
+        if made is None:
+            known = self._known.setdefault
+            shared = {}
+            for key, value in given.items():
+                shared[known(key, key)] = known(value, value) if len(value) <= LONGEST_TEXT else value
+            made = maps[id(given)] = shared
+        return made

@@ -1,0 +1,377 @@
+"""Answers of hook servers -> one Adjustment (hook-api, "What an answer means").
+
+Owns what an answer changes, what of it is bad, how the answers of several plugins add up, and who owns each field.
+Must not know: how an answer came, whom to call next, policies, how an adjustment gets into a request.
+The SDK's edits and its tester take these rules from here (hooks/sdk), so that both sides have one.
+Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any, TypeVar
+
+from runtimeproxy.model.envs import changed, found_in
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
+from runtimeproxy.model.values import (
+    HIGHEST_CPU,
+    MAP_FIELDS,
+    NO_ADJUSTMENT,
+    NO_RESOURCES,
+    RESOURCE_FIELDS,
+    SLICE,
+    TEXT_FIELDS,
+    Adjustment,
+    Conflict,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    ResourceValue,
+    is_echo,
+    laid_over,
+    overlay,
+    tidy,
+)
+
+V = TypeVar("V")
+
+
+def echo(request: HookRequest) -> HookAnswer:
+    """Return the answer that repeats what was sent: the values that every answer is compared with."""
+    pod, container = request.pod, request.container
+    if container is None:
+        return HookAnswer(
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=pod.cgroup_parent or "",
+            resources=pod.resources,
+        )
+    return HookAnswer(
+        annotations=container.annotations,
+        envs=container.envs,
+        cgroup_parent=container.cgroup_parent or pod.cgroup_parent or "",
+        resources=container.resources,
+    )
+
+
+# -- what an answer changes ------------------------------------------------------------------------------------------
+
+
+def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
+    """Return what an answer changes of what was sent, in all its parts.
+
+    Owners, confirmers and conflicts are empty: ``combine`` knows the plugin.
+    """
+    sent = echo(request)
+    values: dict[str, Any] = {}
+    for name, compare in _COMPARE.items():
+        if getattr(answer, name):
+            values |= compare(sent, answer)
+    return Adjustment(**values)
+
+
+def limited(point: HookPoint, change: Adjustment) -> Adjustment:
+    """Return what a change sets in the parts that have an effect at this hook point."""
+    for field in _WITHOUT_EFFECT[point.applies]:
+        if getattr(change, field):
+            return Adjustment(**{field: getattr(change, field) for part in point.applies for field in _FIELDS[part]})
+    return change
+
+
+def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
+    """Return the entries to set: new keys and new values; a key that is not named stays."""
+    entries = {}
+    for key, value in said.items():
+        if key not in sent or sent[key] != value:
+            entries[key] = value
+    return entries
+
+
+def _cgroup_parent(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
+    return {} if said.cgroup_parent == sent.cgroup_parent else {"cgroup_parent": said.cgroup_parent}
+
+
+def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
+    before, after = sent.resources or NO_RESOURCES, said.resources
+    assert after is not None
+    changed: dict[str, ResourceValue] = {}
+    repeated: list[str] = []
+    for name in RESOURCE_FIELDS:
+        old, new = getattr(before, name), getattr(after, name)
+        if not new:
+            if old and name in TEXT_FIELDS and is_echo(before, after):  # only there an empty cpuset says something
+                changed[name] = new
+            continue
+        value = new if new == old or name in MAP_FIELDS else tidy(name, new)
+        if value == old:
+            if value:
+                repeated.append(name)
+        elif name in MAP_FIELDS:
+            if entries := _entries(old, new):
+                changed[name] = entries
+        elif value:  # a text of which tidying leaves nothing is not set
+            changed[name] = value
+    return {"resources": changed, "confirmed": frozenset(repeated)}
+
+
+_COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
+    "labels": lambda sent, said: {"labels": _entries(sent.labels, said.labels)},
+    "annotations": lambda sent, said: {"annotations": _entries(sent.annotations, said.annotations)},
+    "envs": lambda sent, said: {"envs": _entries(found_in(sent.envs, said.envs), said.envs)},
+    "cgroup_parent": _cgroup_parent,
+    "resources": _resources,
+}
+"""What differs in each part of an answer, as fields of an Adjustment."""
+
+_FIELDS: Mapping[Part, tuple[str, ...]] = {
+    Part.LABELS: ("labels",),
+    Part.ANNOTATIONS: ("annotations",),
+    Part.ENVS: ("envs",),
+    Part.CGROUP_PARENT: ("cgroup_parent",),
+    Part.RESOURCES: ("resources", "confirmed"),
+}
+"""The fields of an Adjustment that each part has."""
+
+_WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
+    point.applies: tuple(field for part, fields in _FIELDS.items() if part not in point.applies for field in fields)
+    for point in HOOK_POINTS
+}
+"""The other fields, by the parts that have an effect at a hook point."""
+
+
+# -- what of an answer is bad ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """A rule of hook-api that an answer breaks: ``field`` is a name such as "envs" or "resources.cpu_quota".
+
+    Neither holds a key or a value.
+    """
+
+    field: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.rule}"
+
+
+def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
+    """Return what is good of a change of ``sent``, in all its parts, and each rule that the rest breaks.
+
+    Bad costs its own field, and what is one field with it; in a map its own entry.
+    """
+    broken: list[BrokenRule] = []
+    good: dict[str, Any] = {}
+    for name in ("labels", "annotations", "envs"):
+        if entries := getattr(change, name):
+            good[name] = _good_entries(name, entries, broken)
+    parent = change.cgroup_parent
+    if parent is not None and (rule := parent_rule(parent, echo(sent).cgroup_parent)):
+        broken.append(BrokenRule("cgroup_parent", rule))
+        parent = None
+    resources: dict[str, ResourceValue] = {}
+    lost: set[str] = set()
+    for name, value in change.resources.items():
+        if name in MAP_FIELDS:
+            if of_map := _good_entries(f"resources.{name}", _mapping(value), broken):
+                resources[name] = of_map
+            continue
+        holds, rule = RESOURCE_RULES[name]
+        if holds(value):
+            resources[name] = value
+        else:
+            broken.append(BrokenRule(f"resources.{name}", f"must be {rule}"))
+            lost |= _TOGETHER.get(name, {name})
+    if not broken:
+        return change, ()
+    good["resources"] = {name: value for name, value in resources.items() if name not in lost}
+    good["confirmed"] = change.confirmed - lost
+    return replace(change, cgroup_parent=parent, **good), tuple(dict.fromkeys(broken))
+
+
+def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
+    """Return the good entries of a map; what the others break is added to ``broken``."""
+    good: dict[str, Any] = {}
+    for key, value in entries.items():
+        if rule := env_rule(key, value) if field == "envs" else key_rule(key):
+            broken.append(BrokenRule(field, rule))
+        else:
+            good[key] = value
+    return good
+
+
+def key_rule(key: str) -> str:
+    """Return the rule that a key breaks, "" if none."""
+    return "" if key else "a key must not be empty"
+
+
+def env_rule(key: str, value: object) -> str:
+    """Return the rule that a variable breaks, "" if none."""
+    # A key with "=" most likely holds a value too, so a bad key is never named.
+    if not key or "=" in key or "\0" in key:
+        return 'a key must not be empty and must not contain "=" or NUL'
+    return "a value must not contain NUL" if "\0" in str(value) else ""
+
+
+def parent_rule(path: str, sent: str) -> str:
+    """Return the rule that a cgroup parent breaks in the place of the one that was sent, "" if none."""
+    if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        return 'must be an absolute path without ".." and NUL'
+    if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
+        return f"must be a {SLICE} where one was sent: systemd makes the node's cgroups"
+    return ""
+
+
+_TOGETHER: Mapping[str, frozenset[str]] = {
+    name: group
+    for group in (
+        frozenset({"cpu_period", "cpu_quota"}),
+        frozenset({"memory_limit_in_bytes", "memory_swap_limit_in_bytes"}),
+    )
+    for name in group
+}
+"""The fields that are one: the one limits nothing, or something else, without the other."""
+
+_CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
+"""Nine digits bound the work on a hostile text."""
+_CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
+_CPU_RANGES = re.compile(_CPU_RANGE)
+
+
+def is_cpuset(text: str) -> bool:
+    """Tell whether a text in its normal form names CPUs or memory nodes, or none ("")."""
+    if text and _CPUSET.fullmatch(text) is None:
+        return False
+    return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
+
+
+_BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
+_CPUSET_RULE = f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
+
+RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "cpu_period": (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds"),
+    "cpu_quota": (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds"),
+    "cpu_shares": (lambda shares: shares >= 0, "0 (not set) or more"),
+    "memory_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
+    "memory_swap_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
+    "oom_score_adj": (lambda score: -1000 <= score <= 1000, "-1000..1000"),
+    "cpuset_cpus": (is_cpuset, _CPUSET_RULE),
+    "cpuset_mems": (is_cpuset, _CPUSET_RULE),
+}
+"""What each number and text of Resources may be, as a test and in words."""
+
+
+# -- how answers add up ----------------------------------------------------------------------------------------------
+
+
+def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
+    """Add what a plugin changed to what the plugins before it changed; where both set a field the later one wins.
+
+    The plugin becomes the owner of each field it set. A field that another plugin owns with a different value is a
+    conflict.
+    """
+    fields = by_field(change)
+    if earlier is NO_ADJUSTMENT:
+        return Adjustment(
+            change.labels,
+            change.annotations,
+            change.envs,
+            change.cgroup_parent,
+            change.resources,
+            change.confirmed,
+            frozenset(zip(change.confirmed, repeat(plugin))),
+            dict.fromkeys(fields, plugin),
+        )
+    return Adjustment(
+        labels={**earlier.labels, **change.labels},
+        annotations={**earlier.annotations, **change.annotations},
+        envs={**earlier.envs, **change.envs},
+        cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
+        resources=laid_over(earlier.resources, change.resources),
+        confirmed=earlier.confirmed | change.confirmed,
+        confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
+        owners={**earlier.owners, **dict.fromkeys(fields, plugin)},
+        conflicts=earlier.conflicts + _conflicts(earlier, plugin, fields),
+    )
+
+
+def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -> tuple[Conflict, ...]:
+    before = by_field(earlier)
+    return tuple(
+        Conflict(field, owner, plugin)
+        for field, value in fields.items()
+        if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
+    )
+
+
+def by_field(adjustment: Adjustment) -> dict[str, object]:
+    """Return the value of each field under the name that ``Adjustment.owners`` uses."""
+    fields: dict[str, object] = {}
+    for name in ("labels", "annotations", "envs"):
+        for key, entry in getattr(adjustment, name).items():
+            fields[f"{name}.{key}"] = entry
+    if adjustment.cgroup_parent is not None:
+        fields["cgroup_parent"] = adjustment.cgroup_parent
+    for name, value in adjustment.resources.items():
+        if name in MAP_FIELDS:
+            for key, entry in _mapping(value).items():
+                fields[f"resources.{name}.{key}"] = entry
+        else:
+            fields[f"resources.{name}"] = value
+    return fields
+
+
+def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+# -- what the next plugin sees ---------------------------------------------------------------------------------------
+
+
+def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
+    """Return the request with an adjustment in it, as the next plugin is told.
+
+    At the container's hook points a new cgroup parent is the container's; the pod stays as it is.
+    """
+    if request.container is None:
+        return HookRequest(adjusted_pod(request.pod, adjustment, request.pod.id))
+    return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
+
+
+# A part that nothing changes is the same object: it is kept once.
+
+
+def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
+    """Return the pod with an adjustment in it, under this id."""
+    changes = adjustment
+    return PodInfo(
+        pod_id,
+        pod.name,
+        pod.uid,
+        pod.namespace,
+        pod.attempt,
+        pod.runtime_handler,
+        {**pod.labels, **changes.labels} if changes.labels else pod.labels,
+        {**pod.annotations, **changes.annotations} if changes.annotations else pod.annotations,
+        pod.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+        pod.overhead,
+        overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
+    )
+
+
+def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
+    """Return the container with an adjustment in it, under this id."""
+    changes = adjustment
+    return ContainerInfo(
+        container_id,
+        container.pod_id,
+        container.name,
+        container.attempt,
+        {**container.annotations, **changes.annotations} if changes.annotations else container.annotations,
+        overlay(container.resources, changes.resources) if changes.resources else container.resources,
+        changed(container.envs, changes.envs) if changes.envs else container.envs,
+        container.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+    )

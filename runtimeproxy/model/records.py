@@ -1,0 +1,245 @@
+"""What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "Applied to").
+
+Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
+request beside the hooks' own changes.
+Must not know: any wire format, when a record is kept.
+Invariant: original values are the kubelet's alone, so that a hook that scales never scales twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from runtimeproxy.model.merge import adjusted_container, adjusted_pod, by_field, difference, echo
+from runtimeproxy.model.values import (
+    MAP_FIELDS,
+    NO_ADJUSTMENT,
+    NO_RESOURCES,
+    SLICE,
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    ResourceValue,
+    Subject,
+    laid_over,
+    named,
+    overlay,
+)
+
+
+def hook_view(subject: Subject) -> HookRequest:
+    """Return what a hook server is told of a subject as it is."""
+    return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
+
+
+def hooked(subject: Subject) -> list[str]:
+    """Name the fields in which a container is not what the kubelet asked for, as ``Adjustment.owners`` does."""
+    if subject.container is None:
+        return []
+    info = subject.container.original
+    return sorted(by_field(difference(HookRequest(subject.pod.effective, info), echo(hook_view(subject)))))
+
+
+def container_of(subject: Subject) -> ContainerRecord:
+    """Return the container of a container's call: there always is one."""
+    assert subject.container is not None
+    return subject.container
+
+
+# -- create ----------------------------------------------------------------------------------------------------------
+
+
+def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str) -> Subject:
+    """Return the pod that was made as the hooks adjusted it, with the id that the runtime gave."""
+    original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
+    return Subject(PodRecord(original, adjusted_pod(original, adjustment, pod_id) if adjustment else original))
+
+
+def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
+    """Return the container that was made as the hooks adjusted it, with the id that the runtime gave."""
+    original = adjusted_container(container_of(subject).original, NO_ADJUSTMENT, container_id)
+    effective = adjusted_container(original, adjustment, container_id) if adjustment else original
+    owners = _owners({}, adjustment.resources, adjustment) if adjustment.resources else ()
+    return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
+
+
+def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
+    """Return a container that is created in its pod, of which the create repeats what the kubelet asks for by now.
+
+    ``asked`` has the pod's names, labels, annotations and cgroup parent as the create tells them, without names only
+    the parent; None tells nothing. They are the kubelet's newest word: they fill what is unknown and take the place of
+    what it asked for before, under what hooks have set. A parent "" is not said. Where the names are another pod's the
+    runtime has lost its state and uses the id anew: nothing holds any more that is known of it.
+    """
+    made = ContainerRecord(container, container)
+    if asked is None:
+        return Subject(pod, made)
+    known, present = pod.original, pod.effective
+    names = (asked.name, asked.uid, asked.namespace)
+    if any(names) and names != (known.name, known.uid, known.namespace):
+        other = replace(asked, id=present.id)
+        return Subject(PodRecord(other, other), made, renewed=True)
+    parent = asked.cgroup_parent or known.cgroup_parent
+    labels, annotations = (asked.labels, asked.annotations) if any(names) else (known.labels, known.annotations)
+    if not pod.read and (parent, labels, annotations) == (known.cgroup_parent, known.labels, known.annotations):
+        return Subject(pod, made)
+    original = replace(known, cgroup_parent=parent, labels=labels, annotations=annotations)
+    effective = replace(
+        present,
+        cgroup_parent=present.cgroup_parent if _is_hooks_parent(pod, parent) else parent,
+        labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
+        annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
+    )
+    return Subject(PodRecord(original, original if effective == original else effective), made, renewed=True)
+
+
+def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
+    """Tell whether a pod's cgroup parent is a hook's, where ``asked`` is the kubelet's.
+
+    Of a pod that was read nobody knows it: one in the form of another cgroup driver shows that the node's was changed.
+    """
+    present = pod.effective.cgroup_parent
+    if not pod.read or not present or not asked:
+        return present != pod.original.cgroup_parent
+    return present.endswith(SLICE) == asked.endswith(SLICE)
+
+
+def _of_hooks(
+    read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the entries that hooks have set; of a pod that was ``read`` those that the kubelet does not name."""
+    if read:
+        return {key: value for key, value in present.items() if key not in asked}
+    return {key: value for key, value in present.items() if known.get(key) != value}
+
+
+def was_read(pod: PodRecord, container: ContainerRecord) -> Subject:
+    """Return a container that was read, in its pod: it runs where its pod does, if the runtime does not tell that."""
+    parent = container.effective.cgroup_parent
+    if pod.effective.cgroup_parent is not None or not parent:
+        return Subject(pod, container)
+    original, effective = (replace(info, cgroup_parent=parent) for info in (pod.original, pod.effective))
+    return Subject(PodRecord(original, effective, pod.read), container, renewed=True)
+
+
+def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
+    """Return the cgroup parent to put into a container's create; None leaves the kubelet's.
+
+    It is the one of this call's hooks, else the one that the pod's hooks gave the pod.
+    """
+    if adjustment.cgroup_parent is not None:
+        return adjustment.cgroup_parent
+    hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
+    return pod.effective.cgroup_parent if hooked else None
+
+
+def _owners(
+    known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
+) -> tuple[tuple[str, str], ...]:
+    """Return who owns which resource field; of a map nobody does, as each entry may be another one's."""
+    for name in set_now:
+        known.pop(name, None)
+        if owner := adjustment.owners.get(f"resources.{name}"):
+            known[name] = owner
+    return tuple(known.items())
+
+
+# -- start -----------------------------------------------------------------------------------------------------------
+
+
+def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
+    """Return the container with what the extra update of PreStartContainer set."""
+    container = container_of(subject)
+    owners = _owners(dict(container.owners), resources, adjustment)
+    effective = _with(container.effective, overlay(container.effective.resources, resources), {})
+    return Subject(subject.pod, ContainerRecord(container.original, effective, owners))
+
+
+def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
+    """Return a container with other resources, and with annotations set."""
+    return ContainerInfo(
+        container.id,
+        container.pod_id,
+        container.name,
+        container.attempt,
+        {**container.annotations, **annotations} if annotations else container.annotations,
+        resources,
+        container.envs,
+        container.cgroup_parent,
+    )
+
+
+# -- update ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedUpdate:
+    """What an UpdateContainerResources asks for; 0 and "" are not set."""
+
+    container_id: str
+    resources: Resources | None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveUpdate:
+    """What an update says: what its caller asked for, and what was put in for the hook servers."""
+
+    asked: RequestedUpdate
+    put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def told_of_update(subject: Subject, asked: RequestedUpdate) -> HookRequest:
+    """Return the record's original values overlaid by what the request sets."""
+    container = container_of(subject)
+    resources = overlay(container.original.resources, named(asked.resources))
+    return HookRequest(subject.pod.effective, _with(container.effective, resources, asked.annotations))
+
+
+def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
+    """Return the fields whose result differs from what the runtime would hold after the request's own bytes alone.
+
+    Who repeats what was sent takes back what it set itself, not what another one did.
+    """
+    container = container_of(subject)
+    owners = dict(container.owners)
+    names = set(adjustment.resources)
+    for name in adjustment.confirmed:
+        if name not in owners or (name, owners[name]) in adjustment.confirmers:
+            names.add(name)
+    request, original = named(asked.resources), container.original.resources or NO_RESOURCES
+    present = container.effective.resources or NO_RESOURCES
+    fields: dict[str, ResourceValue] = {}
+    for name in sorted(names):
+        asks, changes = request.get(name), adjustment.resources.get(name)
+        wanted, holds = getattr(original, name), getattr(present, name)
+        if name in MAP_FIELDS:
+            asks, changes = asks or {}, changes or {}
+            wanted, holds = {**wanted, **asks, **changes}, {**holds, **asks}  # type: ignore[dict-item]
+            wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
+            holds = {}
+        else:
+            holds = holds if asks is None else asks
+            wanted = changes if changes is not None else wanted if asks is None else asks
+        if wanted != holds:
+            fields[name] = wanted
+    return fields
+
+
+def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
+    """Return the container after an update; ``adjustment`` tells who set what was put in.
+
+    The kubelet's values and the runtime's stay apart; what was released empty left the runtime's as it was.
+    """
+    before, asked = container_of(subject), named(said.asked.resources)
+    known, present, annotations = before.original, before.effective, said.asked.annotations
+    original = effective = _with(known, overlay(known.resources, asked), annotations)
+    if known is not present or said.put_in or said.annotations:
+        held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
+        effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
+    owners = {name: plugin for name, plugin in before.owners if name not in asked}
+    return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))

@@ -1,0 +1,85 @@
+"""What the proxy counts of itself.
+
+Owns counters, gauges, the four timestamps of an intercepted call, and the line on fields that nobody can set.
+Must not know: who counts, how figures are shown.
+Invariant: labels are names from tables (operations, hook points, plugins, reasons), never values of a request.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]
+
+RECENT_CALLS = 256
+
+
+@dataclass(slots=True, eq=False)
+class CallTimes:
+    """The moments of one intercepted call on the event loop's clock, in seconds; None = it did not get there.
+
+    Held to released is ours and the hook servers', released to answered the runtime's, answered to done the Post
+    hooks'.
+    """
+
+    operation: str
+    held: float
+    released: float | None = None
+    answered: float | None = None
+    done: float | None = None
+    outcome: str = ""
+
+
+class Metrics:
+    """Counters and gauges by name and labels, and the latest calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.counters: Counter[Key] = Counter()
+        self.gauges: dict[Key, float] = {}
+        self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
+
+    def count(self, name: str, **labels: str) -> None:
+        """Add one to a counter."""
+        self.counters[name, tuple(sorted(labels.items()))] += 1
+
+    def counted(self, name: str, **labels: str) -> int:
+        """Return a counter; 0 if it was never counted."""
+        return self.counters[name, tuple(sorted(labels.items()))]
+
+    def total(self, name: str) -> int:
+        """Return the sum of a counter over all its labels."""
+        return sum(count for (counter, _), count in self.counters.items() if counter == name)
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self.gauges[name, tuple(sorted(labels.items()))] = value
+
+    def figures(self) -> list[str]:
+        """List the counters and gauges, one a line, as Prometheus spells them."""
+        return [_figure(key, value) for key, value in sorted({**self.counters, **self.gauges}.items())]
+
+    def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
+        """Count and log fields that a hook server set and that cannot be set ``by`` what a request is made with."""
+        for field in fields:
+            self.count("fields_left_out", operation=operation, field=field)
+        if fields:
+            names = ", ".join(fields)
+            kind = {"kind": (operation, names)}
+            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
+
+    def call(self, operation: str) -> CallTimes:
+        """Begin the record of an intercepted call."""
+        times = CallTimes(operation, self.clock())
+        self.calls.append(times)
+        return times
+
+
+def _figure(key: Key, value: float) -> str:
+    name, labels = key
+    spelt = ",".join(f'{label}="{text}"' for label, text in labels)
+    return f"{name}{{{spelt}}} {value:g}" if spelt else f"{name} {value:g}"

@@ -1,0 +1,193 @@
+"""What every front does with connections: a client that was accepted is paired with a connection to the backend.
+
+Owns dialling at accept, the connections and tasks of a front.
+Must not know: what is spoken on a connection.
+Invariant: a client is paired, told that the backend is away, or closed; nothing waits behind a dial that hangs.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from abc import ABC, abstractmethod
+
+from runtimeproxy.observe.logs import UNLIMITED
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
+from runtimeproxy.relay.drain import Drain, Drainable, Unfinished
+from runtimeproxy.relay.endpoint import ReadBuffer
+
+log = logging.getLogger(__name__)
+
+DIAL_SECONDS = 5.0
+"""How long a full backlog of the runtime is waited for: the connect timeout of the kubelet's own client."""
+CANCEL_SECONDS = 1.0
+"""How long what is cancelled may take to end."""
+
+
+class FrontBase(ABC):
+    """The connections of a front."""
+
+    def __init__(
+        self,
+        backend_endpoint: str,
+        recorder: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        calls: set[asyncio.Future[None]],
+    ) -> None:
+        self.backend_endpoint = backend_endpoint
+        self.recorder = recorder
+        self.loop = loop
+        self.connections: set[Drainable] = set()
+        self.buffer = ReadBuffer()
+        """All connections read into it: they share one event loop."""
+        self.tasks = calls
+        """What is to end before the front does: the calls, and what else was to be kept."""
+        self._told_away = False
+
+    @abstractmethod
+    def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
+        """Make the connection of a client and its backend."""
+
+    @abstractmethod
+    def unreachable(self, client: socket.socket) -> None:
+        """End a client whose backend is away."""
+
+    def look(self) -> None:
+        """Tell if nobody is at the backend's path, before any client comes: the path may be wrong.
+
+        Who is there and busy, or a want of our own, is waited for where it matters.
+        """
+        try:
+            backend = dial_now(self.backend_endpoint)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                self.tell_away(error)
+        else:
+            if backend is not None:
+                backend.close()
+
+    def accept(self, client: socket.socket) -> None:
+        """Take a client's connection: dial the backend at once (relay-rules A12)."""
+        try:
+            backend = dial_now(self.backend_endpoint)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                self.away(client, error)
+                return
+            backend = None
+        if backend is None:
+            self.connections.add(_Unpaired(self, client))
+        else:
+            self.pair(client, backend)
+
+    async def dial(self) -> socket.socket:
+        """Connect to the backend, once it takes a connection and there is a descriptor.
+
+        Raises OSError: TimeoutError only if it is the backend that takes none.
+        """
+        lacking = ""
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                while True:
+                    try:
+                        return await dial(self.backend_endpoint, DIAL_SECONDS)
+                    except OSError as error:
+                        if error.errno not in SCARCE:
+                            raise
+                        lacking = str(error.strerror)
+                    await asyncio.sleep(SCARCE_RETRY_SECONDS)
+        except TimeoutError:
+            if lacking:
+                raise OSError(errno.EMFILE, lacking) from None
+            raise
+
+    def away(self, client: socket.socket, error: OSError) -> None:
+        """Know that a client's backend is away."""
+        self.tell_away(error)
+        self.unreachable(client)
+
+    def tell_away(self, error: OSError) -> None:
+        """Count and log that the backend cannot be reached."""
+        self._told_away = True
+        self.recorder.count("backend_dial_failures")
+        log.warning(
+            "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
+            self.backend_endpoint,
+            why(error),
+        )
+
+    def tell_reached(self) -> None:
+        """Log that the backend is there again, if it was told to be away."""
+        if self._told_away:
+            self._told_away = False
+            log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=UNLIMITED)
+
+    def pair(self, client: socket.socket, backend: socket.socket) -> None:
+        """Make a connection of a client and its backend."""
+        self.tell_reached()
+        self.recorder.count("connections")
+        self.connections.add(self.paired(client, backend))
+
+    def keep(self, task: asyncio.Future[None]) -> None:
+        """Hold a task until it is done."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close every connection."""
+        await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
+        for connection in tuple(self.connections):
+            connection.close()
+        left = tuple(self.tasks)
+        if left:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=CANCEL_SECONDS)
+
+
+class _Unpaired:
+    """A client whose backend is being dialled; what it has asked waits in its socket."""
+
+    def __init__(self, front: FrontBase, client: socket.socket) -> None:
+        self._front = front
+        self._client = client
+        self._shut = False
+        self._dialling = front.loop.create_task(self._dial())
+
+    async def _dial(self) -> None:
+        try:
+            backend = await self._front.dial()
+        except OSError as error:
+            self._front.connections.discard(self)
+            self._front.away(self._client, error)
+        else:
+            self._front.connections.discard(self)
+            self._front.pair(self._client, backend)
+
+    def _has_asked(self) -> bool:
+        """Tell whether the client has sent anything: part of a request at least, for all that is known."""
+        try:
+            return bool(self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def drain(self, refusing: bool) -> None:
+        """Take no request once ``refusing`` of a client that has sent none: it fails in its own hands, unsent."""
+        if refusing and not self._shut and not self._has_asked():
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Wait for whom has asked: the dialling ends in time, and in an answer or in the word that there is none."""
+        return Unfinished(calls=int(self._has_asked()))
+
+    def part(self) -> None:
+        """Close: there is nothing that the client has been given."""
+        self.close()
+
+    def close(self) -> None:
+        """Dial no more."""
+        self._front.connections.discard(self)
+        self._dialling.cancel()
+        self._client.close()

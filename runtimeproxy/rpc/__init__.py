@@ -1,0 +1,1 @@
+"""The gRPC client for hook servers, and for what is asked of a CRI runtime."""

@@ -1,0 +1,365 @@
+"""A small unary gRPC client over a unix socket: for hook servers, and for what is asked of the runtime.
+
+Owns the connection: dialled on demand, shared by all calls, replaced when the socket at the path is another one.
+Must not know: what a message means, frames (``wire.unary`` has them).
+Invariant: a call ends by its deadline whatever the peer does, and is never sent twice unless the peer says that it did
+nothing for it: once a byte of it was written, its failure is the caller's to judge.
+"""
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.eventloop.deadlines import Deadline, Deadlines
+from runtimeproxy.eventloop.fiber import Pending
+from runtimeproxy.relay.dial import (
+    RETRY_SECONDS,
+    SCARCE,
+    SCARCE_RETRY_SECONDS,
+    UntrustedSocket,
+    dial_now,
+    own_shortage,
+)
+from runtimeproxy.relay.endpoint import Endpoint, ReadBuffer
+from runtimeproxy.rpc.framing import CallFailed, Calls, Kind, TooLong, Unprocessed
+from runtimeproxy.wire import grpc, http2
+
+__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient", "Unprocessed"]
+
+MAX_REPLY_BYTES = 4 * 2**20
+
+ACK_SECONDS = 0.02
+"""So long the answer to a peer's PING waits for something else to be sent: each write wakes the peer."""
+LONGEST_RETRY_SECONDS = 0.1
+"""A peer that sends a call back is asked again after RETRY_SECONDS, and each time after twice as long, up to this."""
+_AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
+
+_Identity = tuple[int, int, int]
+
+
+class Shortage(CallFailed):
+    """The proxy itself had no descriptor or memory for a connection: that says nothing about the peer."""
+
+    def __init__(self, lacking: str) -> None:
+        super().__init__(grpc.UNAVAILABLE, own_shortage(lacking), Kind.UNREACHABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at a path: ``socket`` is None where nobody can be reached.
+
+    It changes with the socket, and with the first connection to a socket whose backlog was full before. ``connection``
+    numbers the connection that a call would use, 0 for one that is yet to be made.
+    """
+
+    socket: Hashable
+    connection: int
+
+
+class UnaryClient:
+    """A client of whoever listens at a path; ``dialler`` connects, as ``dial_now`` does."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        dialler: Callable[[str], socket.socket | None] = dial_now,
+    ) -> None:
+        self._path = path
+        self._max_reply_bytes = max_reply_bytes
+        self._dialler = dialler
+        self._link: _Link | None = None
+        self.links: set[_Link] = set()
+        self.deadlines = Deadlines()
+        self.buffer = ReadBuffer()
+        self._connected_to: _Identity | None = None
+        self._connections = 0
+        self._lacking = ""
+        """What the last try to connect failed for that was the proxy's own."""
+
+    def peer(self) -> Peer:
+        """Look who is at the path now; a socket that there was no connection to before is dialled, without waiting."""
+        try:
+            identity = self._identity()
+            if identity != self._connected_to:
+                self._dialled(asyncio.get_running_loop(), identity)
+        except (OSError, UntrustedSocket):
+            return Peer(None, 0)
+        link = self._link
+        usable = link is not None and link.identity == identity and link.alive
+        return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
+
+    async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
+        """Send a message to a method ("/package.Service/Method") and return the answer's.
+
+        ``peer`` is who was at the path just now, who need not be looked for again. Raises CallFailed, and what the
+        dialler raises beside OSError.
+        """
+        if timeout_seconds <= 0:
+            raise _late()
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + timeout_seconds, RETRY_SECONDS
+        link = self._link
+        if peer is None or not peer.connection or link is None or not link.free:
+            link = None
+        while True:
+            link = link or self._usable(loop) or await self._usable_until(loop, deadline)
+            call = link.begin(method_path, message, deadline)
+            try:
+                return await call
+            except Unprocessed:
+                left = deadline - loop.time()
+                if left <= RETRY_SECONDS:
+                    raise
+            except CallFailed as failure:
+                if failure.kind is Kind.BROKEN and loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
+                    raise _late() from None
+                raise
+            finally:
+                link.leave(call)
+                del call  # it has the error, whose traceback has this frame: each would keep the other
+            link = None
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+
+    def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
+        """Return a connection that takes a call now, a new one if need be; None if that takes time.
+
+        Raises CallFailed if nobody listens.
+        """
+        self._lacking = ""
+        try:
+            identity = self._identity()
+            link = self._link
+            if link is None or link.identity != identity or not link.alive:
+                link = self._dialled(loop, identity)
+        except OSError as error:
+            raise CallFailed(grpc.UNAVAILABLE, f"{self._path}: {error.strerror}", Kind.UNREACHABLE) from None
+        return link if link is not None and link.free else None
+
+    def _dialled(self, loop: asyncio.AbstractEventLoop, identity: _Identity) -> "_Link | None":
+        try:
+            sock = self._dialler(self._path)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                raise
+            self._lacking = str(error.strerror)
+            return None
+        if sock is None:
+            return None
+        if self._link is not None:
+            self._link.retire()
+        self._connected_to = identity
+        self._connections += 1
+        self._link = _Link(loop, sock, identity, self._max_reply_bytes, self)
+        return self._link
+
+    async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
+        """Try again until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
+        while (link := self._usable(loop)) is None:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise Shortage(self._lacking) if self._lacking else _late()
+            if self._link is not None and self._link.alive and not self._link.free:
+                await self._link.room(deadline)
+            else:
+                await asyncio.sleep(min(left, SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS))
+        return link
+
+    def _identity(self) -> _Identity:
+        """Tell sockets at the path apart: an inode number may be used again, its time of change is not."""
+        found = os.stat(self._path)
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+    async def close(self) -> None:
+        """Close the connections at once; calls in flight fail. A later call dials anew."""
+        for link in list(self.links):
+            link.end(CallFailed(grpc.UNAVAILABLE, "the connection was closed", Kind.UNREACHABLE))
+        self._link = None
+
+
+class _Call(Pending[bytes]):
+    """An answer that is to come."""
+
+    stream = 0
+    deadline: Deadline
+
+
+class _Link:
+    """One connection and the calls on it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        identity: _Identity,
+        max_reply_bytes: int,
+        client: UnaryClient,
+    ) -> None:
+        self.identity = identity
+        self._loop = loop
+        self._calls = Calls(max_reply_bytes)
+        self._open: dict[int, _Call] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._promised = 0
+        """Calls that were told of room and have not used it yet."""
+        self._retired = False
+        self._deadlines = client.deadlines
+        self._links = client.links
+        self._links.add(self)
+        self._acks: asyncio.TimerHandle | None = None
+        self._endpoint = Endpoint(loop, sock, self, client.buffer)
+        self._endpoint.resume()
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether new calls may be sent here."""
+        return not (self._retired or self._calls.closing or self._endpoint.closed)
+
+    @property
+    def free(self) -> bool:
+        """Tell whether the peer takes one more call now, beside those that have waited for that."""
+        return self._calls.room > self._promised
+
+    async def room(self, deadline: float) -> None:
+        """Wait for room for one more call, in the order of coming, or for the end of the connection.
+
+        Raises CallFailed at the deadline.
+        """
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        late = self._deadlines.add(deadline, partial(_end_late, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                self._promised -= 1
+                self._wake()  # the room is another one's
+            raise
+        finally:
+            self._deadlines.over(late)
+        self._promised -= 1
+
+    def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
+        """Send a request, whose answer may be awaited until a time; ``leave`` it whatever comes."""
+        call = _Call(loop=self._loop)
+        call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
+        call.deadline = self._deadlines.add(deadline, partial(self._expire, call))
+        self._open[call.stream] = call
+        self._flush()
+        return call
+
+    def leave(self, call: _Call) -> None:
+        """Wait for an answer no longer."""
+        self._deadlines.over(call.deadline)
+        if self._open.pop(call.stream, None) is not None and not self._endpoint.closed:
+            self._calls.cancel(call.stream)
+            self._flush()
+        if self._waiting:
+            self._wake()
+        if not self.alive:
+            self._close_if_done()
+
+    def _expire(self, call: _Call) -> None:
+        """End a call at its deadline; later calls try a new connection, in case this one is dead."""
+        if not call.done():
+            self.retire()
+            _end_late(call)
+
+    def retire(self) -> None:
+        """Take no more calls; close when those in flight have ended."""
+        self._retired = True
+        self._wake()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self.alive and not self._open:
+            self._close()
+
+    def end(self, failure: CallFailed) -> None:
+        """Close at once; calls in flight fail."""
+        calls, self._open = list(self._open.values()), {}
+        self._close()
+        for call in calls:
+            if not call.done():
+                call.set_exception(CallFailed(failure.code, failure.text, failure.kind))
+
+    def _close(self) -> None:
+        self._endpoint.close()
+        self._links.discard(self)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tell as many of those who wait as there is room for, or all of them that there will be none."""
+        while self._waiting and (self.free or not self.alive):
+            future = self._waiting.popleft()
+            if not future.done():
+                self._promised += 1
+                future.set_result(None)
+
+    def _flush(self) -> None:
+        """Send what there is, and with it the answers to the peer's PINGs."""
+        out = self._calls.out
+        self._calls.outlet.acknowledge()
+        self._endpoint.write(b"".join(out))
+        out.clear()
+        if self._endpoint.waiting and self._endpoint.slow:
+            self._endpoint.pause()
+
+    def _flush_acks(self) -> None:
+        self._acks = None
+        if self._calls.acks:
+            self._flush()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        """Take the peer's bytes, then hand the outcomes to their callers."""
+        calls = self._calls
+        failure = None
+        try:
+            calls.receive(data)
+        except WireError as error:
+            calls.out.append(http2.goaway(0, http2.PROTOCOL_ERROR))
+            failure = CallFailed(grpc.INTERNAL, f"the peer broke the protocol: {error}", Kind.BROKEN)
+        if calls.out:
+            self._flush()
+        elif calls.acks and self._acks is None:
+            self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
+        ended, calls.ended = calls.ended, []
+        for stream, outcome in ended:
+            call = self._open.pop(stream)
+            if call.done():
+                continue
+            if isinstance(outcome, CallFailed):
+                call.set_exception(outcome)
+            else:
+                call.set_result(outcome)
+        if failure is not None:
+            self.end(failure)
+        if self._waiting:
+            self._wake()
+        if not self.alive:
+            self._close_if_done()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        """Take the peer's EOF."""
+        self.end(CallFailed(grpc.UNAVAILABLE, "the peer closed the connection before it answered", Kind.BROKEN))
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Read on: the peer takes our bytes again."""
+        endpoint.resume()
+
+
+def _end_late(future: "asyncio.Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(_late())
+
+
+def _late() -> CallFailed:
+    return CallFailed(grpc.DEADLINE_EXCEEDED, "no answer in time", Kind.DEADLINE)

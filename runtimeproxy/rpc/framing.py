@@ -1,0 +1,264 @@
+"""Unary gRPC calls on one HTTP/2 connection, the client's side (RFC 9113 and gRPC's PROTOCOL-HTTP2 document).
+
+Owns the streams of our own calls: requests become frames, frames become outcomes.
+Must not know: sockets, clocks, what a message means, whether a call is worth repeating.
+Invariant: every call that was opened ends exactly once, by an outcome or by ``cancel``; what the peer can make us keep
+is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from runtimeproxy.errors import RuntimeProxyError, WireError
+from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire.connection import ClientConnection
+
+STREAMS_UNTIL_TOLD = 1
+"""How many streams are open at most before the peer's SETTINGS say how many it takes."""
+
+ACKS_AT_ONCE = 16
+"""So many answers to the peer's PINGs wait for something else to be sent at most."""
+
+_ENABLE_PUSH = 0x2
+_LONGEST_TEXT = 2048
+_LONGEST_CACHED_BLOCK = 256
+_HTTP_OK = b"200"
+_CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"429": 14, b"502": 14, b"503": 14, b"504": 14}
+
+
+class Kind(Enum):
+    """How a call failed."""
+
+    UNREACHABLE = "unreachable"
+    """The peer never saw it, or said that it did nothing for it."""
+    DEADLINE = "deadline"
+    BROKEN = "broken"
+    """The answer breaks the protocol, is too long, or ends too early."""
+    STATUS = "status"
+    """The peer answered with an error status."""
+
+
+class CallFailed(RuntimeProxyError):
+    """A call has no answer; ``code`` is the gRPC status code, ``text`` the peer's own if ``kind`` is STATUS."""
+
+    def __init__(self, code: int, text: str, kind: Kind) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.kind = kind
+
+
+class Unprocessed(CallFailed):
+    """The peer says that it did nothing for a call: it may be sent again (RFC 9113, 8.7)."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
+
+
+class TooLong(CallFailed):
+    """The answer is longer than the caller takes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(grpc.RESOURCE_EXHAUSTED, f"the answer is longer than {limit} bytes", Kind.BROKEN)
+
+
+Outcome = bytes | CallFailed
+
+
+def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
+    return CallFailed(code, text, Kind.BROKEN)
+
+
+class _Call:
+    """What came of an answer so far."""
+
+    body: bytes | bytearray = b""
+    encoding = b""
+    headed = False
+
+
+class Calls(ClientConnection):
+    """The calls of one connection.
+
+    ``out`` collects bytes for the peer, ``acks`` what may wait for them a while, ``ended`` the outcomes by stream.
+    """
+
+    def __init__(self, max_reply_bytes: int) -> None:
+        # A whole reply fits into the stream's window, so that no window of a stream is ever opened further.
+        window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
+        super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
+        self.out = self.outlet.out
+        self.acks = self.outlet.acks
+        self.ended: list[tuple[int, Outcome]] = []
+        self._max_reply_bytes = max_reply_bytes
+        self._calls: dict[int, _Call] = {}
+        self._next_stream = 1
+
+    @property
+    def room(self) -> int:
+        """Return how many calls more the peer takes now."""
+        return max(self.stream_limit - len(self._calls), 0)
+
+    def acknowledge(self, ack: bytes) -> None:
+        """Answer a PING of the peer behind what it is sent next; of many of them as soon as may be."""
+        self.acks.append(ack)
+        if len(self.acks) > ACKS_AT_ONCE:
+            self.outlet.acknowledge()
+
+    def open(self, path: str, message: bytes, seconds: float) -> int:
+        """Send a request that has so many seconds; return its stream."""
+        stream = self._next_stream
+        self._next_stream += 2
+        self.closing |= self._next_stream > http2.MAX_STREAM_ID
+        self._calls[stream] = _Call()
+        timeout = grpc.timeout(seconds)
+        block = _request_head(path) + bytes((len(timeout),)) + timeout
+        self.outlet.govern(stream)
+        self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
+        *first, last = grpc.pieces(message)
+        for piece in first:
+            self.outlet.send_data(stream, piece, False, None, 0)
+        self.outlet.send_data(stream, last, True, None, 0)
+        return stream
+
+    def cancel(self, stream: int) -> None:
+        """End a call that the caller no longer waits for."""
+        if self._calls.pop(stream, None) is not None:
+            self._cancel(stream)
+
+    def _cancel(self, stream: int) -> None:
+        self.outlet.ungovern(stream)
+        self.outlet.inject(http2.rst_stream(stream, http2.CANCEL))
+
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        """Collect an answer's body."""
+        self.outlet.credit(length)
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        if not call.body:
+            call.body = payload
+        else:  # of a long answer
+            call.body = call.body if isinstance(call.body, bytearray) else bytearray(call.body)
+            call.body += payload
+        prefix = call.body[: grpc.PREFIX_BYTES]
+        announced = int.from_bytes(prefix[1:]) if len(prefix) == grpc.PREFIX_BYTES else 0
+        if not call.headed:
+            self._end(stream, _broken("the answer begins without headers"), reset=True)
+        elif max(announced, len(call.body) - grpc.PREFIX_BYTES) > self._max_reply_bytes:
+            self._end(stream, TooLong(self._max_reply_bytes), reset=True)
+        elif end:
+            self._end(stream, _broken("the answer ends without grpc-status"), self.outlet.waits(stream))
+
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        """Take an answer's headers or trailers."""
+        head = _cached_head(block) if len(block) <= _LONGEST_CACHED_BLOCK else _read_head(block)
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        if end:
+            self._end(stream, self._outcome(call, head), self.outlet.waits(stream))
+        elif head.good and not call.headed:
+            call.headed = True
+            call.encoding = head.encoding
+        elif call.headed or not head.informational:
+            fault = _broken("the answer has headers after its message") if head.good else head.fault()
+            self._end(stream, fault, reset=True)
+
+    def _outcome(self, call: _Call, head: "_Head") -> Outcome:
+        """Read the answer of a stream that ends with these headers."""
+        if head.status is None:
+            return _broken("the answer ends without grpc-status") if call.headed or head.good else head.fault()
+        if head.status == grpc.OK:
+            try:
+                return grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
+            except grpc.TooLong:
+                return TooLong(self._max_reply_bytes)
+            except WireError as error:
+                return _broken(str(error))
+        if head.status == grpc.DEADLINE_EXCEEDED:
+            return CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
+        return CallFailed(head.status, head.text, Kind.STATUS)
+
+    def _end(self, stream: int, outcome: Outcome, reset: bool) -> None:
+        """End a call; ``reset`` says that the peer has not ended its stream, or is not sent the rest of the request."""
+        del self._calls[stream]
+        self.ended.append((stream, outcome))
+        if reset:
+            self._cancel(stream)
+        else:
+            self.outlet.ungovern(stream)
+
+    def reset(self, stream: int, code: int) -> None:
+        """End a call that the peer reset."""
+        if stream in self._calls:
+            refused = code == http2.REFUSED_STREAM
+            failure = Unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
+            self._end(stream, failure, reset=False)
+
+    def goaway(self, last_stream: int) -> None:
+        """End the calls that the peer did not process."""
+        for above in [number for number in self._calls if number > last_stream]:
+            self._end(above, Unprocessed(), reset=False)
+
+
+@lru_cache(maxsize=64)
+def _request_head(path: str) -> bytes:
+    """Build the header block of a request up to the deadline's value."""
+    return headers.build(
+        (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path.encode()),
+            (b":authority", b"localhost"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"runtimeproxy"),
+            (b"grpc-timeout", b""),
+        )
+    )[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What counts of a header block; ``status`` is None if it has no grpc-status.
+
+    ``good``: it begins an answer. ``informational``: such a beginning is still to come.
+    """
+
+    http_status: bytes
+    encoding: bytes
+    status: int | None
+    text: str
+    good: bool
+    informational: bool
+
+    def fault(self) -> CallFailed:
+        """Say why this is not the beginning of an answer."""
+        if self.http_status != _HTTP_OK:
+            shown = self.http_status.decode("ascii", "replace")[:3]
+            return _broken(f"HTTP status {shown!r} in place of an answer", _CODES_OF_HTTP.get(self.http_status, 2))
+        return _broken("the answer is not gRPC", grpc.UNKNOWN)
+
+
+def _read_head(block: bytes) -> _Head:
+    fields = dict(headers.read(block))
+    http_status, status = fields.get(b":status", b""), fields.get(b"grpc-status")
+    return _Head(
+        http_status=http_status,
+        encoding=fields.get(b"grpc-encoding", b"identity"),
+        status=None if status is None else _status(status),
+        text=grpc.percent_decode(fields.get(b"grpc-message", b"")[: 3 * _LONGEST_TEXT])[:_LONGEST_TEXT],
+        good=http_status == _HTTP_OK and fields.get(b"content-type", b"").startswith(b"application/grpc"),
+        informational=http_status[:1] == b"1",
+    )
+
+
+_cached_head = lru_cache(maxsize=256)(_read_head)
+"""A server's answers to good calls have few different header blocks."""
+
+
+def _status(value: bytes) -> int:
+    known = value.isdigit() and len(value) <= 2 and int(value) <= 16
+    return int(value) if known else grpc.UNKNOWN

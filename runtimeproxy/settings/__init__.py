@@ -1,0 +1,1 @@
+"""The settings: the table of options, and where their values come from."""

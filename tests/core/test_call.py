@@ -1,0 +1,74 @@
+"""What fronts and core say to each other: what a call does by itself, and what is read once of its message."""
+
+import pytest
+
+from runtimeproxy.core.call import DONE, UNANSWERED, Call, Unreadable, read_once
+from runtimeproxy.core.store import Store
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.model import records
+from runtimeproxy.model.values import NO_ADJUSTMENT
+from tests.fakes.calls import SUBJECT
+
+
+def test_unreadable_message_is_no_fault_of_the_proxy() -> None:
+    """The lifecycle answers it by the plugins' policy: a handler of the proxy's own errors must not take it."""
+    assert not issubclass(Unreadable, RuntimeProxyError)
+
+
+class Message:
+    """A message that is read once, whatever comes of it."""
+
+    def __init__(self, readable: bool) -> None:
+        self.reads = 0
+        self._readable = readable
+
+    @read_once
+    def id(self) -> str:
+        """Return the id."""
+        self.reads += 1
+        if not self._readable:
+            raise Unreadable("broken")
+        return "c1"
+
+
+def test_readable_message_is_read_once() -> None:
+    message, other = Message(readable=True), Message(readable=True)
+    assert (message.id, message.id, message.reads, other.reads) == ("c1", "c1", 1, 0)
+    message.id = "c1-whole"
+    assert (message.id, message.reads) == ("c1-whole", 1)
+    assert vars(Message)["id"].__doc__ == "Return the id."
+
+
+def test_unreadable_message_is_not_tried_again() -> None:
+    message = Message(readable=False)
+    for _ in range(3):
+        with pytest.raises(Unreadable, match="broken") as caught:
+            _ = message.id
+    assert message.reads == 1
+    assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
+
+
+Plain = type("Plain", (Call,), dict.fromkeys(Call.__abstractmethods__))
+"""A call of a front that does nothing but what each has to."""
+
+
+async def test_call_changes_nothing_by_itself() -> None:
+    call = Plain()
+    assert call.hook_request(SUBJECT) == records.hook_view(SUBJECT)
+    assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
+    assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
+    assert call.unedited(Store())
+    assert await call.settle() == UNANSWERED
+    assert (call.deadline, call.prepares, call.already_sent, call.number, call.state_unknown) == (
+        None,
+        False,
+        False,
+        0,
+        False,
+    )
+
+
+def test_front_that_forgets_a_step_is_refused() -> None:
+    forgetful = type("Forgetful", (Plain,), {"answer": Call.answer})
+    with pytest.raises(TypeError, match="answer"):
+        forgetful()

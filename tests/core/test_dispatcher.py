@@ -1,0 +1,238 @@
+"""The dispatcher asks all plugins in order, within the budget, and turns failures into the policies' verdicts.
+
+That each bad field of an answer costs itself, and is counted, stands in test_dispatcher_answers.py.
+"""
+
+import logging
+from contextlib import nullcontext
+
+import pytest
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.model import values
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model.values import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
+from runtimeproxy.plugins.registration import FailurePolicy
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import FAIL, IGNORE
+
+pytestmark = virtual_time
+
+CREATE, START, STOPPED = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
+CONTAINER = ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
+REQUEST = HookRequest(PodInfo("p1", "web", namespace="n"), CONTAINER)
+OTHER_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
+CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
+FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS)
+GPU = {"NVIDIA_VISIBLE_DEVICES": "0"}
+SHARES = HookAnswer(resources=Resources(cpu_shares=5))
+BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
+
+
+class Desk(Core):
+    """The core's dispatcher, asked directly."""
+
+    async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
+        return await self.dispatcher.before(CREATE, request, self.now + seconds)
+
+    def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
+        """Return how many failures there are, and how many of them fail open."""
+        labels = {"plugin": plugin, "hook": point.name, "reason": reason.value}
+        return self.recorder.counted("hook_failures", **labels), self.recorder.counted("hook_fail_open", **labels)
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Return how many answers, failures and failures that fail open there are."""
+        total = self.recorder.total
+        return total("hook_calls"), total("hook_failures"), total("hook_fail_open")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def refused_under(policy: FailurePolicy, words: str) -> "pytest.RaisesExc[HookError] | nullcontext[None]":
+    return pytest.raises(HookError, match=words) if policy is FAIL else nullcontext()
+
+
+async def test_nobody_registered_is_no_adjustment(desk: Desk) -> None:
+    assert await desk.before() is NO_ADJUSTMENT
+    assert not desk.recorder.counters
+
+
+def test_registered_looks_at_all_points(desk: Desk) -> None:
+    desk.plugins.add("a", points=(CREATE.name, "PostStopContainer"))
+    points: list[list[HookPoint]] = [[CREATE], [START, CREATE], [START], []]
+    assert [desk.dispatcher.registered(each) for each in points] == [True, True, False, False]
+
+
+async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> None:
+    desk.plugins.add("a", HookAnswer(envs={"A": "2", "B": "3"}))
+    desk.plugins.add("b")
+    desk.plugins.add("c", SHARES)
+    adjustment = await desk.before()
+    assert desk.plugins.told() == [("a", CREATE.name), ("b", CREATE.name), ("c", CREATE.name)]
+    first, second, third = (asked.request for asked in desk.plugins.asked)
+    assert first is REQUEST
+    assert second == third
+    assert second.container is not None
+    assert (second.container.envs, second.container.resources) == ({"A": "2", "B": "3"}, CONTAINER.resources)
+    owners = {"envs.A": "a", "envs.B": "a", "resources.cpu_shares": "c"}
+    assert adjustment == Adjustment(envs={"A": "2", "B": "3"}, resources={"cpu_shares": 5}, owners=owners)
+    assert desk.totals == (3, 0, 0)
+    assert desk.recorder.total("hook_conflicts") == 0
+
+
+async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
+    desk.plugins.add("a", HookAnswer(envs={"A": CANARY + "1"}))
+    desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
+    with caplog.at_level(logging.DEBUG):
+        adjustment = await desk.before()
+    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (values.Conflict("envs.A", "a", "b"),))
+    assert desk.recorder.counted("hook_conflicts", hook=CREATE.name, loser="a", winner="b") == 1
+    assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
+    assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+async def test_others_go_on_without_a_failed_one_under_ignore(desk: Desk, reason: Reason) -> None:
+    desk.plugins.add("a", SHARES)
+    desk.plugins.add("b", reason)
+    desk.plugins.add("c", HookAnswer(envs={"C": "1"}))
+    adjustment = await desk.before()
+    assert (adjustment.resources, adjustment.envs) == ({"cpu_shares": 5}, {"C": "1"})
+    assert desk.counted("b", reason) == (1, 1)
+    assert desk.totals == (2, 1, 1)
+
+
+REFUSALS = [*((reason, FAIL) for reason in (*FAILURES, Reason.REFUSED)), (Reason.REFUSED, IGNORE)]
+
+
+@pytest.mark.parametrize(("reason", "policy"), REFUSALS)
+async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Reason, policy: FailurePolicy) -> None:
+    desk.plugins.add("a", reason, policy=policy)
+    desk.plugins.add("b")
+    with pytest.raises(HookError) as caught:
+        await desk.before()
+    assert (caught.value.plugin, caught.value.hook, caught.value.reason) == ("a", CREATE.name, reason)
+    assert desk.plugins.told() == [("a", CREATE.name)]
+    assert desk.counted("a", reason) == (1, 0)
+
+
+@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
+async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, reason: Reason, caplog: Log) -> None:
+    def refuse(request: HookRequest) -> HookAnswer:
+        raise HookError("a", CREATE.name, reason, "status", said=f"not with {CANARY}")
+
+    desk.plugins.add("a", refuse, policy=FAIL)
+    with caplog.at_level(logging.DEBUG), pytest.raises(HookError, match=f"status: not with {CANARY}"):
+        await desk.before()
+    assert f"hook server 'a' at PreCreateContainer: {reason.value}: status (policy Fail)" in caplog.text
+    assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_policy_decides_where_the_budget_is_used_up(desk: Desk, policy: FailurePolicy) -> None:
+    desk.plugins.add("a", SHARES, policy=policy)
+    with refused_under(policy, r"'a' at PreCreateContainer: deadline: .*--hook-budget"):
+        assert await desk.before(seconds=0.0) is NO_ADJUSTMENT
+    assert desk.plugins.told() == []
+    assert desk.counted("a", Reason.DEADLINE) == (1, policy is IGNORE)
+
+
+async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
+    desk.plugins.add("a", Reason.UNREACHABLE, policy=FAIL)
+    desk.plugins.add("b", Reason.REFUSED, policy=FAIL)
+    desk.plugins.add("c", HookAnswer(envs={"": "not even checked"}))
+    await desk.dispatcher.after(STOPPED, REQUEST, desk.now + 10)
+    assert [(asked.plugin, asked.point) for asked in desk.plugins.asked] == [(name, STOPPED.name) for name in "abc"]
+    assert all(asked.request is REQUEST for asked in desk.plugins.asked)
+    assert desk.counted("a", Reason.UNREACHABLE, STOPPED) == desk.counted("b", Reason.REFUSED, STOPPED) == (1, 0)
+    assert desk.totals == (1, 2, 0)
+
+
+async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog: Log) -> None:
+    desk.plugins.add("a", Reason.UNREACHABLE)
+    await desk.before()
+    await desk.before(OTHER_REQUEST)
+    assert [line.partition(", for ")[2] for line in caplog.messages] == [REQUEST.name, OTHER_REQUEST.name]
+    assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
+
+
+async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, caplog: Log) -> None:
+    desk.plugins.add("a")
+    desk.plugins.add("b")
+    desk.plugins.add("other", policy=FAIL, points=(START.name,))
+    desk.dispatcher.failed(CREATE, Reason.UNREADABLE, "why")
+    assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
+    assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
+    assert desk.totals == (0, 2, 2)
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_unserved_point_fails_each_time_and_is_told_once(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
+    desk.plugins.add("a", Reason.UNIMPLEMENTED, policy=policy)
+    for _ in range(3):
+        with refused_under(policy, "'a' at PreCreateContainer: unimplemented: "):
+            await desk.before()
+    assert desk.plugins.told() == [("a", CREATE.name)]
+    assert desk.counted("a", Reason.UNIMPLEMENTED) == (3, 3 if policy is IGNORE else 0)
+    (line,) = caplog.messages
+    assert line.startswith("hook server a does not serve PreCreateContainer although its registration lists it: ")
+
+
+BAD_FIELD = "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or "
+
+
+async def test_next_plugin_sees_an_answer_without_its_bad_field(desk: Desk, caplog: Log) -> None:
+    desk.plugins.add("a", BAD_QUOTA)
+    desk.plugins.add("b")
+    adjustment = await desk.before()
+    assert (adjustment.envs, adjustment.resources) == (GPU, {"cpu_shares": 5})
+    seen = desk.plugins.asked[1].request.container
+    assert seen is not None
+    assert (seen.envs, seen.resources) == ({"A": "1", **GPU}, Resources(cpu_shares=5))
+    used = "left out, the rest of its answer is used (policy Ignore), for n/web/main; of this field that is told once"
+    assert caplog.messages == [f"hook server {BAD_FIELD}at least 1000 microseconds: {used}"]
+    assert caplog.records[0].levelname == "WARNING"
+
+
+async def test_hook_servers_bad_field_is_told_once(desk: Desk, caplog: Log) -> None:
+    client = desk.plugins.add("a", BAD_QUOTA)
+    await desk.before()
+    await desk.before()
+    client.behaviour = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-8))
+    await desk.before()
+    assert [line.split(": ")[2] for line in caplog.messages] == ["resources.cpu_quota", "cgroup_parent"]
+    assert len({vars(record)["kind"] for record in caplog.records}) == 2
+    assert CANARY not in caplog.text
+    assert desk.counted("a", Reason.BAD_ANSWER) == (3, 3)
+    desk.plugins.plugins.clear()
+    desk.plugins.add("a", BAD_QUOTA)  # its registration was changed
+    await desk.before()
+    assert len(caplog.messages) == 3
+
+
+async def test_bad_field_refuses_the_call_each_time_under_fail(desk: Desk, caplog: Log) -> None:
+    desk.plugins.add("a", BAD_QUOTA, policy=FAIL)
+    desk.plugins.add("b")
+    for times in range(1, 8):
+        with pytest.raises(HookError) as raised:
+            await desk.before()
+        assert BAD_FIELD in str(raised.value)
+        assert desk.counted("a", Reason.BAD_ANSWER) == (times, 0)
+    assert desk.recorder.total("hook_bad_fields") == 7
+    assert [asked.plugin for asked in desk.plugins.asked] == ["a"] * 7, "and never opens the breaker"
+    assert len(caplog.messages) == 7
+    assert all(BAD_FIELD in line and line.endswith("(policy Fail), for n/web/main") for line in caplog.messages)

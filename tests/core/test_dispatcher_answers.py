@@ -1,0 +1,223 @@
+"""Whatever bytes a hook server answers, what is bad of it costs itself: all else is applied (fault matrix H5).
+
+The way is that of a real answer: the codec, the judgement, the merge, under policy Ignore.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.hookapi import api_pb2, codec
+from runtimeproxy.model import values as model
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
+from runtimeproxy.model.merge import by_field
+from runtimeproxy.model.values import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
+from runtimeproxy.observe.metrics import Metrics
+from tests.amounts import examples
+from tests.fakes.plugins import FakePlugins
+
+RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
+SENT = Resources(cpuset_cpus="0-3")
+"""Without a number, so that no answer is an echo: what is 0 or empty in it says nothing."""
+POD = PodInfo(uid="u", labels={"kept": "1"}, annotations={"kept": "1"}, cgroup_parent="/pod", resources=SENT)
+CONTAINER = ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
+SENT_VALUES = {**dict.fromkeys(("labels.kept", "annotations.kept", "envs.KEPT"), "1"), "cgroup_parent": "/pod"}
+SENT_VALUES["resources.cpuset_cpus"] = "0-3"
+
+
+class Server:
+    """A hook server that answers these bytes, and what the proxy made of them."""
+
+    def __init__(self, point: HookPoint, body: bytes) -> None:
+        self._point, self._body = point, body
+        self._plugins = FakePlugins()
+        self._plugins.add("a").call = self._call  # type: ignore[method-assign]
+        self.recorder = Metrics(lambda: 0.0)
+
+    async def _call(self, point: HookPoint, *_: object) -> HookAnswer:
+        try:
+            return codec.decode(point, self._body)
+        except WireError as error:
+            raise HookError("a", point.name, Reason.BAD_ANSWER, str(error)) from None
+
+    def changed(self) -> dict[str, object] | None:
+        """Ask; return what is set, by the names of ``Adjustment.owners``, and None where nothing is even read."""
+        dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0, 10.0)
+        request = HookRequest(POD, CONTAINER if self._point.subject is SubjectKind.CONTAINER else None)
+        with pytest.raises(StopIteration) as end:  # in one go: nothing waits here
+            dispatcher.before(self._point, request, 10.0).send(None)
+        adjustment: Adjustment = end.value.value
+        fields = by_field(adjustment)
+        assert adjustment.owners == dict.fromkeys(fields, "a")
+        return None if adjustment is NO_ADJUSTMENT else fields
+
+    def bad_fields(self) -> set[str]:
+        """Return the names of the bad fields, each of which is counted once; all together are one failure."""
+        counted = self.recorder.counters.items()
+        found = {dict(labels)["field"]: n for (name, labels), n in counted if name == "hook_bad_fields"}
+        assert set(found.values()) <= {1}
+        assert self.failures() == bool(found)
+        return {field.removeprefix("resources.") for field in found}
+
+    def failures(self) -> int:
+        labels = {"plugin": "a", "hook": self._point.name, "reason": Reason.BAD_ANSWER.value}
+        counted = self.recorder.counted("hook_failures", **labels)
+        assert self.recorder.counted("hook_fail_open", **labels) == self.recorder.total("hook_failures") == counted
+        return counted
+
+
+class Piece(NamedTuple):
+    """One field of an answer, and whether any runtime takes the value."""
+
+    field: str
+    value: Any
+    good: bool
+
+
+def pieces(field: str, good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Piece]:
+    return good.map(lambda value: Piece(field, value, True)) | bad.map(lambda value: Piece(field, value, False))
+
+
+numbers = st.integers
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
+NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
+PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)
+NO_PATH = st.sampled_from(["a", "../a", "/a/../b", "/..", "/new/n/..", "/a\0", "."])
+LIMIT, BELOW_MINUS_1 = numbers(1, 2**62), numbers(-(2**63), -2)
+CPUS = st.lists(numbers(0, 99), min_size=1, max_size=3).map(lambda cpus: ",".join(map(str, cpus)))
+NO_CPUS = st.sampled_from(["a", "3-1", "1-", "-1", "1 -2", "0x1", "1-2-3", "0\0", "٣", "all"])
+ENTRY, NAMELESS = st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)
+NO_NUL = st.tuples(NAME, TEXT.filter(lambda text: "\0" not in text))
+NO_ENV = st.tuples(st.sampled_from(["", "=", "A=B", "A\0"]), TEXT) | st.tuples(NAME, TEXT.map("\0".__add__))
+SCORE, NO_SCORE = numbers(1, 1000) | numbers(-1000, -1), numbers(1001, 2**62) | numbers(-(2**63), -1001)
+
+PIECES = [
+    pieces("envs", NO_NUL, NO_ENV),
+    *(pieces(name, ENTRY, NAMELESS) for name in ("labels", "annotations", "unified")),
+    pieces("hugepage_limits", st.tuples(NAME, LIMIT), st.tuples(st.just(""), LIMIT)),
+    pieces("cgroup_parent", PATH, NO_PATH),
+    pieces("cpu_period", numbers(1000, 1_000_000), numbers(1, 999) | numbers(1_000_001, 2**62) | BELOW_MINUS_1),
+    pieces("cpu_quota", numbers(1000, 2**62) | st.just(-1), BELOW_MINUS_1),
+    pieces("cpu_shares", LIMIT, numbers(-(2**63), -1)),
+    pieces("memory_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
+    pieces("memory_swap_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
+    pieces("oom_score_adj", SCORE, NO_SCORE),
+    *(pieces(name, CPUS, NO_CPUS) for name in ("cpuset_cpus", "cpuset_mems")),
+]
+PARTS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
+MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
+MESSAGES: dict[HookPoint, Any] = {
+    RUN_POD: api_pb2.PodSandboxHookResponse,
+    **dict.fromkeys((CREATE, START), api_pb2.ContainerResourceHookResponse),
+}
+ABSENT = {SubjectKind.POD: {"envs"}, SubjectKind.CONTAINER: {"labels"}}
+"""What the point's message has no field for."""
+
+
+class Answer(NamedTuple):
+    """What a hook server answers; ``bad`` names the bad fields of it, None where bytes were damaged."""
+
+    point: HookPoint
+    body: bytes
+    bad: set[str] | None
+
+
+def put_together(point: HookPoint, parts: list[Piece]) -> Answer:
+    values = {part.field: dict([part.value]) if part.field in MAPS else part.value for part in parts}
+    resources = {name: values.pop(name) for name in model.RESOURCE_FIELDS if name in values}
+    answer = HookAnswer(**values, resources=Resources(**resources) if resources else None)
+    bad = {part.field for part in parts if not part.good} - ABSENT[point.subject]
+    return Answer(point, codec.encode_answer(point, answer), bad)
+
+
+def damaged(answer: Answer, changes: list[tuple[int, int, int]], more: bytes, cut: int) -> Answer:
+    """Replace none or one byte at some places, add bytes and cut some off."""
+    body = bytearray(answer.body)
+    for at, count, value in changes:
+        body[at : at + count] = bytes([value])
+    body += more
+    return Answer(answer.point, bytes(body[: len(body) - cut]), None)
+
+
+ODD_FIELDS = [
+    b"\x0a\x02\xff\xfe",  # a map entry that is none
+    b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
+    b"\x18\x05",  # a number in the place of the cgroup parent
+    b"\x22\x06\x0a\x01E\x12\x01\xff",  # an entry whose value is not UTF-8
+    b"\x12\x05\x0dabcd",  # a fixed number in the resources
+    b"\x12\x02\x10\x05",  # a quota of 5 microseconds
+    b"\x0b",  # a group without an end
+    b"\x9a\x06\x03abc",  # an unknown field
+    b"\x80",
+]
+POINTS = st.sampled_from(list(MESSAGES))
+WHOLE = st.builds(put_together, POINTS, PARTS)
+CHANGES = st.lists(st.tuples(numbers(0, 200), numbers(0, 1), numbers(0, 255)), max_size=3)
+MORE, CUT = st.sampled_from([b"", *ODD_FIELDS]), st.just(0) | numbers(0, 50)
+DAMAGED = st.builds(damaged, WHOLE, CHANGES, MORE, CUT)
+ANSWERS = WHOLE | DAMAGED | st.builds(Answer, POINTS, st.binary(max_size=60), st.none())
+
+
+def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:
+    """Return all that an answer changes, as protobuf's own runtime reads it; None if it does not."""
+    message = MESSAGES[point]()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        return None
+    pod = point.subject is SubjectKind.POD
+    resources = message.resources if pod else message.container_resources
+    maps = {
+        "annotations": message.annotations if pod else message.container_annotations,
+        **({"labels": message.labels} if pod else {"envs": message.container_envs}),
+        "resources.unified": resources.unified,
+        "resources.hugepage_limits": {entry.page_size: entry.limit for entry in resources.hugepage_limits},
+    }
+    said = {f"{name}.{key}": value for name, entries in maps.items() for key, value in entries.items()}
+    said |= {f"resources.{field.name}": value for field, value in resources.ListFields() if not field.is_repeated}
+    if parent := message.cgroup_parent if pod else message.pod_cgroup_parent:
+        said["cgroup_parent"] = parent
+    return {name: value for name, value in said.items() if SENT_VALUES.get(name) != value}
+
+
+TOGETHER = ({"cpu_period", "cpu_quota"}, {"memory_limit_in_bytes", "memory_swap_limit_in_bytes"})
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(2000))
+@given(ANSWERS)
+def test_all_of_an_answer_that_is_not_bad_is_applied(answer: Answer) -> None:
+    server = Server(answer.point, answer.body)
+    found, says = server.changed(), everything(answer.point, answer.body)
+    if says is None:
+        assert found is None
+        assert server.failures() == 1
+        return
+    bad = server.bad_fields()
+    assert answer.bad in (None, bad)
+    lost = bad | {name for group in TOGETHER if group & bad for name in group}
+    found = found or {}
+    for name, value in says.items():
+        field, _, key = name.removeprefix("resources.").partition(".")
+        if field in MAPS:
+            is_bad = not key or (field == "envs" and ("=" in key or "\0" in f"{key}{value}"))
+            assert not is_bad or field in bad
+        else:
+            value = model.tidy(field, value) if field in model.RESOURCE_FIELDS else value
+            is_bad = field in lost or value in ("", SENT_VALUES.get(name))
+        without_effect = answer.point is START and not name.startswith("resources.")
+        assert found.pop(name, None) == (None if is_bad or without_effect else value)
+    assert not found

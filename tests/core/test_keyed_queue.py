@@ -1,0 +1,97 @@
+"""Turns: order within a key, none between keys, and nobody waits longer than its time (relay-rules C6)."""
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from runtimeproxy.core.keyed_queue import KeyedQueue
+from runtimeproxy.eventloop.deadlines import Deadlines
+from tests.fakes.clock import virtual_time
+
+pytestmark = virtual_time
+
+Take = tuple[str, str, float, float]
+"""Who takes a turn, of which key, how long it waits at most, how long it holds the turn."""
+
+
+class Log:
+    """Writes down who held which turn when."""
+
+    def __init__(self) -> None:
+        self.turns = KeyedQueue(Deadlines())
+        self.lines: list[tuple[float, str]] = []
+
+    def start(self, *take: *Take) -> asyncio.Task[None]:
+        """Take a turn in a task."""
+        return asyncio.create_task(self._hold(*take))
+
+    async def _hold(self, name: str, key: str, wait_seconds: float, hold_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        turn = self.turns.take(key)
+        try:
+            await self.turns.wait(turn, wait_seconds)
+            self.lines.append((loop.time(), f"{name} in"))
+            await asyncio.sleep(hold_seconds)
+            self.lines.append((loop.time(), f"{name} out"))
+        finally:
+            self.turns.leave(turn)
+
+
+ORDERS: dict[str, tuple[list[Take], list[tuple[float, str]]]] = {
+    "one key is served in the order of coming": (
+        [("a", "c1", 10, 1), ("b", "c1", 10, 1), ("c", "c1", 10, 1)],
+        [(0, "a in"), (1, "a out"), (1, "b in"), (2, "b out"), (2, "c in"), (3, "c out")],
+    ),
+    "different keys never wait for one another": (
+        [("a", "c1", 10, 3), ("b", "c2", 10, 1)],
+        [(0, "a in"), (0, "b in"), (1, "b out"), (3, "a out")],
+    ),
+    "a waiter whose time is over goes ahead": (
+        [("a", "c1", 10, 5), ("b", "c1", 2, 4)],
+        [(0, "a in"), (2, "b in"), (5, "a out"), (6, "b out")],
+    ),
+    "no time at all does not wait": (
+        [("a", "c1", 10, 5), ("b", "c1", 0, 1)],
+        [(0, "a in"), (0, "b in"), (1, "b out"), (5, "a out")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("takes", "lines"), ORDERS.values(), ids=ORDERS)
+async def test_turns_are_taken_in_order(takes: list[Take], lines: list[tuple[float, str]]) -> None:
+    log = Log()
+    await asyncio.gather(*(log.start(*take) for take in takes))
+    assert log.lines == lines
+    assert not log.turns.queues, "a key without anybody takes no memory"
+
+
+async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
+    log = Log()
+    first, impatient, leaving, last = (
+        log.start(name, "c1", wait, hold)
+        for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
+    )
+    await asyncio.sleep(3)
+    leaving.cancel()
+    await asyncio.gather(first, impatient, leaving, last, return_exceptions=True)
+    assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+
+
+async def test_waiters_memory_does_not_grow_with_those_before_it() -> None:
+    """Ten thousand calls may be about one container; each would hold ten thousand places else."""
+    log = Log()
+    tracemalloc.start()
+    try:
+        sizes = []
+        for _ in range(2):
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(1_000):
+                log.start("a", "c1", 10, 0)
+            await asyncio.sleep(0)
+            sizes.append(tracemalloc.get_traced_memory()[0] - before)
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] < 1.5 * sizes[0]
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    assert not log.turns.queues

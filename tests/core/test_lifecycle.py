@@ -1,0 +1,447 @@
+"""The straight line up to the release: order of its steps, and what failures lead to (relay-rules C6, C7, C9)."""
+
+import asyncio
+import gc
+import logging
+from typing import Any
+
+import pytest
+
+from runtimeproxy.core.call import UNANSWERED, CallState, Reply, Unreadable
+from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.model import records
+from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
+from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.plugins.registration import FailurePolicy
+from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core, moments
+from tests.fakes.plugins import FAIL, IGNORE
+
+pytestmark = virtual_time
+
+CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
+STOP = Operation.STOP_CONTAINER
+AT_START, AT_UPDATE = ("PreStartContainer",), ("PreUpdateContainerResources",)
+POD_SUBJECT = Subject(SUBJECT.pod)
+CANARY = "canary-4711"
+ENVS = HookAnswer(envs={"A": "1"})
+SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+Fields = dict[str, Any]
+"""What a call does otherwise."""
+PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
+POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+def call_for(point: HookPoint) -> FakeCall:
+    return FakeCall(point.operation, POD_SUBJECT if point.subject is SubjectKind.POD else SUBJECT)
+
+
+@pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
+async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) -> None:
+    core.plugins.add("a", SHARES, points=(point.name,), delay_seconds=0.5)
+    call = call_for(point)
+    assert await core.run(call) == ["prepare", "release", "answer"]
+    assert core.plugins.told() == [("a", point.name)]
+    assert call.released_with is not None
+    assert call.released_with[1].resources == {"cpu_shares": 2}
+    assert call.changed_by is call.released_with[1]
+    assert (moments(core.times), core.times.outcome) == ((0, 0.5, 1.5, 1.5), "agreed")
+    assert core.recorder.counted("calls", operation=point.operation.value, outcome="agreed") == 1
+
+
+@pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
+async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookPoint) -> None:
+    core.plugins.add("a", ENVS, points=(point.name,), delay_seconds=0.5)
+    call = call_for(point)
+    await core.run(call)
+    assert call.steps == [(0, "release"), (1.5, "answer")]
+    assert call.released_with == (call.known, NO_ADJUSTMENT)
+    asked = core.plugins.asked[0]
+    assert (asked.point, asked.request.pod) == (point.name, POD)
+    assert asked.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+    assert moments(core.times) == (0, 0, 1, 1.5)
+    assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
+
+
+@pytest.mark.parametrize("untouched", [True, False])
+@pytest.mark.parametrize("operation", list(Operation))
+async def test_no_call_waits_without_plugins(core: Core, operation: Operation, untouched: bool) -> None:
+    """It is released before it is read, unless something in the Store is to be put in."""
+    call = FakeCall(operation, untouched=untouched)
+    assert await core.run(call) == ["release", "answer"]
+    assert call.released_with == (None if untouched else SUBJECT, NO_ADJUSTMENT)
+    assert call.changed_by is NO_ADJUSTMENT, "what the runtime agreed to is committed"
+    assert moments(core.times) == (0, 0, 1, 1)
+    assert core.lifecycle.holds() == (0, 0.0)
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_call_released_by_its_front_is_not_held(core: Core, policy: FailurePolicy) -> None:
+    """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
+    core.plugins.add("a", Reason.DEADLINE, policy=policy)
+    call = FakeCall(START, state=CallState.RELEASED)
+    assert await core.run(call) == ["release", "answer"]
+    assert call.changed_by is NO_ADJUSTMENT
+    assert core.plugins.told() == [("a", "PostStartContainer")]
+
+
+async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
+    assert core.lifecycle.passes_unrecorded()
+    core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
+    assert not core.lifecycle.passes_unrecorded()  # a start that the runtime refuses tells what a hook server set
+    waits = core.start(FakeCall(UPDATE))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    assert not core.lifecycle.passes_unrecorded()
+    await waits
+    assert core.lifecycle.passes_unrecorded()
+
+
+UNKNOWN = [
+    ({"known": None}, ""),
+    ({"known": None, "untouched": False}, ""),
+    ({"known_error": Unreadable("broken")}, "calls_unreadable"),
+    ({"known_error": ValueError("a value")}, "internal_errors"),
+]
+
+
+@pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
+async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
+    """Or one that cannot be read."""
+    call = FakeCall(START, **fields)
+    assert await core.run(call) == ["release", "answer"]
+    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert (call.changed_by, core.store.counts()) == (None, (0, 0))
+
+
+@pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
+async def test_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Core, label: str, skipped: bool) -> None:
+    core.plugins.add("a", policy=FAIL)
+    pod = PodInfo(id="p1", labels={"skip": label})
+    await core.run(FakeCall(START, Subject(PodRecord(pod, pod), SUBJECT.container)))
+    assert core.plugins.told() == ([] if skipped else [("a", "PreStartContainer"), ("a", "PostStartContainer")])
+    assert core.store.container("c1") is not None
+
+
+READS = [
+    ("PostStartContainer", SUBJECT, ["read"], [("a", "PostStartContainer")], (1, 1)),
+    ("PostStartContainer", None, ["read"], [], (0, 0)),
+    ("PreCreateContainer", SUBJECT, [], [], (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("point", "read", "asks", "told", "left"), READS)
+async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
+    core: Core, point: str, read: Subject | None, asks: list[str], told: list[Any], left: tuple[int, int]
+) -> None:
+    """What the runtime does not know passes without hooks."""
+    core.plugins.add("a", points=(point,), policy=FAIL)
+    call = FakeCall(START, known=None, read=read)
+    assert await core.run(call) == [*asks, "release", "answer"]
+    assert call.released_with is not None
+    assert call.released_with[1] is NO_ADJUSTMENT
+    assert (core.plugins.told(), core.store.counts()) == (told, left)
+    assert core.recorder.total("hook_failures") == 0
+
+
+CUT, OUR_OWN = Unreadable("cut"), KeyError(CANARY)
+FAULTS: dict[str, tuple[Fields, Reason, str]] = {
+    "message": ({"key": CUT}, Reason.UNREADABLE, "calls_unreadable"),
+    "status": ({"known": None, "read": CUT}, Reason.UNREADABLE, "calls_unreadable"),
+    "runtime away": ({"known": None, "read": BackendError("away")}, Reason.UNREADABLE, ""),
+    "our fault": ({"known": None, "read": OUR_OWN}, Reason.INTERNAL, "internal_errors"),
+    "runtime hangs": ({"known": None, "read": SUBJECT, "read_seconds": 60}, Reason.DEADLINE, ""),
+    "the extra update hangs": ({"prepare_seconds": 60}, Reason.RUNTIME_REJECTED, ""),
+    "edit": ({"edit_error": OUR_OWN}, Reason.INTERNAL, "internal_errors"),
+}
+
+
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS.values(), ids=FAULTS)
+async def test_failed_hold_is_released_unchanged_under_ignore(
+    core: Core, fields: Fields, reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core.plugins.add("a", SHARES, policy=IGNORE)
+    call = FakeCall(START, **fields)
+    with caplog.at_level(logging.DEBUG):
+        assert (await core.run(call))[-2:] == ["release", "answer"]
+    assert call.released_with is not None
+    assert call.released_with[1] == NO_ADJUSTMENT
+    assert call.changed_by in (None, NO_ADJUSTMENT)
+    assert core.failures("a", "PreStartContainer", reason) == core.fail_open() == 1
+    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.times.released is not None
+    assert core.times.released <= 11.0
+    assert CANARY not in caplog.text
+    assert f"hook server 'a' at PreStartContainer: {reason.value}" in caplog.text
+
+
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS.values(), ids=FAULTS)
+async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, reason: Reason, counter: str) -> None:
+    core.plugins.add("a", SHARES if "prepare_seconds" in fields else ENVS, policy=FAIL)
+    call = FakeCall(START, **fields)
+    assert (await core.run(call))[-1] == "refuse"
+    assert call.refused_with is not None
+    assert (call.refused_with.plugin, call.refused_with.reason) == ("a", reason)
+    assert CANARY not in str(call.refused_with)
+    assert call.released_with is None
+    assert (moments(core.times), core.times.outcome) == ((0, None, None, None), "refused")
+    assert core.recorder.counted("calls_refused", operation="StartContainer") == 1
+    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.store.counts() == (0, 0)
+    assert core.now <= 11.0
+
+
+async def test_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> None:
+    core.plugins.add("a", policy=FAIL)
+    call = FakeCall(STOP, known=None, read=BackendError("away"))
+    assert await core.run(call) == ["read", "release", "answer"]
+    assert core.failures("a", "PostStopContainer", Reason.UNREADABLE) == 1
+    assert core.fail_open() == 0
+
+
+async def test_edit_that_fails_without_any_plugin_changes_nothing(core: Core) -> None:
+    call = FakeCall(CREATE, edit_error=KeyError("x"))
+    assert await core.run(call) == ["release", "answer"]
+    assert (call.released_with, call.changed_by) == ((None, NO_ADJUSTMENT), NO_ADJUSTMENT)
+    assert core.store.container("c1") == SUBJECT.container
+
+
+async def test_plugin_that_raises_anything_is_an_internal_error(core: Core) -> None:
+    core.plugins.add("a", RuntimeError(CANARY), policy=FAIL, points=AT_START)
+    call = FakeCall(START)
+    assert await core.run(call) == ["refuse"]
+    assert str(call.refused_with) == "hook server 'a' at PreStartContainer: internal: RuntimeError"
+
+
+BROKE_OFF, HANGS = {"prepare_error": BackendError("broke off")}, {"prepare_seconds": 60}
+OWNERS = [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "answer"])]
+
+
+@pytest.mark.parametrize(("owner", "steps"), OWNERS)
+@pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
+async def test_rejected_extra_update_is_the_failure_of_the_owners(
+    core: Core, owner: str, steps: list[str], fields: Fields, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, policy in (("fail", FAIL), ("ignore", IGNORE)):
+        core.plugins.add(name, SHARES if name == owner else HookAnswer(), policy=policy, points=AT_START)
+    call = FakeCall(START, **fields)
+    assert await core.run(call) == steps
+    assert core.failures(owner, "PreStartContainer", Reason.RUNTIME_REJECTED) == 1
+    assert core.recorder.total("hook_failures") == 1
+    assert core.fail_open() == (owner == "ignore")
+    assert call.changed_by in (None, NO_ADJUSTMENT)
+    told = "the update before StartContainer of /web/main failed in the runtime; hook servers had set "
+    assert told + f"resources.cpu_shares ({owner})" in caplog.messages
+
+
+@pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
+async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core, reply: Reply) -> None:
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=AT_START)
+    await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
+    assert core.store.container("c1") == records.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
+@pytest.mark.parametrize("state_unknown", [False, True])
+async def test_container_is_read_anew_after_a_lost_extra_update(
+    core: Core, policy: FailurePolicy, fields: Fields, state_unknown: bool
+) -> None:
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, policy=policy, points=AT_START)
+    await core.run(FakeCall(START, prepare_unsure=state_unknown, **fields))
+    assert core.store.container("c1") == (None if state_unknown else SUBJECT.container)
+
+
+async def test_client_leaving_in_the_extra_update_leaves_no_record(core: Core) -> None:
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=AT_START)
+    task = core.start(FakeCall(START, prepare_unsure=True, **HANGS))
+    await asyncio.sleep(1)
+    task.cancel()
+    await task
+    assert core.store.counts() == (1, 0)
+
+
+async def test_call_under_way_brings_no_forgotten_record_back(core: Core) -> None:
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=AT_START)
+    start = core.start(FakeCall(START, prepare_unsure=True, runtime_seconds=2, **BROKE_OFF))
+    await asyncio.sleep(1)
+    stop, other = (core.start(FakeCall(STOP, key=key, runtime_seconds=at)) for key, at in (("c1", 5), ("c2", 6)))
+    await start
+    assert core.store.counts() == (1, 0)
+    with core.store.watch() as watch:
+        await stop
+    assert (core.store.counts(), watch.kept) == ((1, 0), set())
+    await other
+    assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
+
+
+async def test_extra_update_beside_a_lost_update_keeps_no_record(core: Core) -> None:
+    core.store.commit(SUBJECT)
+    lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
+    core.plugins.add("a", SHARES, points=AT_START)
+    start = core.start(FakeCall(START, prepare_seconds=2))
+    await lost
+    with core.store.watch() as watch:
+        await start
+    assert (core.store.counts(), watch.kept) == ((1, 0), set())
+
+
+@pytest.mark.filterwarnings("error")
+async def test_client_leaving_at_once_leaves_no_question(core: Core) -> None:
+    core.plugins.add("a")
+    call = FakeCall(START, known=None)
+    core.start(call).cancel()
+    await asyncio.sleep(1)
+    gc.collect()
+    assert call.steps == []
+
+
+TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
+    # never more than half of the caller's time (fault matrix H4)
+    *[((100, 100), None, [5, 5]), ((100, 100), 60.0, [5, 5]), ((100, 100), 20.0, [5, 5]), ((100, 100), 8.0, [2, 2])],
+    *[((2, 2), 2.0, [0.5, 0.5]), ((0.25, 2), 2.0, [0.25, 0.75]), ((100, 100), 0.5, [0.125, 0.125])],
+    # time is left to those behind
+    *[((2, 2, 2), None, [2, 2, 2]), ((8, 2), None, [8, 2]), ((9, 2), None, [8, 2])],
+    ((2,) * 6, None, [2, 2, 2, 2, 1, 1]),
+    ((2,) * 12, None, [2, 2, 2, 2, 1, 0.5, 0.25, 0.125, *[pytest.approx(0, abs=0.07)] * 4]),
+]
+
+
+@pytest.mark.parametrize("point", ["PreStartContainer", "PostStartContainer"])
+@pytest.mark.parametrize(("timeouts", "deadline", "seconds"), TIMES)
+async def test_hanging_hook_server_leaves_time_to_those_behind_it(
+    core: Core, timeouts: tuple[float, ...], deadline: float | None, seconds: list[Any], point: str
+) -> None:
+    for number, timeout in enumerate(timeouts):
+        core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=timeout, points=(point,))
+    await core.run(FakeCall(START, deadline=deadline))
+    if point == "PostStartContainer" and deadline is not None:
+        seconds = [min(timeout, 5) for timeout in timeouts]  # nobody waits longer; they are told all the same
+    given = [asked.timeout_seconds for asked in core.plugins.asked]
+    assert given == seconds
+    assert core.times.released == (sum(given) if point == "PreStartContainer" else 0)
+    assert core.recorder.total("hook_failures") == len(timeouts)
+
+
+@pytest.mark.parametrize("deadline", [0.0, -5.0])
+async def test_caller_without_time_has_post_hooks_only(core: Core, deadline: float) -> None:
+    core.plugins.add("a", ENVS, delay_seconds=1)
+    await core.run(FakeCall(START, deadline=deadline))
+    assert [(asked.point, asked.timeout_seconds) for asked in core.plugins.asked] == [("PostStartContainer", 2.0)]
+    assert core.times.released == 0
+
+
+READING = [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
+
+
+@pytest.mark.parametrize(("read", "seconds", "deadline", "timeouts", "released"), READING)
+async def test_reading_the_subject_is_paid_from_the_same_budget(
+    core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
+) -> None:
+    """It ends with that, in time for the runtime to answer."""
+    core.plugins.add("a", timeout_seconds=100, points=AT_START)
+    await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
+    assert [asked.timeout_seconds for asked in core.plugins.asked] == timeouts
+    assert core.times.released == released
+
+
+async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
+    core.plugins.add("a", points=AT_START).call = lambda *_: asyncio.sleep(1000)  # type: ignore[assignment]
+    call = FakeCall(START)
+    await core.run(call)
+    assert call.steps[0] == (11, "release")
+    assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+
+
+@pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])
+async def test_extra_update_ends_before_the_hold_does(core: Core, deadline: float | None, released: float) -> None:
+    core.plugins.add("a", SHARES, points=AT_START)
+    call = FakeCall(START, prepare_seconds=1000, deadline=deadline)
+    await core.run(call)
+    assert call.steps[:2] == [(0, "prepare"), (released, "release")]
+
+
+async def test_number_and_age_of_holds_are_known(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=2, points=AT_START)
+    assert core.lifecycle.holds() == (0, 0.0)
+    first = core.start(FakeCall(START, key="c1"))
+    await asyncio.sleep(1)
+    second = core.start(FakeCall(START, key="c2"))
+    await asyncio.sleep(0.5)
+    assert core.lifecycle.holds() == (2, 1.5)
+    await asyncio.sleep(1)
+    assert core.lifecycle.holds() == (1, 1.5)
+    await asyncio.gather(first, second)
+    assert core.lifecycle.holds() == (0, 0.0)
+
+
+async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> None:
+    client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
+    call = FakeCall(START)
+    task = core.start(call)
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await task
+    assert (client.cancelled, call.steps, core.times.outcome) == (1, [], "ended")
+    assert core.recorder.counted("calls_ended", operation="StartContainer") == 1
+    assert core.recorder.total("hook_failures") == 0
+    assert (core.lifecycle.holds(), core.store.counts()) == ((0, 0.0), (0, 0))
+    await core.run(FakeCall(START))
+    assert core.times.held == 0.5
+
+
+async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
+    """Nobody is asked about a stop here, but it waits behind those whose hooks are asked."""
+    core.plugins.add("a", delay_seconds=1, points=AT_START + AT_UPDATE)
+    calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
+    await asyncio.gather(*map(core.start, calls))
+    assert [at for call in calls for at, step in call.steps if step == "release"] == [1, 2, 2, 1]
+
+
+async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1, points=AT_UPDATE)
+    first = core.start(FakeCall(UPDATE))
+    named, behind = (
+        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
+        for _ in range(2)
+    )
+    await asyncio.gather(first, core.start(named), core.start(behind))
+    assert named.steps[:2] == [(0, "read"), (2, "release")]
+    assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
+
+
+async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
+    """And a commit keeps what other calls committed meanwhile."""
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", HookAnswer(annotations={"A": "1"}))
+    slow = core.start(FakeCall(STOP, runtime_seconds=100))
+    await asyncio.sleep(1)
+    await core.run(FakeCall(UPDATE))
+    assert core.now == 2
+    await slow
+    assert core.plugins.told() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
+    record = core.store.container("c1")
+    assert record is not None
+    assert record.effective.annotations == {"A": "1"}
+
+
+async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=AT_START)
+    core.plugins.add("b", points=AT_UPDATE)
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0)
+    hurried = FakeCall(UPDATE, deadline=4.0)
+    await core.run(hurried)
+    assert hurried.steps[-2] == (2, "release")
+    assert core.failures("b", "PreUpdateContainerResources", Reason.DEADLINE) == 1
+    await first

@@ -1,0 +1,387 @@
+"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one.
+
+The last is relay-rules C3.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.core import dispatcher
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.dispatcher import FIELDS_SHOWN
+from runtimeproxy.errors import Reason
+from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
+from runtimeproxy.model.values import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
+from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import FAIL, NOTHING
+
+pytestmark = virtual_time
+
+CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
+UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
+POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
+STARTED, STOPPED, POD_STOPPED = (f"Post{operation.value}" for operation in (START, STOP, STOP_POD))
+
+POD_SUBJECT = Subject(SUBJECT.pod)
+REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, no_op=True)
+CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
+ENVS = HookAnswer(envs={"A": "1"})
+CPUS = HookAnswer(resources=Resources(cpuset_cpus="77"))
+
+Left = tuple[int, int]
+"""How many pods and containers are known."""
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+NOT_AGREED = [
+    *[(operation, REFUSED, "failed") for operation in (CREATE, START, STOP, REMOVE)],
+    *[(operation, UNANSWERED, "unsettled") for operation in (CREATE, START, STOP)],
+]
+
+
+@pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
+async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
+    core: Core, operation: Operation, reply: Reply, outcome: str
+) -> None:
+    """Also where the runtime is asked later what became of it, and has not done it."""
+    core.store.commit(SUBJECT)
+    before = core.store.snapshot()
+    core.plugins.add("a", ENVS, points=POST_POINTS)
+    assert await core.run(FakeCall(operation, reply=reply, fates=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
+    assert core.times.outcome == outcome
+    assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
+    await asyncio.sleep(300)
+    assert core.plugins.told() == []
+    assert core.store.snapshot() == before
+
+
+async def test_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
+    core.plugins.add("a", ENVS, points=("PreCreateContainer",))
+    task = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.9)
+    assert core.store.counts() == (0, 0)
+    await task
+    record = core.store.container("c1")
+    assert record is not None
+    assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
+
+
+LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP, SUBJECT, (1, 1))]
+
+
+@pytest.mark.parametrize(("operation", "known", "left"), [*LEFT, (STOP_POD, POD_SUBJECT, (1, 1))])
+async def test_records_are_kept_until_remove(core: Core, operation: Operation, known: Subject, left: Left) -> None:
+    """An earlier call brings nothing back."""
+    core.store.commit(SUBJECT)
+    stop = core.start(FakeCall(STOP, runtime_seconds=5))
+    await asyncio.sleep(1)
+    await core.run(FakeCall(operation, known))
+    assert core.store.counts() == left
+    await stop
+    assert core.store.counts() == left
+
+
+FAULTS = [
+    (KeyError(CANARY), "internal_errors", "internal error in {}: KeyError at "),
+    (Unreadable("no id"), "calls_unreadable", "{} cannot be read: no id"),
+]
+
+
+@pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
+@pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
+async def test_answer_goes_whatever_fails_behind_it(
+    core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: Log
+) -> None:
+    """Also where that is found out later."""
+    call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
+    assert await core.run(call) == ["release", "answer"]
+    await asyncio.sleep(1)
+    assert core.recorder.counted(counter, operation=STOP.value) == 1
+    assert core.store.counts() == (0, 0)
+    assert told.format(STOP.value) in caplog.text
+    assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize(("delay", "deadline", "answer", "over"), [(100, 2.0, 1.5, 3), (1.5, 1.02, 1.01, 2.5)])
+async def test_answer_waits_at_most_half_of_the_callers_time(
+    core: Core, delay: float, deadline: float, answer: float, over: float
+) -> None:
+    """A Post hook has its own time beside that (relay-rules C2)."""
+    core.plugins.add("a", delay_seconds=delay, points=(STARTED,))
+    call = FakeCall(START, deadline=deadline)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(answer), "answer")], over)
+    assert core.plugins.asked[0].timeout_seconds == 2.0
+    assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
+
+
+async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
+    await core.run(behind)
+    await first
+    assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
+
+
+async def test_create_is_answered_behind_its_commit(core: Core) -> None:
+    hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    held = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    behind = FakeCall(CREATE, deadline=4.5)
+    known: list[bool] = []
+    behind.told = lambda: known.append(core.store.container("c1") is not None)
+    await core.run(behind)
+    assert (behind.steps[-1], known) == ((4.0, "answer"), [True])
+    await held
+    assert hook.asked
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
+    """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
+    if told:
+        core.plugins.add("a", points=(STARTED,))
+    known: list[bool] = []
+
+    def look() -> None:
+        known.append(core.store.container("c1") is not None)
+
+    def answered() -> None:
+        look()
+        asyncio.get_running_loop().call_soon(look)
+
+    call = FakeCall(START)
+    call.told = answered
+    await core.run(call)
+    assert known == [told, True]
+
+
+async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
+    core.plugins.add("b", points=(STOPPED,))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    await core.run(FakeCall(STOP, deadline=60.0))
+    await first
+    assert core.plugins.told() == [("a", STARTED), ("b", STOPPED)]
+
+
+@pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
+async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
+    core.plugins.add("a", points=(STOPPED,))
+    await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
+    assert len(core.plugins.asked) == 1
+
+
+async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
+    """Stop a pod and return who is told of it."""
+    core.plugins.asked.clear()
+    pod = replace(SUBJECT.pod.effective, id=pod_id)
+    await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
+    return [asked.plugin for asked in core.plugins.asked]
+
+
+async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Core) -> None:
+    core.plugins.add("a")
+    failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
+    assert await told_of_stop(core) == ["a", "failing"]
+    failing.behaviour = NOTHING
+    assert await told_of_stop(core) == ["failing"]
+    assert await told_of_stop(core) == []
+    core.plugins.add("late")
+    assert await told_of_stop(core) == ["late"]
+    await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
+    assert await told_of_stop(core) == ["a", "failing", "late"], "a new pod has the id"
+
+
+async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
+    core.plugins.add("a")
+    told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
+    assert told == [True, True, False, True]
+
+
+HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
+EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
+
+
+def said(caplog: Log) -> list[str]:
+    """Return what was said of refused calls."""
+    assert CANARY not in caplog.text
+    return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
+
+
+@pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
+async def test_fields_set_are_named_with_their_hook_servers(core: Core, reply: Reply, told: bool, caplog: Log) -> None:
+    core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
+    core.plugins.add("b", CPUS)
+    await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
+    assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if told else [])
+    assert not told or caplog.messages[0].startswith("CreateContainer of /web/main failed")
+
+
+@pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
+async def test_start_shows_what_create_set(core: Core, operation: Operation, told: list[str], caplog: Log) -> None:
+    await core.run(FakeCall(operation, Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED)), reply=REFUSED))
+    assert said(caplog) == told
+
+
+async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: Log) -> None:
+    core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
+    await core.run(FakeCall(CREATE, reply=REFUSED))
+    (line,) = said(caplog)
+    assert line.count("(a)") == FIELDS_SHOWN
+    assert line.endswith(", 5 more")
+
+
+OWED: list[tuple[Operation, Subject, Reply, Left]] = [
+    *[(START, SUBJECT, DONE, (1, 1)), (STOP, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
+    *[(STOP, SUBJECT, GONE, (1, 0)), (STOP_POD, POD_SUBJECT, GONE, (0, 0))],
+]
+
+
+@pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
+async def test_post_hook_owed_for_a_lost_answer_is_told(
+    core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
+) -> None:
+    """Then the subject is committed, or forgotten where it is gone."""
+    core.plugins.add("a", ENVS, points=POST_POINTS)
+    if fate is GONE:
+        core.store.commit(SUBJECT)
+    before = core.store.counts()
+    call = FakeCall(operation, known, reply=UNANSWERED, fates=[UNANSWERED, fate])
+    await core.run(call)
+    assert (core.times.outcome, core.store.counts(), core.plugins.told()) == ("unsettled", before, [])
+    await asyncio.sleep(1)
+    assert core.store.counts() == left
+    assert core.plugins.told() == [("a", f"Post{operation.value}")]
+    assert [step for _, step in call.steps].count("answer") == 1
+
+
+LOST = [
+    *[(RUN_POD, POD_SUBJECT, {"p1", "c1"}), (CREATE, SUBJECT, {"p1", "c1"}), (UPDATE, SUBJECT, {"p1"})],
+    *[(REMOVE, SUBJECT, {"p1"}), (UPDATE_POD, POD_SUBJECT, {"c1"}), (REMOVE_POD, POD_SUBJECT, {"c1"})],
+]
+
+
+@pytest.mark.parametrize(("operation", "known", "left"), LOST)
+async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, known: Subject, left: set[str]) -> None:
+    """A create's subject has an id that nobody knows: another call for the same name keeps what it makes."""
+    lists: list[float] = []
+    core.lifecycle.on_lost = lambda: lists.append(core.now)
+    core.store.commit(SUBJECT)
+    key = "p1" if known is POD_SUBJECT else "c1"
+    other = FakeCall(STOP, key=key, runtime_seconds=5)
+    running = core.start(other)
+    lost = FakeCall(operation, known, key=key, reply=UNANSWERED)
+    with core.store.watch() as watch:
+        await core.run(lost)
+    assert core.times.outcome == "unsettled"
+    assert (core.store.ids(), watch.voided) == (left, {key})
+    assert other.state_unknown == (operation not in (RUN_POD, CREATE))
+    await asyncio.sleep(300)
+    assert running.done()
+    assert lists == [2.0], "a second behind the call's end"
+    assert [step for _, step in lost.steps] == ["release", "answer"]
+    assert core.recorder.total("unsettled") == 0
+
+
+PARENT = HookAnswer(cgroup_parent="/hooked")
+LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), False), (RUN_POD, ENVS, True)]
+
+
+@pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
+async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
+    core: Core, operation: Operation, answer: HookAnswer, remembers: bool
+) -> None:
+    core.store.remembers = True
+    core.plugins.add("a", answer)
+    await core.run(FakeCall(operation, POD_SUBJECT if operation is RUN_POD else SUBJECT, reply=UNANSWERED))
+    assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
+
+
+async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
+    core.plugins.add("a", points=(STARTED,))
+    await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
+    await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
+    await asyncio.sleep(300)
+    assert core.plugins.told() == [("a", STARTED)]
+    assert core.store.container("c1") is None
+
+
+@pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
+async def test_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
+    core.plugins.add("a", points=(STOPPED, STARTED))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    again = core.start(FakeCall(operation, runtime_seconds=0.2))
+    await asyncio.sleep(300)
+    assert again.done()
+    assert [name for name, _ in core.plugins.told()] == told
+
+
+@pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])
+async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
+    call = FakeCall(STOP, known, reply=UNANSWERED, fates=[DONE])
+    await core.run(call)
+    if known is not None:
+        await core.lifecycle.stop()
+    await asyncio.sleep(300)
+    assert [step for _, step in call.steps] == ["release", "answer"]
+
+
+async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1, points=(STOPPED,))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    under_way = []
+    for seconds in (0, 0.5, 1):
+        await asyncio.sleep(seconds)
+        under_way.append(core.lifecycle.under_way())
+    assert under_way == [set(), {"c1"}, set()]
+
+
+async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
+    calls = [FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP)]
+    core.plugins.add("a", points=("PreStartContainer",))
+    core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
+    for call in calls:
+        await core.run(call)
+    assert [call.number for call in calls] == [1, 2, 0, 3], "of a refused one nothing leaves"
+
+
+async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", STARTED))
+    tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
+    tasks.append(core.start(FakeCall(STOP, key=Unreadable("cut"))))
+    await asyncio.sleep(0)
+    assert core.lifecycle.under_way() == {"c1", "c2"}
+    await asyncio.sleep(2.5)
+    assert core.lifecycle.under_way() == {"c1"}
+    await asyncio.gather(*tasks)
+    assert core.now == 3
+    assert core.lifecycle.under_way() == set()
+
+
+async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
+    with core.store.watch() as watch:
+        await core.run(FakeCall(STOP, None, key="c7"))
+        await core.run(FakeCall(STOP, None, key=Unreadable("cut")))
+        core.plugins.add("a", delay_seconds=1)
+        held = core.start(FakeCall(START, key="c8"))
+        await asyncio.sleep(0.5)
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+    assert watch.voided == {"c7", "c8"}

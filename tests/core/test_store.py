@@ -1,0 +1,285 @@
+"""The Store keeps what was committed under its id, and nothing else."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.core import store as module
+from runtimeproxy.core.store import WHOLE_ID, Store
+from runtimeproxy.model.originals import OriginalValues, kept_of, write
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+
+Act = Callable[[Store], object]
+
+
+def pod(pod_id: str, name: str = "web") -> PodRecord:
+    return PodRecord(PodInfo(name=name), PodInfo(pod_id, name))
+
+
+def container(container_id: str, pod_id: str, name: str = "main") -> ContainerRecord:
+    return ContainerRecord(ContainerInfo("", pod_id, name), ContainerInfo(container_id, pod_id, name))
+
+
+def of(container_id: str, pod_id: str) -> Subject:
+    return Subject(pod(pod_id), container(container_id, pod_id))
+
+
+@pytest.fixture
+def store() -> Store:
+    """Two pods, of one and of two containers."""
+    store = Store()
+    for subject in (Subject(pod("p1")), Subject(pod("p2")), of("c1", "p1"), of("c2", "p2"), of("c3", "p2")):
+        store.commit(subject)
+    return store
+
+
+def ids_of(store: Store, pod_id: str) -> list[str]:
+    return [record.effective.id for record in store.containers_of(pod_id)]
+
+
+def test_records_are_found_by_their_exact_id(store: Store) -> None:
+    assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
+    assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
+    assert (store.pod("p1"), store.container("c1")) == (pod("p1"), container("c1", "p1"))
+    for near in ("p", "P1", "p1 ", "p11", "", "c", "C1", "c11"):
+        assert store.pod(near) is store.container(near) is None
+    assert store.pod("c1") is store.container("p1") is None
+    assert store.containers_of("p3") == ()
+
+
+def test_later_commit_replaces_the_record(store: Store) -> None:
+    store.commit(Subject(pod("p1", "renamed")))
+    store.commit(Subject(pod("p1", "an older value"), container("c1", "p1", "other")))
+    assert store.pod("p1") == pod("p1", "renamed"), "a container's commit leaves a known pod alone"
+    assert store.container("c1") == container("c1", "p1", "other")
+    assert store.counts() == (2, 3)
+
+
+def test_record_committed_again_stays_the_same_object(store: Store) -> None:
+    known, owner = store.container("c1"), store.pod("p1")
+    assert owner is not None
+    store.commit(Subject(owner, known))
+    store.commit(Subject(owner))
+    assert store.container("c1") is known
+    assert store.pod("p1") is owner
+
+
+NO_ID = [
+    (Subject(pod("")), "pod record without an id"),
+    (Subject(pod("p9"), container("", "p9")), "container record without an id"),
+    (Subject(pod(""), container("", "")), "container record without an id"),
+]
+
+
+@pytest.mark.parametrize(("subject", "text"), NO_ID)
+def test_record_without_an_id_is_refused_whole(store: Store, subject: Subject, text: str) -> None:
+    before = store.snapshot()
+    with pytest.raises(ValueError, match=text):
+        store.commit(subject)
+    assert store.snapshot() == before
+
+
+FORGOTTEN = [
+    ("c2", {"p1", "c1", "p2", "c3"}, ["c3"]),
+    ("p2", {"p1", "c1", "c2", "c3"}, ["c2", "c3"]),
+    ("x", {"p1", "p2", "c1", "c2", "c3"}, ["c2", "c3"]),
+]
+
+
+@pytest.mark.parametrize(("gone", "left", "of_p2"), FORGOTTEN)
+def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
+    """A pod's containers stay: what the kubelet asked for them, where a hook replaced it, nobody else tells."""
+    before = store.snapshot()
+    store.forget(gone)
+    assert (store.ids(), ids_of(store, "p2")) == (left, of_p2)
+    assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
+    assert store.counts() == (len(left & {"p1", "p2"}), len(left - {"p1", "p2"}))
+
+
+def test_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
+    store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
+    assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
+    store.bury_pod("p2")
+    assert store.counts() == (1, 2)
+
+
+def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
+    asked = pod("p3")
+    moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
+    info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
+    read = PodRecord(info, info, read=True)  # nobody knows whether it was moved
+    known = [store.has_moved_pods]
+    for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
+        store.commit(Subject(record))
+        known.append(store.has_moved_pods)
+    store.forget("p3")
+    assert [*known, store.has_moved_pods] == [False, True, False, True, False, True, False]
+
+
+def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
+    store = Store()
+    for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
+        store.commit(of(container_id, pod_id))
+    whole = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
+    assert {text: store.whole_pod_id(text) for text in whole} == whole
+    assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
+    store.bury_pod("pa2")
+    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
+    longest = "a" * WHOLE_ID
+    store.commit(Subject(pod(f"{longest}b")))
+    assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
+
+
+def test_buried_record_does_not_come_back(store: Store) -> None:
+    for one in ("c1", "unknown"):
+        store.tombstone(one)
+    store.bury_pod("p2")
+    assert store.ids() == {"p1"}, "a pod is buried with its containers"
+    known = [of(one, "p1") for one in ("c1", "unknown")] + [of(one, "p2") for one in ("c2", "c3")]
+    for subject in (*known, Subject(pod("p2")), Subject(pod("unknown"))):
+        store.commit(subject)
+    assert store.ids() == {"p1"}
+    store.commit(of("c4", "p2"))
+    assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
+
+
+def test_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
+    earlier = store.moment()
+    store.bury_pod("p2")
+    store.tombstone("c1")
+    store.commit(Subject(pod("p2")), earlier)
+    assert store.pod("p2") is None
+    store.commit(Subject(pod("p2"), container("c1", "p2")), store.moment())
+    assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2"))
+
+
+def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BURIED", 2)
+    store = Store()
+    for pod_id in ("p1", "p2", "p3"):
+        store.tombstone(pod_id)
+    for pod_id in ("p1", "p2", "p3"):
+        store.commit(Subject(pod(pod_id)))
+    assert store.ids() == {"p1"}
+
+
+def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) -> None:
+    """For as long as its context lasts, whatever happens."""
+    store.invalidate("nobody watches yet")
+    with suppress(KeyError), store.watch() as watch, store.watch() as other:
+        assert store.watched
+        assert (watch.kept, watch.voided) == (set(), set())
+        store.commit(Subject(pod("p3")))
+        store.commit(of("c1", "p1"))
+        for one in ("p2", "nothing"):
+            store.forget(one)
+        store.invalidate("changed")
+        raise KeyError
+    assert not store.watched
+    store.commit(Subject(pod("p4")))
+    assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
+    assert watch.voided == other.voided == {"p2", "nothing", "changed"}
+
+
+ASKED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
+HOOKED_POD = replace(ASKED_POD, labels={"app": "hooked"}, cgroup_parent="/else")
+ASKED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
+HOOKED = replace(ASKED, resources=Resources(cpu_quota=100))
+MOVED, SCALED = PodRecord(ASKED_POD, HOOKED_POD), ContainerRecord(ASKED, HOOKED, (("cpu_quota", "scaler"),))
+
+
+def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
+    made = kept_of(record)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """The ids that the store below told of."""
+    return []
+
+
+@pytest.fixture
+def hooked(told: list[str]) -> Store:
+    """A pod and a container of which hooks replaced something, and a container that is as the kubelet asked for it."""
+    store = Store()
+    store.on_change = told.append
+    plain = replace(ASKED, id="c8")
+    store.commit(Subject(MOVED, SCALED))
+    store.commit(Subject(MOVED, ContainerRecord(plain, plain)))
+    return store
+
+
+def test_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
+    assert told == ["c9", "p9"]
+    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (kept(MOVED), kept(SCALED))
+    assert hooked.original_values("c8") is hooked.original_values("nobody") is None
+    assert hooked.kept_ids() == set(), "it is in the records"
+
+
+CHANGES: list[tuple[Act, list[str]]] = [
+    (lambda store: store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD))), ["p9"]),
+    (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
+    (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
+    (lambda store: store.tombstone("c9"), ["c9"]),
+    (lambda store: store.tombstone("c8"), []),
+    (lambda store: store.bury_pod("p9"), ["c9", "p9"]),
+    (lambda store: store.drop("p9"), ["p9"]),
+    (lambda store: store.drop("nobody"), []),
+    (lambda store: store.forget("c9"), []),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_store_tells_of_more_or_less_to_keep(hooked: Store, told: list[str], change: Act, expected: list[str]) -> None:
+    told.clear()
+    change(hooked)
+    assert told == expected
+
+
+def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
+    for one in ("p9", "c9", "c8"):
+        hooked.forget(one)
+    assert (hooked.ids(), hooked.kept_ids()) == (set(), {"p9", "c9"})
+    pod, container = hooked.read_pod(HOOKED_POD), hooked.read_container(HOOKED)
+    assert (pod, pod.read, container, container.owners) == (MOVED, False, SCALED, SCALED.owners)
+    hooked.forget("c9")
+    assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
+    hooked.commit(Subject(pod, container))
+    assert hooked.kept_ids() == set()
+    assert hooked.has_moved_pods
+    assert hooked.read_pod(ASKED_POD) is hooked.pod("p9")
+    assert hooked.read_container(ASKED) is hooked.container("c9")
+
+
+def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: list[str]) -> None:
+    for one in ("p9", "c9"):
+        hooked.forget(one)
+    told.clear()
+    hooked.drop("c9")
+    hooked.tombstone("p9")
+    assert (hooked.kept_ids(), told) == (set(), ["c9", "p9"])
+    assert hooked.read_container(HOOKED) == ContainerRecord(HOOKED, HOOKED)
+
+
+def test_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
+    store = Store()
+    store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
+    assert (store.kept_ids(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
+    store.drop("c8")
+    assert store.original_values("c9") == kept(SCALED)
+    assert store.read_pod(HOOKED_POD) == MOVED
+    store.on_change = told.append
+    store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD), store.read_container(HOOKED)))
+    assert store.kept_ids() == set()
+    assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
+
+
+def test_unknown_record_is_as_the_runtime_tells_it() -> None:
+    pod, container = Store().read_pod(ASKED_POD), Store().read_container(ASKED)
+    assert pod.original is pod.effective is ASKED_POD
+    assert pod.read
+    assert container.original is container.effective is ASKED

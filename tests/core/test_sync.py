@@ -1,0 +1,415 @@
+"""The Store follows the runtime beside the calls: what is read and dropped, and how a runtime that is away is tried."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from runtimeproxy.core.call import UNANSWERED, Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.originals import OriginalValues, write
+from runtimeproxy.model.values import Subject
+from runtimeproxy.wire import grpc
+from tests.fakes.calls import FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.state import LIST, Synced, container, pod
+
+pytestmark = virtual_time
+
+START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
+AWAY = BackendError("nobody there")
+LATE = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
+ODD = BackendError("it cannot say", grpc.INTERNAL)
+NO_LIST = Unreadable("a list that is none")
+OUR_OWN = KeyError("canary-4711")
+Log = pytest.LogCaptureFixture
+KNOWN = "the runtime's state is known: 1 pods, {} containers (1 read in 0.0 s)"
+
+
+def syncs(rig: Synced, result: str) -> int:
+    return rig.recorder.counted("syncs", result=result)
+
+
+def waits(rig: Synced) -> list[float]:
+    """Return how long it waited between two lists."""
+    return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
+
+
+async def test_all_is_read_at_the_start_pods_before_containers() -> None:
+    rig = Synced("p1", "p2", "c1", "c2", "c3")
+    rig.store.commit(container("c2", name="committed"))
+    async with rig.running():
+        await asyncio.sleep(0.5)
+    assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
+    assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
+    assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
+    assert (rig.recorder.counted("records_read"), syncs(rig, "complete")) == (3, 1)
+
+
+async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
+    rig = Synced("p1")
+    await rig.sync.stop()  # before it has started
+    rig.sync.start()
+    await asyncio.sleep(1000)
+    assert rig.state.asked == []
+    rig.sync.soon()
+    await asyncio.sleep(0.1)
+    assert rig.known == {"p1"}
+    await rig.sync.stop()
+
+
+async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: Log) -> None:
+    assert PASS_SECONDS == 60
+    caplog.set_level(logging.INFO)
+    async with Synced("p1").running() as rig:
+        await asyncio.sleep(5)
+        rig.state.has("c1")
+        await asyncio.sleep(3 * PASS_SECONDS)
+    assert len(rig.state.lists) == 4
+    assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
+    assert rig.state.reads == ["p1", "c1"]
+    assert caplog.messages == [KNOWN.format(0), KNOWN.format(1)]
+    assert rig.recorder.gauges[("sync_seconds", ())] == 0.0
+
+
+async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
+    async with Synced("p1", "c1", hooked=False).running() as rig:
+        await asyncio.sleep(1000)
+        assert rig.state.asked == [], "nothing is known"
+        rig.store.commit(container("c2", "p2"))
+        await asyncio.sleep(SOONEST_SECONDS)
+        assert (rig.known, rig.state.reads) == (set(), [])
+        rig.store.commit(container("c3", "p3"))
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert (rig.known, rig.state.reads, len(rig.state.lists)) == (set(), [], 2)
+        await asyncio.sleep(1000)
+        assert len(rig.state.lists) == 2
+
+
+async def test_first_hook_server_brings_a_pass() -> None:
+    async with Synced("p1", hooked=False).running() as rig:
+        await asyncio.sleep(10)
+        rig.plugins.add("a")
+        await asyncio.sleep(1.1)
+        assert rig.known == {"p1"}
+        rig.plugins.add("b")
+        await asyncio.sleep(5)
+        assert len(rig.state.lists) == 1
+        rig.plugins.plugins.clear()
+        await asyncio.sleep(2)
+        rig.state.has("p2")
+        rig.plugins.add("c", points=("PreRunPodSandbox",))
+        await asyncio.sleep(1.1)
+        assert rig.known == {"p1", "p2"}
+
+
+async def test_create_without_an_answer_brings_a_pass() -> None:
+    async with Synced("p1").running() as rig:
+        await asyncio.sleep(5)
+        await rig.run(FakeCall(Operation.CREATE_CONTAINER, reply=UNANSWERED))
+        rig.state.has("c2")
+        await asyncio.sleep(1.5)
+        assert rig.known == {"p1", "c2"}
+
+
+async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
+    """Calls come first: while one is held each reader waits before it reads on."""
+    pods, containers = 1_000, 3_000
+    rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
+    rig.state.read_seconds = 0.002
+    rig.plugins.add("slow", delay_seconds=8, timeout_seconds=9, points=("PreStartContainer",))
+    held = rig.start(FakeCall(START, key="other"))
+    await asyncio.sleep(0)
+    async with rig.running():
+        await asyncio.sleep(5)
+        assert rig.store.counts() == (pods, containers)
+        assert not held.done()
+    assert rig.state.at_once["container"] == READERS
+    at = [at for at, name in rig.state.asked if name != LIST]
+    assert at[0] > 0
+    assert at[-1] > 1.5 * (pods + containers) / READERS * rig.state.read_seconds, "each of them waits"
+    await held
+
+
+def unasked(*ids: str) -> Synced:
+    """Return a rig whose hook server is asked about none of the calls below; a read takes a second."""
+    rig = Synced(*ids, hooked=False)
+    rig.plugins.add("a", points=("PreRunPodSandbox",))
+    rig.state.read_seconds = 1
+    return rig
+
+
+COMMITTED = Subject(pod("p1", "committed"))
+Act = Callable[[Store], object]
+MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
+    ("c1", lambda store: store.commit(container("c1", name="committed")), {"p1": "read", "c1": "committed"}),
+    ("p1", lambda store: store.commit(COMMITTED), {"p1": "committed", "c1": "read"}),
+    ("c1", lambda store: store.forget("c1"), {"p1": "read"}),
+    ("c1", lambda store: store.forget("p1"), {}),
+]
+
+
+@pytest.mark.parametrize(("one", "act", "names"), MEANWHILE)
+async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, act: Act, names: dict[str, str]) -> None:
+    rig = unasked("p1", "c1")
+    async with rig.running():
+        while rig.state.reads[-1:] != [one]:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        act(rig.store)
+        await asyncio.sleep(2)
+    assert syncs(rig, "complete") == 1
+    records = rig.store.snapshot()
+    assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
+
+
+@pytest.mark.parametrize(("begins", "lasts"), [(0, 3), (1.5, 0.2)], ids=["under way", "meanwhile"])
+async def test_subject_of_a_call_is_left_to_a_soon_pass(begins: float, lasts: float) -> None:
+    """An update of an unknown container passes while that is read: the status may be older than the update."""
+    async with unasked("p1", "c1").running() as rig:
+        await asyncio.sleep(begins)
+        update = rig.start(FakeCall(UPDATE, known=None, runtime_seconds=lasts))
+        await asyncio.sleep(2.7 - begins)
+        assert (rig.known, syncs(rig, "complete")) == ({"p1"}, 1)
+        await asyncio.sleep(LEFT_SECONDS + 2)
+        assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
+    await update
+
+
+async def test_unreadable_call_holds_up_nothing() -> None:
+    error = Unreadable("cut")
+    async with unasked("p1", "c1").running() as rig:
+        await asyncio.sleep(0.5)
+        await rig.run(FakeCall(UPDATE, known_error=error, key=error, runtime_seconds=0.2))
+        await asyncio.sleep(2)
+        assert rig.known == {"p1", "c1"}
+
+
+async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
+    async with Synced("p1", "c1", "c2", "p2").running() as rig:
+        await asyncio.sleep(1)
+        rig.state.lacks("p2", "c2")
+        await asyncio.sleep(PASS_SECONDS)
+        assert (rig.known, sorted(rig.gone)) == ({"p1", "c1"}, ["c2", "p2"])
+        assert rig.recorder.counted("records_swept") == 2
+
+
+async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
+    """Also where it was known before: a runtime that answers of it has it."""
+    rig = Synced("p1")
+    for one in ("c1", "c2"):
+        rig.store.commit(container(one, f"pod of {one}"))
+    rig.state.list_seconds = 1
+    async with rig.running():
+        await asyncio.sleep(0.5)
+        rig.store.commit(container("c1", "pod of c1", name="committed"))
+        rig.store.commit(container("c3"))
+        await asyncio.sleep(1)
+        assert rig.known == {"p1", "c1", "pod of c1", "c3"}
+        assert sorted(rig.gone) == ["c2", "pod of c2"]
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
+    """Also where no hook server is registered, no record is known, and nobody wants to be told."""
+    rig = Synced("c1", hooked=hooked)
+    rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
+    kept = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
+    rig.store.keep({"c1": kept, "c2": kept})
+    async with rig.running():
+        await asyncio.sleep(0.5)
+        assert rig.store.kept_ids() == ({"c1"} if not hooked else set())
+        assert ("c1" in rig.known) is hooked
+        rig.state.lacks("c1")
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.store.kept_ids() | rig.known == set()
+
+
+async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
+    rig = Synced("p9")
+    for one in ("c1", "c2"):
+        rig.store.commit(container(one, f"pod of {one}"))
+    rig.store.commit(Subject(pod("p3")))
+    stops = [rig.start(FakeCall(STOP, key=key, known=None, runtime_seconds=3)) for key in ("c1", "p3")]
+    await asyncio.sleep(0)
+    async with rig.running():
+        await asyncio.sleep(1)
+        assert rig.known == {"p9", "c1", "pod of c1", "p3"}
+        await asyncio.gather(*stops)
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.known == {"p9"}
+
+
+@pytest.mark.parametrize("error", [AWAY, LATE])
+async def test_runtime_that_is_away_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
+    """And nobody is told: the first retry is soon again after a pass."""
+    rig = Synced("p1", "c1")
+    async with rig.running():
+        for times in (1, 2):
+            rig.state.asked.clear()
+            rig.state.errors[LIST] = error
+            rig.sync.soon()
+            await asyncio.sleep(5)
+            assert waits(rig)[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+            assert caplog.records == []
+            rig.state.errors.clear()
+            await asyncio.sleep(PASS_SECONDS - 10)
+            assert (rig.known, syncs(rig, "complete")) == ({"p1", "c1"}, times)
+    assert syncs(rig, "failed") >= 16
+
+
+async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None:
+    async with Synced("p1").running() as rig:
+        for _ in range(50):
+            rig.sync.soon()
+            await asyncio.sleep(0.1)
+    assert 4 <= len(rig.state.lists) <= 6
+
+
+async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
+    """A cancel that stays behind ends the sync at its next wait (Python 3.11.2), for good and unseen."""
+    rig = Synced("p1", "p2")
+    rig.state.errors["p1"] = AWAY
+    async with rig.running():
+        await asyncio.sleep(0.01)
+        assert rig.sync._task is not None
+        assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
+
+
+async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
+    rig = Synced("p1", *(f"c{number}" for number in range(8)))
+    rig.state.read_seconds = 1
+    async with rig.running():
+        await asyncio.sleep(2.5)
+        rig.state.errors = dict.fromkeys((LIST, *rig.state.containers), AWAY)
+        await asyncio.sleep(5)
+        rig.state.errors.clear()
+        await asyncio.sleep(5)
+        assert rig.known == {"p1", *rig.state.containers}
+    assert rig.recorder.counted("records_unreadable") == 0
+    assert rig.sync._suspects == set()
+
+
+@pytest.mark.parametrize("one", ["p2", "c3"])
+async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None:
+    """The first time it may be the runtime that went away; the second time its list has come in between."""
+    rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
+    rig.state.read_seconds = 0.01
+    rig.state.errors[one] = AWAY
+    others = {*rig.state.pods, *rig.state.containers} - {one}
+    async with rig.running():
+        await asyncio.sleep(5)
+        assert rig.known == others
+        await asyncio.sleep(10 * PASS_SECONDS)
+        assert (len(rig.state.lists), rig.state.reads.count(one)) == (12, 12), "one a minute after the first two"
+        assert (syncs(rig, "failed"), rig.recorder.counted("records_unreadable")) == (1, 11)
+        rig.state.errors.clear()
+        await asyncio.sleep(PASS_SECONDS + 2)
+        assert rig.known == others | {one}
+        assert rig.sync._suspects == set()
+
+
+async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
+    rig = Synced("p1", "p2", "c1", "c2")
+    rig.state.errors["p1"] = rig.state.errors["c2"] = LATE
+    async with rig.running():
+        await asyncio.sleep(3 * PASS_SECONDS - 10)
+        assert rig.known == {"p1", "p2", "c1"}, "p1 comes with its container"
+        assert (len(rig.state.lists), syncs(rig, "complete")) == (3, 3)
+        assert caplog.messages[0].startswith("the runtime tells nothing of 2 of its pods and containers in time")
+        late = len(caplog.messages)
+        rig.state.errors.clear()
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.known == {"p1", "p2", "c1", "c2"}
+    assert rig.recorder.counted("records_late") == late + 1
+
+
+@pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
+@pytest.mark.parametrize("one", ["p2", "c2"])
+async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
+    one: str, error: Exception | None, caplog: Log
+) -> None:
+    """So is what is gone by the time it is read."""
+    rig = Synced("p1", "p2", "c1", "c2")
+    if error is None:
+        (rig.state.pods if one == "p2" else rig.state.containers)[one] = None
+    else:
+        rig.state.errors[one] = error
+    async with rig.running():
+        await asyncio.sleep(3 * PASS_SECONDS)
+        assert rig.known == {"p1", "p2", "c1", "c2"} - {one}
+        assert rig.state.reads.count(one) == 1
+        rig.state.errors.clear()
+        rig.state.has(one)
+        rig.sync.soon()
+        await asyncio.sleep(1.5)
+        assert rig.known == {"p1", "p2", "c1", "c2"}
+    assert rig.recorder.counted("records_unreadable") == (error is not None)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [ODD, AWAY])
+async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendError) -> None:
+    rig = Synced("p1", "c1")
+    rig.state.errors["c1"] = error
+    async with rig.running():
+        await asyncio.sleep(1)
+        rig.state.lacks("c1")
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.sync._passed_over == rig.sync._suspects == set()
+
+
+@pytest.mark.parametrize("error", [ODD, NO_LIST, OUR_OWN])
+async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
+    """It may be too long, and is work for both; that is told once. A runtime that returns is listed at once."""
+    text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
+    rig = Synced("p1")
+    async with rig.running():
+        for times in (1, 2):
+            rig.state.asked.clear()
+            rig.state.errors[LIST] = error
+            rig.sync.soon()
+            await asyncio.sleep(10 * PASS_SECONDS)
+            assert waits(rig)[0] == 0.05
+            assert all(later == min(2 * earlier, PASS_SECONDS) for earlier, later in pairwise(waits(rig)))
+            assert waits(rig)[-1] == PASS_SECONDS
+            assert error is OUR_OWN or caplog.messages == [text] * times
+            rig.state.errors.clear()
+            rig.sync.soon()
+            await asyncio.sleep(SOONEST_SECONDS)
+            assert rig.known == {"p1"}
+    assert {record.levelname for record in caplog.records} == {"ERROR" if error is OUR_OWN else "WARNING"}
+
+
+@pytest.mark.parametrize("where", [LIST, "c1"])
+async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
+    rig = Synced("p1", "c1", "c2")
+    rig.state.errors[where] = OUR_OWN
+    async with rig.running():
+        await asyncio.sleep(0.01)
+        assert rig.recorder.counted("internal_errors", operation="sync") == 1
+        rig.state.errors.clear()
+        await asyncio.sleep(2)
+        rig.sync.soon()
+        await asyncio.sleep(1)
+        assert rig.known == {"p1", "c1", "c2"}
+    assert caplog.messages[0] == "internal error in reading the runtime's state"
+
+
+@pytest.mark.parametrize("missing", ["", "p1", "c1"])
+async def test_stop_at_any_moment_leaves_nothing(missing: str) -> None:
+    """Also in that in which the runtime leaves."""
+    for steps in range(40):
+        rig = Synced("p1", "c1", "c2")
+        if missing:
+            rig.state.errors[missing] = AWAY
+        async with rig.running():
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+    assert missing or rig.known == {"p1", "c1", "c2"}

@@ -1,0 +1,184 @@
+"""Starts and stops without an answer: when the runtime is asked about them, and what comes of it (relay-rules C3)."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.unknown_outcomes import ASKED_AFTER_SECONDS, MOST_QUESTIONS, UnknownOutcomes
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.observe.metrics import Metrics
+from tests.fakes.calls import FakeCall
+from tests.fakes.clock import virtual_time
+
+pytestmark = virtual_time
+
+START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
+CANARY = "canary-4711"
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Rig:
+    """Unsettled calls and what was finished, with the time."""
+
+    def __init__(self, most_calls: int = 1000) -> None:
+        self.recorder = Metrics(now)
+        self.stopping: set[str] = set()
+        """What stops are about now."""
+        self.finish_seconds = 0.0
+        """How long it takes until a call's turn comes."""
+        self.unsettled = UnknownOutcomes(
+            self.recorder, lambda what: self.stopping if what is STOP else set(), most_calls
+        )
+        self.finished: list[tuple[float, str, Reply]] = []
+
+    def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
+        call = FakeCall(STOP, fates=list(fates), read_seconds=read_seconds)
+
+        async def finish(reply: Reply) -> None:
+            await asyncio.sleep(self.finish_seconds)
+            self.finished.append((now(), key, reply))
+
+        self.unsettled.add(key, call, finish)
+        return call
+
+    def counted(self, result: str) -> int:
+        return self.recorder.counted("unsettled", operation=STOP.value, result=result)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def asked(call: FakeCall) -> list[float]:
+    assert {name for _, name in call.steps} <= {"settle"}
+    return [at for at, _ in call.steps]
+
+
+Fates = list[Reply | Exception]
+UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
+QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
+    ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
+    *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
+    *[(fates, 0, ASKED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
+    *[(fates, 5, [0.1, 10, 30, 60, 125], "given_up") for fates in UNKNOWN],
+]
+
+
+@pytest.mark.parametrize(("fates", "read_seconds", "asked_after", "result"), QUESTIONS)
+async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
+    rig: Rig, fates: Fates, read_seconds: float, asked_after: Sequence[float], result: str
+) -> None:
+    """Most are finished within a second of their end; a slow runtime is not asked again at once."""
+    await asyncio.sleep(5)
+    call = rig.add(*fates, read_seconds=read_seconds)
+    assert rig.unsettled.calls() == [call]
+    await asyncio.sleep(1000)
+    assert [round(at - 5, 6) for at in asked(call)] == list(asked_after)
+    assert [reply for _, _, reply in rig.finished] == (fates[-1:] if result == "agreed" else [])
+    assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
+    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
+
+
+async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
+    rig.stopping.add("c1")
+    call, other = rig.add(DONE), rig.add(DONE, key="c2")
+    await asyncio.sleep(0.2)
+    assert [key for _, key, _ in rig.finished] == ["c2"]
+    rig.stopping.clear()  # it failed
+    await asyncio.sleep(300)
+    assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
+    assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
+
+
+async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
+    rig.add(UNANSWERED)
+    for _ in range(100):
+        await asyncio.sleep(1.05)
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    call = rig.add(KeyError(CANARY))
+    with caplog.at_level(logging.DEBUG):
+        await asyncio.sleep(300)
+    assert (asked(call), rig.finished, rig.counted("failed")) == ([0.1], [], 1)
+    assert rig.recorder.counted("internal_errors", operation=STOP.value) == 1
+    assert caplog.messages == ["internal error in settling StopContainer"]
+
+
+@pytest.mark.parametrize(("key", "operation", "left"), [("c1", STOP, 0), ("c2", STOP, 1), ("c1", START, 1)])
+async def test_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
+    call = rig.add(DONE)
+    rig.unsettled.answered(key, operation)
+    assert len(rig.unsettled.calls()) == left
+    await asyncio.sleep(300)
+    assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
+
+
+async def test_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
+    call = rig.add(DONE, read_seconds=1)
+    await asyncio.sleep(0.5)
+    rig.unsettled.answered("c1", STOP)
+    await asyncio.sleep(300)
+    assert (asked(call), rig.finished, rig.counted("repeated")) == ([0.1], [], 1)
+
+
+async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
+    calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
+    await asyncio.sleep(1.5)
+    settled = next(key for key, call in calls.items() if not asked(call))
+    rig.unsettled.answered(settled, STOP)  # while its question waits
+    await asyncio.sleep(300)
+    begun = sorted(at for call in calls.values() for at in asked(call))
+    assert [round(at, 6) for at in begun] == [0.1] * 4 + [1.1] * 4 + [2.1] * 2
+    assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
+
+
+async def test_oldest_of_too_many_is_given_up() -> None:
+    rig = Rig(most_calls=3)
+    calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
+    assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
+    await asyncio.sleep(300)
+    assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
+
+
+async def test_call_being_finished_is_not_given_up() -> None:
+    rig = Rig(most_calls=1)
+    rig.finish_seconds = 1.0
+    rig.add(DONE)
+    await asyncio.sleep(0.5)
+    rig.add(UNANSWERED, key="c2")
+    await asyncio.sleep(1)
+    assert (rig.finished, rig.counted("agreed"), rig.counted("given_up")) == ([(1.1, "c1", DONE)], 1, 0)
+
+
+async def test_call_that_is_given_up_waits_for_no_question() -> None:
+    """The task of a question that waits for its turn has the call, and that its request."""
+    rig = Rig(most_calls=2 * MOST_QUESTIONS)
+    for _ in range(10):
+        for _ in range(MOST_QUESTIONS):
+            rig.add(UNANSWERED, key="c2", read_seconds=100)
+        await asyncio.sleep(1)
+        assert len(asyncio.all_tasks()) <= 2 * MOST_QUESTIONS + 1
+    await rig.unsettled.stop()
+
+
+async def test_nothing_is_left_or_taken_after_the_stop(rig: Rig) -> None:
+    rig.finish_seconds = 1.0
+    finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)
+    await asyncio.sleep(0.2)
+    waiting = rig.add(DONE)
+    await rig.unsettled.stop()
+    assert (len(asyncio.all_tasks()), rig.unsettled.calls()) == (1, [])
+    late = rig.add(DONE)
+    await asyncio.sleep(300)
+    assert [len(asked(call)) for call in (finishing, slow, waiting, late)] == [1, 1, 0, 0]
+    assert (rig.finished, rig.counted("given_up")) == ([], 2)

@@ -1,0 +1,542 @@
+"""CRI's calls through the whole core: what hooks are told, what is released, what is kept, also without an answer.
+
+The held stream and the runtime's status are fakes; messages are real ones.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from runtimeproxy.core.call import DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.cri import api_pb2, translate
+from runtimeproxy.cri.calls import base
+from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.calls.updates import UPDATE_SECONDS
+from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.model import hookpoints
+from runtimeproxy.model.hookpoints import Operation, Stage
+from runtimeproxy.model.values import (
+    Adjustment,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodRecord,
+    Resources,
+    Subject,
+)
+from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.wire import grpc
+from tests.fakes import cri_pb2 as cri
+from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, FakeHeld, Node, changes, wire
+from tests.fakes.plugins import FAIL, IGNORE
+
+RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
+CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
+SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+OTHER_POD = PodRecord(replace(POD, id="p2"), replace(POD, id="p2"))
+
+
+def create_request() -> cri.CreateContainerRequest:
+    return cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
+
+
+def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerResourcesRequest:
+    linux = cri.LinuxContainerResources(**resources) if resources else None
+    return cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+
+
+def test_every_operation_has_its_kind() -> None:
+    assert KINDS.keys() == set(Operation)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("operation", list(Operation))
+async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, operation: Operation, hooked: bool) -> None:
+    node.know()
+    if hooked:
+        node.plugins.add("a")
+    held = await node.do(operation)
+    assert (held.released, held.answers) == ([None], 1)
+    assert node.recorder.counted("calls", operation=operation.value, outcome="agreed") == 1
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one is read while the runtime works."""
+    monkeypatch.setattr(base, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
+    steps = list[str]()
+    node.know()
+    held = node.held(CREATE)
+    release, read = held.release, translate.read_container
+    monkeypatch.setattr(held, "release", lambda message: steps.append("released") or release(message))
+    monkeypatch.setattr(translate, "read_container", lambda message: steps.append("read") or read(message))
+    await node.run(held)
+    assert steps == (["read", "released"] if long else ["released", "read"])
+
+
+@pytest.mark.parametrize(("message", "problem"), [(b"\x0a\xff", ""), (b"", ""), (None, "unknown compression")])
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize("operation", list(Operation))
+async def test_unreadable_message_is_refused_under_fail_and_passes_else(
+    node: Node, operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
+) -> None:
+    node.plugins.add("a", policy=policy)
+    held = node.held(operation)
+    held.message, held.problem = message, problem
+    await node.run(held)
+    refuses = policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE))
+    expected = ([], [grpc.INTERNAL]) if refuses else ([None], [])
+    assert (held.released, [code for code, _ in held.refused]) == expected
+    assert node.recorder.counted("calls_unreadable", operation=operation.value) == 1
+    assert (node.plugins.told(), node.store.counts()) == ([], (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
+)
+async def test_update_is_read_whole_before_anything_is_asked(node: Node, operation: Operation, tail: bytes) -> None:
+    held = node.held(operation)
+    assert held.message is not None
+    held.message += tail
+    with pytest.raises(Unreadable):
+        node.call(held).order_key()
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
+)
+async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason, code: int) -> None:
+    node.plugins.add("koordlet", reason, policy=FAIL)
+    held = await node.do(RUN_POD)
+    text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as told"
+    assert (held.refused, held.released) == ([(code, f"runtimeproxy: {text}")], [])
+
+
+@pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
+async def test_deadline_counts_from_the_headers_on(node: Node, header: bytes | None, deadline: float | None) -> None:
+    held = node.held(START)
+    held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
+    assert node.call(held).deadline == deadline
+
+
+async def test_first_answer_of_a_call_counts(node: Node) -> None:
+    held = node.held(START)
+    held.given = None
+    answered = node.call(held).release(None, Adjustment())
+    held.on_reply()
+    assert not answered.done(), "there is none yet"
+    held.settle(Reply(agreed=True))
+    held.settle(Reply(agreed=False))
+    assert await answered == Reply(agreed=True)
+
+
+async def test_release_of_a_call_that_has_ended_does_nothing(node: Node) -> None:
+    held = node.held(START)
+    ended = node.call(held)
+    held.end()
+    assert await ended.release(None, Adjustment()) == Reply(agreed=False, answered=False)
+    assert held.released == []
+
+
+async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
+    other = create_request()
+    other.config.metadata.name = "other"
+    calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
+    keys = [node.call(node.held(operation, message)).order_key() for operation, message in calls]
+    assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
+
+
+async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+    node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
+    held = await node.do(RUN_POD)
+    assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
+    expected = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    expected.config.labels["l"] = "1"
+    expected.config.annotations["n"] = "2"
+    expected.config.linux.cgroup_parent = "/hooked"
+    assert changes(held.released[0], cri.RunPodSandboxRequest) == expected
+    hooked = replace(POD, labels={"qos": "BE", "l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked")
+    assert node.pod == PodRecord(POD, hooked)
+
+
+async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(node: Node) -> None:
+    held = node.held(RUN_POD)
+    held.given = Reply(agreed=True, message=b"")
+    await node.run(held)
+    assert (held.answers, node.store.counts()) == (1, (0, 0))
+    assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
+
+
+async def test_pods_own_request_is_all_that_is_to_read(node: Node) -> None:
+    base = node.call(node.held(RUN_POD))
+    assert await base.read_subject(node.store) == base.subject(node.store)
+    assert node.backend.asked == []
+
+
+async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node: Node) -> None:
+    original, effective = (
+        replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
+        for shares in (1, 2)
+    )
+    node.store.commit(Subject(PodRecord(original, effective)))
+    quota, nine = Resources(cpu_quota=-1), Resources(cpu_shares=9)
+    await node.do(UPDATE_POD)
+    assert node.pod == PodRecord(replace(original, resources=quota), replace(effective, resources=quota))
+    overhead = cri.LinuxContainerResources(cpu_shares=9)
+    await node.do(UPDATE_POD, cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", overhead=overhead))
+    assert node.pod.original.overhead == node.pod.effective.overhead == nine
+    assert node.pod.original.resources == quota
+
+
+async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+    request, noted = create_request(), replace(POD, annotations={"note": "new"})
+    request.sandbox_config.annotations["note"] = "new"
+    node.store.commit(Subject(PodRecord(POD, POD)))
+    resources = Resources(cpuset_cpus="0-1")
+    answer = HookAnswer(annotations={"n": "1"}, envs={"B": "2"}, cgroup_parent="/other", resources=resources)
+    node.plugins.add("a", answer)
+    held = await node.do(CREATE, request)
+    assert node.plugins.asked[0].request == HookRequest(noted, replace(CONTAINER, id=""))
+    expected = cri.CreateContainerRequest.FromString(wire(request))
+    expected.config.annotations["n"] = "1"
+    expected.config.envs.add(key="B", value=b"2")
+    expected.config.linux.resources.cpuset_cpus = "0-1"
+    expected.sandbox_config.linux.cgroup_parent = "/other"
+    assert changes(held.released[0], cri.CreateContainerRequest) == expected
+    assert node.record.original == CONTAINER
+    hooked = {"annotations": {"n": "1"}, "envs": {"A": "1", "B": "2"}, "cgroup_parent": "/other"}
+    resources = Resources(cpu_shares=1024, cpuset_cpus="0-1")
+    assert node.record.effective == replace(CONTAINER, resources=resources, **hooked)
+    assert node.pod == PodRecord(noted, noted)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
+@pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
+async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: tuple[str, ...], leaves: bool) -> None:
+
+    def once(request: HookRequest) -> HookAnswer:
+        return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
+
+    node.plugins.add("a", once, points=points)
+    await node.do(RUN_POD)
+    if leaves:
+        node.plugins.plugins.clear()
+    [released] = (await node.do(CREATE)).released
+    expected = cri.CreateContainerRequest.FromString(wire(CREATE_REQUEST))
+    expected.sandbox_config.linux.cgroup_parent = "/hooked"
+    assert (released and changes(released, cri.CreateContainerRequest)) == (expected if points else None)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"),
+    [
+        pytest.param([], ["c1", "p1"], id="nothing"),
+        pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
+        pytest.param([Subject(OTHER_POD, ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
+    ],
+)
+async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:
+    node.plugins.add("a")
+    for subject in known:
+        node.store.commit(subject)
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    await node.run(node.held(STOP, version="v1alpha2"))
+    assert node.backend.asked == [("v1alpha2", any_id) for any_id in asked]
+    assert node.plugins.asked[0].request == HookRequest(POD, CONTAINER)
+    assert node.record == ContainerRecord(CONTAINER, CONTAINER)
+
+
+@pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
+@pytest.mark.parametrize("knows_container", [False, True])
+async def test_what_the_runtime_lacks_has_no_hooks(node: Node, operation: Operation, knows_container: bool) -> None:
+    node.plugins.add("a", policy=FAIL)
+    node.backend.known_containers = {"c1": CONTAINER} if knows_container else {}
+    held = await node.do(operation)
+    assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
+
+
+BY_BEGINNING: dict[Operation, Message] = {
+    UPDATE: update("c", memory_limit_in_bytes=7),
+    STOP: cri.StopContainerRequest(container_id="c"),
+    START: cri.StartContainerRequest(container_id="c"),
+    REMOVE: cri.RemoveContainerRequest(container_id="c"),
+    REMOVE_POD: cri.RemovePodSandboxRequest(pod_sandbox_id="p"),
+    STOP_POD: cri.StopPodSandboxRequest(pod_sandbox_id="p"),
+    CREATE: cri.CreateContainerRequest(pod_sandbox_id="p", config=CREATE_REQUEST.config),
+}
+"""By the beginning of an id, as crictl's users name things."""
+
+
+@pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
+async def test_known_container_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, told: int) -> None:
+    node.know(resources=Resources(cpu_shares=2048))
+    node.plugins.add("a")
+    await node.do(operation, BY_BEGINNING[operation])
+    assert node.backend.asked == [], "the runtime need not be asked about what is known"
+    assert node.told(0).resources is not None
+    assert node.told(0).resources.cpu_shares == told
+    assert node.record.original.resources is not None
+    assert node.record.original.resources.cpu_shares == 2048
+    assert node.store.counts() == (1, 1)
+
+
+async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> None:
+    node.know()
+    node.know(container=replace(CONTAINER, id="c2"))
+    node.plugins.add("a", points=("PreUpdateContainerResources",))
+    node.backend.known_containers["c"] = CONTAINER
+    base = node.call(node.held(UPDATE, BY_BEGINNING[UPDATE]))
+    await node.lifecycle.run(base)
+    assert node.backend.asked == [("v1", "c")]
+    assert base.order_key() == "c1", "its turn is that of the whole id"
+    assert node.record.original.resources == replace(ASKED, memory_limit_in_bytes=7)
+    assert node.store.counts() == (1, 2)
+
+
+@pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
+async def test_remove_by_the_beginning_forgets(node: Node, operation: Operation, counts: tuple[int, int]) -> None:
+    node.know()
+    await node.do(operation, BY_BEGINNING[operation])
+    assert node.store.counts() == counts
+
+
+@pytest.mark.parametrize("ambiguous", [False, True])
+@pytest.mark.parametrize("operation", [STOP_POD, CREATE])
+async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, ambiguous: bool) -> None:
+    parents = (replace(POD, cgroup_parent="/kubelets"), POD)
+    node.store.commit(Subject(PodRecord(*parents)))
+    if ambiguous:
+        node.store.commit(Subject(PodRecord(*(replace(pod, id="p2") for pod in parents))))
+        node.backend.known_pods["p"] = POD
+    node.plugins.add("a")
+    base = node.call(node.held(operation, BY_BEGINNING[operation]))
+    await node.lifecycle.run(base)
+    assert node.pod == PodRecord(*parents)
+    assert base.order_key().startswith("p1")
+    assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
+    assert len(node.plugins.asked) == 1
+
+
+async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Node) -> None:
+    node.know()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))
+    held = await node.run(node.held(START, version="v1alpha2"))
+    assert held.released == [None]
+    [(version, request, seconds)] = node.backend.updates
+    assert (version, seconds) == ("v1alpha2", UPDATE_SECONDS)
+    assert cri.UpdateContainerResourcesRequest.FromString(request) == update(cpuset_cpus="1", cpu_quota=-1)
+    runs = Resources(cpu_shares=1024, cpu_quota=-1, cpuset_cpus="1")
+    assert node.record == ContainerRecord(CONTAINER, replace(CONTAINER, resources=runs), node.record.owners)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message", "released"),
+    [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
+)
+async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
+    node: Node,
+    operation: Operation,
+    message: Message | None,
+    released: Message | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def impossible(request: HookRequest) -> HookAnswer:
+        assert request.container is not None
+        assert request.container.resources is not None
+        return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
+
+    node.know()
+    node.plugins.add("a", impossible, points=("PreStartContainer", "PreUpdateContainerResources"))
+    [left] = (await node.do(operation, message)).released
+    assert (left and changes(left, cri.UpdateContainerResourcesRequest).linux) == released
+    assert node.backend.updates == []
+    assert node.record.effective.resources == ASKED
+    for field in ("cpuset_cpus", "oom_score_adj"):
+        assert node.recorder.counted("fields_left_out", operation=operation.value, field=field) == 1
+    text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
+    assert text in caplog.text
+
+
+async def test_update_of_a_start_has_what_is_left_of_the_callers_time(node: Node) -> None:
+    node.know()
+    node.plugins.add("a", SHARES, delay_seconds=1.5, points=("PreStartContainer",))
+    held = node.held(START)
+    held.fields = {b"grpc-timeout": b"8S"}
+    await node.run(held)
+    assert [seconds for _, _, seconds in node.backend.updates] == [6.5]
+
+
+async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -> None:
+    node.know()
+    held = node.held(START)
+    held.fields = {b"grpc-timeout": b"1S"}
+    base = node.call(held)
+    subject = base.subject(node.store)
+    assert subject is not None
+    await asyncio.sleep(1)
+    with pytest.raises(BackendError) as caught:
+        await base.prepare(subject, Adjustment(resources={"cpu_shares": 2}))
+    assert (caught.value.code, caught.value.not_done) == (grpc.DEADLINE_EXCEEDED, True)
+    await base.prepare(subject, Adjustment())
+    assert node.backend.updates == []
+
+
+@pytest.mark.parametrize(
+    ("not_done", "state_unknown", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
+)
+async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
+    node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
+) -> None:
+    node.know()
+    node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
+    node.plugins.add("a", SHARES, points=("PreStartContainer",))
+    base = node.call(node.held(START))
+    base.state_unknown = state_unknown  # of an earlier call for the same
+    await node.lifecycle.run(base)
+    assert node.store.counts() == counts
+    why = Reason.RUNTIME_REJECTED.value
+    assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
+
+
+async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
+    def halve(request: HookRequest) -> HookAnswer:
+        resources = (request.container and request.container.resources) or Resources()
+        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
+
+    node.store.commit(Subject(PodRecord(POD, POD)))
+    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    await node.do(CREATE)
+    assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
+    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
+
+
+async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
+    node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
+    resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
+    node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
+    request = update(unified={"a": "1"})
+    request.annotations["new"] = "2"
+    [released] = (await node.do(UPDATE, request)).released
+    assert node.told() == replace(
+        CONTAINER, annotations={"old": "1", "new": "2"}, resources=replace(ASKED, unified={"a": "1"})
+    )
+    expected = update(unified={"a": "1", "b": "2"}, hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=4)])
+    expected.annotations.update({"new": "2", "hook": "3"})
+    expected.MergeFromString(wire(cri.UpdateContainerResourcesRequest()))
+    assert changes(released, cri.UpdateContainerResourcesRequest) == expected
+    assert node.record.original.annotations == {"new": "2"}
+    assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
+    runs = replace(ASKED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
+    assert node.record.effective.resources == runs
+
+
+async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
+    """As real containerd: it takes the update, and the process keeps its score."""
+    node.know()
+    node.plugins.add("a", points=("PreUpdateContainerResources",))
+    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
+    assert node.told().resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
+    assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
+
+
+async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:
+    held = node.held(operation, message, version=version)
+    held.given = UNANSWERED
+    return await node.run(held)
+
+
+DONE_IN = {
+    START: {api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED},
+    STOP: {api_pb2.CONTAINER_EXITED},
+    STOP_POD: {api_pb2.SANDBOX_NOTREADY},
+}
+STATES = [(one, state) for one in (START, STOP) for state in api_pb2.ContainerState.values()]
+STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha2"])
+@pytest.mark.parametrize(("operation", "state"), STATES)
+async def test_state_tells_whether_it_was_done(node: Node, operation: Operation, state: int, version: str) -> None:
+    node.know()
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
+    await unanswered(node, operation, version=version)
+    await asyncio.sleep(0.2)
+    assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
+    done = node.recorder.counted("unsettled", operation=operation.value, result="agreed")
+    assert done == (state in DONE_IN[operation])
+
+
+@pytest.mark.parametrize(
+    ("operation", "told", "left"),
+    [
+        (START, [], (1, 1)),
+        (STOP, [("a", "PostStopContainer")], (1, 0)),
+        (STOP_POD, [("a", "PostStopPodSandbox")], (0, 0)),
+    ],
+)
+async def test_post_hook_of_a_stop_is_told_of_what_is_gone(
+    node: Node, operation: Operation, told: list[tuple[str, str]], left: tuple[int, int]
+) -> None:
+    node.know()
+    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer", "PostStopPodSandbox"))
+    await unanswered(node, operation)
+    await asyncio.sleep(300)
+    assert node.plugins.told() == told
+    assert node.store.counts() == left
+    assert len(node.backend.asked) == 1
+
+
+@pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
+async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
+    node.know()
+    held = node.held(operation)
+    base = node.call(held)
+    held.end()
+    await node.lifecycle.run(base)
+    await asyncio.sleep(300)
+    assert node.backend.asked == []
+    assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
+
+
+async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
+    """A thousand of them may wait for minutes, and each request may have 16 MiB."""
+    node.know()
+    node.plugins.add("a", points=("PostStopContainer",))
+    node.backend.known_containers["c1"] = CONTAINER
+    held = await unanswered(node, STOP)
+    assert held.message is None
+    node.backend.container_is = api_pb2.CONTAINER_EXITED
+    await asyncio.sleep(1)
+    assert node.plugins.told() == [("a", "PostStopContainer")]
+
+
+async def test_container_is_read_anew_after_a_lost_update(node: Node) -> None:
+    """The kubelet's own values stay where the runtime still has what the hook put in their place."""
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
+    await unanswered(node, UPDATE, update(cpu_quota=7000))
+    assert node.store.container("c1") is None
+    now = Resources(cpu_shares=512, cpuset_cpus="0-3", cpu_quota=7000)
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=now)
+    node.plugins.add("a", points=("PostStopContainer",))
+    await node.do(Operation.STOP_CONTAINER)
+    assert node.record.effective.resources == now
+    assert node.record.original.resources == replace(now, cpu_shares=1024)
+
+
+async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
+    """What it names holds, whether the rest was read before it was done or after."""
+    node.know()
+    other = node.held(UPDATE, update(cpu_shares=333))
+    other.given = None
+    running = node.lifecycle.run(node.call(other))
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
+    other.settle(DONE)
+    await running
+    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)

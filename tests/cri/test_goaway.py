@@ -1,0 +1,266 @@
+"""The end of a connection: GOAWAY, streams that come too late, what is not finished (relay-rules A11)."""
+
+from functools import partial
+
+import pytest
+
+from runtimeproxy.cri.goaway import ENDLESS, GONE
+from tests.cri import peer
+from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, grpc, image, runtime
+
+MOST = GoAway(2**31 - 1)
+EVENTS = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
+REFUSED, CANCEL = 7, 8
+ASK, ASK_3, ASK_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
+ANSWER, END = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True)
+CREATED, PULLED, WATCHED = Headers(3, peer.CREATE), Headers(3, peer.PULL), Headers(3, EVENTS, end=True)
+BODY = Data(3, grpc(b"m"), end=True)
+HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], asks=1)
+PASSED = Settings(((1, 0),))
+FULL = Data(1, bytes(16_384))
+
+
+def drain(refusing: bool) -> peer.Act:
+    return lambda play: play.reader.farewell.drain(refusing)
+
+
+ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
+
+CONVERSATIONS: dict[str, list[Step]] = {
+    # GOAWAY of the runtime
+    "the runtime's GOAWAY passes where no image stream is above it": [
+        peer.passes(ASK, GoAway(0)),
+        peer.returns(GoAway(1, 5, b"bye")),
+    ],
+    "it rises to the highest image stream, streams above its own are refused": [
+        Step(
+            client(ASK, ASK_3, Headers(7, peer.PULL)),
+            to_runtime=[ASK, ASK_3],
+            to_image=[PASSED, peer.OPENED, Headers(7, peer.PULL)],
+        ),
+        Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
+    ],
+    "above its last id a stream is refused as well": [
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
+        Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
+    ],
+    # GOAWAY of ours
+    "a drain sends two GOAWAYs, each once": [
+        peer.passes(ASK, CREATED),
+        ASKS_TO_LEAVE,
+        Step(drain(False)),
+        peer.passes(ASK_5),
+        Step(LEAVES, to_client=[GoAway(5)]),
+        Step(LEAVES),
+    ],
+    "a client that has not asked yet is left in peace for a while": [
+        Step(drain(False)),
+        peer.passes(ASK),
+        ASKS_TO_LEAVE,
+    ],
+    "an image call counts as asked": [
+        Step(drain(False)),
+        Step(client(PULLED), to_image=[PASSED, peer.OPENED, PULLED]),
+        ASKS_TO_LEAVE,
+    ],
+    "image streams count as sent on": [
+        Step(client(ASK, PULLED), to_runtime=[ASK], to_image=[PASSED, peer.OPENED, PULLED]),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+    ],
+    "ours are not above the runtime's": [
+        peer.passes(ASK, ASK_3),
+        peer.returns(GoAway(9)),
+        Step(drain(False), to_client=[GoAway(9)]),
+        Step(LEAVES, to_client=[GoAway(3)]),
+    ],
+    "ours stay at the runtime's": [
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
+        Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
+    ],
+    "the runtime's do not raise ours": [
+        peer.passes(ASK, ASK_3),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
+        peer.returns(GoAway(3, 1)),
+        peer.returns(GoAway(1, 2, b"x")),
+    ],
+    "ACKs pass in a drain": [
+        Step(LEAVES, to_client=[MOST, GoAway(0)]),
+        Step(runtime(Settings()), to_client=[PASSED]),
+        peer.passes(Ack()),
+    ],
+    # what comes and ends after it
+    "a block that passed before is refused too, trailers pass": [
+        peer.passes(ASK, ASK_3),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        Step(
+            client(ASK_5, Headers(7, peer.VERSION), END),
+            to_client=[Reset(5, REFUSED), Reset(7, REFUSED)],
+            to_runtime=[END],
+        ),
+    ],
+    "what is swallowed is credited": [
+        Step(LEAVES, to_client=[MOST, GoAway(0)]),
+        Step(client(ASK), to_client=[Reset(1, REFUSED)]),
+        Step(client(*[FULL] * 16), to_client=[Credit(0, 2**18)]),
+    ],
+    "what was taken is finished": [
+        peer.passes(ASK),
+        HOLD,
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        peer.passes(Data(1, grpc(b"q"), end=True)),
+        Step(peer.release, to_runtime=[BODY]),
+        Step(runtime(ANSWER, END, Headers(3, peer.TRAILERS, end=True)), to_client=[ANSWER, END]),
+        Step(peer.answered, to_client=[Headers(3, peer.TRAILERS, end=True)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_a11(steps: list[Step]) -> None:
+    peer.converse(*steps, play=peer.greeted(image_apart=True))
+
+
+def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings())
+    play.reader.farewell.drain(refusing=True)
+    assert play.client.got() == []
+    play.runtime.sends(Settings())
+    assert play.client.got()[-2:] == [MOST, GoAway(0)]
+
+
+def test_a11_highest_image_stream_outlives_its_connection() -> None:
+    play = peer.greeted(image_apart=True)
+    play.client.sends(Headers(1, peer.PULL))
+    play.image.sends(Settings(), GoAway(1))
+    play.client.sends(PULLED, ASK_5)
+    play.client.got()
+    play.runtime.sends(GoAway(1))
+    assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
+
+
+def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
+    play = peer.greeted(image_apart=True)
+    for stream in (1, 3):
+        play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"m"), end=True))
+    play.client.sends(Headers(5, peer.PULL))
+    ended: list[int] = []
+    for call in play.events.calls:
+        call.on_ended = partial(ended.append, call.stream)
+    play.runtime.sends(GoAway(1))
+    assert play.client.got() == [Reset(3, REFUSED), GoAway(5)]
+    assert ended == [3]
+
+
+def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
+    play = peer.greeted()
+    play.client.sends(*(Headers(stream, peer.VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
+    for stream in (9, 11, 13):
+        play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"")))
+    for held in play.reader.held[1:]:
+        held.release(None)
+    play.runtime.sends(
+        Headers(3, peer.REPLY), Headers(5, peer.REPLY), Headers(5, peer.TRAILERS, end=True), Headers(11, peer.REPLY)
+    )
+    play.runtime.sends(Headers(13, peer.REPLY), Headers(13, peer.TRAILERS, end=True))
+    play.client.got()
+    play.reader.farewell.runtime_gone()
+    gone = peer.refusal(14, GONE.encode())
+    assert play.client.got() == [
+        *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, CANCEL), Reset(7, CANCEL)),
+        *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, CANCEL)),
+    ]
+    assert play.reader.farewell.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
+
+
+LATE = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
+
+
+@pytest.mark.parametrize("fields", LATE, ids=["passing", "held", "image", "endless", "ambiguous"])
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.Fields, acknowledged: bool) -> None:
+    play = peer.greeted(image_apart=True) if acknowledged else peer.Play(image_apart=True)
+    if not acknowledged:
+        play.client.sends(peer.PREFACE, Settings())
+        play.runtime.sends(Settings())
+    play.client.sends(ASK)
+    play.reader.farewell.drain(refusing=True)
+    play.client.got()
+    play.runtime.got()
+    play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), Headers(3, peer.TRAILERS, end=True))
+    play.client.sends(Reset(3, CANCEL), Headers(5, fields, end=True))
+    assert play.runtime.got() == []
+    assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED)]
+    assert (play.events.calls, play.events.links, play.reader.farewell.unfinished()) == ([], [], (1, 0, 0))
+
+
+UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
+    "a passing call waits for its answer, then for its end": [
+        (client(), (0, 0, 0)),
+        (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0)),
+        (runtime(ANSWER), (0, 1, 0)),
+        (runtime(Data(1, grpc(b"a"))), (0, 1, 0)),
+        (runtime(END), (0, 0, 0)),
+    ],
+    "above the runtime's last id nothing is waited for": [
+        (client(ASK, ASK_3), (2, 0, 0)),
+        (runtime(GoAway(1)), (1, 0, 0)),
+    ],
+    "nor is the answer to what the client cancelled": [
+        (client(ASK, Reset(1, CANCEL)), (0, 0, 0)),
+        (runtime(ANSWER), (0, 0, 0)),
+    ],
+    "container events are a stream before the first of them and after": [
+        (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),
+        (runtime(ANSWER, END, Headers(3, peer.REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
+        (client(Headers(5, EVENTS, end=True)), (0, 0, 2)),
+        (client(Reset(3, CANCEL), Reset(5, CANCEL)), (0, 0, 0)),
+    ],
+    "a held call is open from its head to its answer": [
+        (client(CREATED), (1, 0, 0)),
+        (client(BODY), (1, 0, 0)),
+        (peer.release, (1, 0, 0)),
+        (runtime(Headers(3, peer.REPLY), Headers(3, peer.TRAILERS, end=True)), (1, 0, 0)),
+        (peer.answered, (0, 0, 0)),
+    ],
+    "a refused call is finished": [(client(CREATED, BODY), (1, 0, 0)), (peer.refuse, (0, 0, 0))],
+    "an answer that waits for the client's credit is a call": [
+        (client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)),
+        (peer.release, (2, 0, 0)),
+        (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
+        (runtime(Headers(3, peer.REPLY), Headers(3, peer.TRAILERS, end=True)), (2, 0, 0)),
+        (peer.answered, (1, 0, 0)),
+        (client(Credit(0, 100_000)), (0, 0, 0)),
+    ],
+    "so is an image answer, once its end is here": [
+        (peer.Greets(client=Settings(((4, 10),))), (0, 0, 0)),
+        (client(Headers(1, peer.PULL, end=True)), (0, 0, 0)),
+        (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
+        (image(END), (1, 0, 0)),
+        (client(Credit(1, 1_000)), (0, 0, 0)),
+    ],
+}
+
+
+@pytest.mark.parametrize("moves", UNFINISHED.values(), ids=UNFINISHED)
+def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
+    play = peer.Play(image_apart=True) if isinstance(moves[0][0], peer.Greets) else peer.greeted(image_apart=True)
+    for act, counts in moves:
+        act(play)
+        assert play.reader.farewell.unfinished() == counts
+
+
+def test_unfinished_before_the_ack() -> None:
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings(), ASK)
+    play.runtime.sends(Settings(), ANSWER)
+    assert play.reader.farewell.unfinished() == (0, 1, 0)
+    play.runtime.sends(END)
+    assert play.reader.farewell.unfinished() == (0, 0, 0)
+
+
+def test_container_events_are_endless_in_both_versions() -> None:
+    assert {b"/runtime.%b.RuntimeService/GetContainerEvents" % version for version in (b"v1", b"v1alpha2")} == ENDLESS

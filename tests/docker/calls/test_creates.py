@@ -1,0 +1,279 @@
+"""Docker's calls through the whole core: what becomes of a failed hook, and the creates of pods and of containers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.docker import translate
+from runtimeproxy.errors import Reason
+from runtimeproxy.model.values import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
+from runtimeproxy.plugins.registration import FailurePolicy
+from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
+from tests.docker.client import Answer, request
+from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.fakes.dockerd_received import Injection
+from tests.fakes.plugins import FAIL, IGNORE
+
+CANARY = "canary-4711"
+PRE = [
+    ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
+    ("container", "PreCreateContainer", "CreateContainer", CREATE),
+    ("start", "PreStartContainer", "StartContainer", START),
+    ("update", "PreUpdateContainerResources", "UpdateContainerResources", UPDATE),
+]
+every_pre_hook = pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
+
+
+async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[bytes, Answer]:
+    """Make a call whose hook fails; return what was sent, and the answer."""
+    pod_id, container_id = await node.made()
+    node.plugins.add("koordlet", reason, points=(point,))
+    raw = {
+        "pod": request("POST", "/containers/create?name=a-pod", written(node.pod_body())),
+        "container": request("POST", "/containers/create?name=a-container", written(node.container_body(pod_id))),
+        "start": request("POST", f"/containers/{container_id}/start"),
+        "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
+    }[action]
+    client = await node.sends(raw)
+    return raw, await client.answer()
+
+
+@every_pre_hook
+async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str, operation: str, route: str) -> None:
+    raw, answer = await failing(node, action, point, Reason.REFUSED)
+    assert answer.status == 500
+    assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
+    assert raw not in [received.raw for received in node.dockerd.requests(route)]
+    assert (node.recorder.counted("calls_refused", operation=operation), node.store.counts()) == (1, (1, 1))
+
+
+@every_pre_hook
+async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: str, operation: str, route: str) -> None:
+    raw, answer = await failing(node, action, point, Reason.UNREACHABLE)
+    assert answer.status in (200, 201, 204)
+    assert node.dockerd.requests(route)[-1].raw == raw
+    assert node.recorder.total("hook_fail_open") == 1
+    assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
+
+
+async def test_pod_and_container_are_told_and_kept_as_asked_for(node: Node) -> None:
+    node.plugins.add("a")
+    pod_id = await node.create_pod()
+    pod = replace(TOLD_POD, id=pod_id)
+    assert node.told == HookRequest(TOLD_POD)
+    assert node.came(CREATE) == written(node.pod_body())
+    assert node.pod_of(pod_id) == PodRecord(pod, pod)
+    container_id = await node.create_container(pod_id)
+    told = replace(TOLD, pod_id=pod_id)
+    assert node.told == HookRequest(pod, told)
+    assert node.came(CREATE) == written(node.container_body(pod_id))
+    container = replace(told, id=container_id)
+    assert node.container(container_id) == ContainerRecord(container, container)
+
+
+async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
+    resources = Resources(cpu_quota=50_000)
+    node.plugins.add("a", HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=resources))
+    body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
+    pod_id = id_of(await node.create("web", body))
+    wanted = json.loads(body)
+    wanted["Labels"] |= {"l": "1", "annotation.n": "2"}
+    wanted["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert node.config() == wanted
+    pod = node.pod_of(pod_id)
+    assert pod.original == replace(TOLD_POD, id=pod_id, attempt=0)
+    assert pod.effective == replace(
+        pod.original,
+        labels={**TOLD_POD.labels, "l": "1"},
+        annotations={"note": "pod", "n": "2"},
+        cgroup_parent="/hooked",
+        resources=resources,
+    )
+
+
+@on_node({"cgroup_driver": "systemd", "follows": False})
+async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
+    pod_id = await node.create_pod()
+    assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
+    assert node.dockerd.requests("GET /info") == []
+    node.plugins.add("a")
+    await node.create_container(pod_id)
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    await node.remove(pod_id)
+    await node.create_pod()
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    assert len(node.dockerd.requests("GET /info")) == 1
+
+
+async def test_pod_that_the_daemon_refuses_leaves_nothing(node: Node) -> None:
+    await node.plain("taken")
+    node.plugins.add("a")
+    assert (await node.create("taken", node.pod_body())).status == 409
+    node.dockerd.state.images.by_name.clear()
+    answer = await node.create("web", node.pod_body())
+    assert (answer.status, answer.message) == (404, "No such image: runtimeproxy-pause:1")
+    assert (node.points, node.store.counts()) == (["PreRunPodSandbox"] * 2, (0, 0))
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]"])
+async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node: Node, body: bytes) -> None:
+    node.plugins.add("a")
+    reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    node.dockerd.inject(CREATE, Injection(raw=reply))
+    assert (await node.create("web", node.pod_body())).raw == reply
+    assert node.store.counts() == (0, 0)
+    assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
+
+
+async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
+    pod_id = await node.create_pod()
+    is_pods = translate.is_pods
+
+    def registers(body: bytes) -> bool:
+        assert len(node.dockerd.requests(CREATE)) == 1, "the daemon has not read yet what it was just sent"
+        if not node.plugins.plugins:
+            node.plugins.add("late", HookAnswer(envs={"B": "3"}), policy=FAIL)
+        return is_pods(body)
+
+    monkeypatch.setattr(translate, "is_pods", registers)
+    container_id = await node.create_container(pod_id)
+    assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
+    assert node.came(CREATE) == written(node.container_body(pod_id))
+    assert node.container(container_id).effective.envs == TOLD.envs
+    assert node.recorder.total("hook_failures") == 0
+
+
+async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
+    resources = Resources(cpu_quota=20_000, cpuset_cpus="1")
+    answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", resources)
+    node.plugins.add("a", answer, points=("PreCreateContainer",))
+    pod_id = await node.create_pod()
+    container_id = await node.create_container(pod_id)
+    wanted = node.container_body(pod_id)
+    wanted["Labels"]["annotation.note"] = "hooked"
+    wanted["Env"] = ["A=1", "B=3", "C=4"]
+    wanted["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 20_000, "CpusetCpus": "1"}
+    assert node.config() == wanted
+    container = node.container(container_id)
+    assert container.original == replace(TOLD, pod_id=pod_id, id=container_id)
+    assert container.effective == replace(
+        container.original,
+        annotations={**ANNOTATIONS, "note": "hooked"},
+        envs={"A": "1", "B": "3", "C": "4"},
+        cgroup_parent="/own",
+        resources=replace(ASKED, cpu_quota=20_000, cpuset_cpus="1"),
+    )
+    assert node.pod_of(pod_id).effective.cgroup_parent == PARENT
+
+
+ENV = rb'"Env":["A=1","BARE","=odd","A=2","RAW=\ud800","E="]'
+
+
+@on_each_driver
+async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
+    def echo(request: HookRequest) -> HookAnswer:
+        told = request.container
+        if told is None:
+            return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
+        return HookAnswer({}, told.annotations, told.envs, request.pod.cgroup_parent, told.resources)
+
+    node.plugins.add("a", echo)
+    pod_id = await node.create_pod()
+    assert node.came(CREATE) == written(node.pod_body())
+    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
+    assert (await node.create("web", body)).status == 201
+    assert node.came(CREATE) == body
+
+
+async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    resources = Resources(hugepage_limits={"2MB": 4711}, unified={"memory.high": CANARY}, cpu_shares=2)
+    node.plugins.add("a", HookAnswer(resources=resources))
+    pod_id = await node.create_pod()
+    assert node.host()["CpuShares"] == 2
+    container_id = await node.create_container(pod_id)
+    for operation in ("RunPodSandbox", "CreateContainer"):
+        for field in ("hugepage_limits", "unified"):
+            assert node.recorder.counted("fields_left_out", operation=operation, field=field) == 1
+        assert f"{operation}: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    effective = node.container(container_id).effective.resources
+    assert effective == replace(ASKED, cpu_shares=2), "the record says what the daemon was asked for"
+
+
+async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
+    limit = HookAnswer(resources=Resources(memory_limit_in_bytes=-1))
+    node.plugins.add("a", limit, points=("PreCreateContainer",))
+    container_id = await node.create_container(await node.create_pod())
+    assert (node.host()["Memory"], node.host()["MemorySwap"]) == (0, 0)
+    assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
+
+
+@on_each_driver
+@pytest.mark.parametrize("registered", [True, False])
+async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, registered: bool) -> None:
+    parent, in_docker = (
+        ("/a.slice/a-b.slice", "a-b.slice") if node.cgroup_driver == "systemd" else ("/hooked", "/hooked")
+    )
+    node.plugins.add("a", HookAnswer(cgroup_parent=parent), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    assert node.host()["CgroupParent"] == in_docker
+    if not registered:
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    wanted = node.container_body(pod_id)
+    wanted["HostConfig"]["CgroupParent"] = in_docker
+    assert node.config() == wanted
+    assert node.container(container_id).original.cgroup_parent == ""
+    node.store.forget(container_id)
+    node.plugins.add("b", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
+    assert node.told.pod.cgroup_parent == parent
+
+
+async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
+    node.plugins.add("a", points=("PreCreateContainer",))
+    pod_id = await node.create_pod()
+    body = node.container_body(pod_id)
+    body["HostConfig"]["CgroupParent"] = "/elsewhere"
+    container_id = id_of(await node.create("web", body))
+    assert node.came(CREATE) == written(body)
+    assert node.container(container_id).effective.cgroup_parent == ""
+    assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
+
+
+@pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
+@on_each_driver
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
+    hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
+    node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    pod_host = node.host()["CgroupParent"]
+    node.forget()
+    if known != "not yet":
+        read = await node.front._lookup.pod(pod_id)
+        assert read is not None
+        node.store.commit(Subject(read))
+    if known == "read, and nobody is asked":
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    assert node.host()["CgroupParent"] == pod_host
+    pod = node.pod_of(pod_id)
+    assert pod.effective.cgroup_parent == hooked
+    if known == "not yet":
+        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
+    assert node.container(container_id).effective.cgroup_parent == ""
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
+async def test_container_of_no_pod_passes_without_hooks(node: Node, policy: FailurePolicy, sandbox: str) -> None:
+    if sandbox == "plain":
+        sandbox = await node.plain()
+    node.plugins.add("a", policy=policy)
+    body = node.container_body(sandbox)
+    assert (await node.create("web", body)).status == 201
+    assert node.came(CREATE) == written(body)
+    assert (node.points, node.store.counts()) == ([], (0, 0))

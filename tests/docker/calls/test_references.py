@@ -1,0 +1,376 @@
+"""Docker's calls of what exists: start with the update ahead of it, update, stop, and those whose answer is lost."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.core import unknown_outcomes
+from runtimeproxy.core.call import NOT_DONE, UNANSWERED
+from runtimeproxy.docker.calls.base import DockerCall
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.errors import Reason
+from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
+from tests.docker.bodies import ASKED, MIB
+from tests.docker.client import request
+from tests.docker.daemon import until
+from tests.docker.node import INSPECT, START, STOP, UPDATE, Node, written
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_received import Injection
+from tests.fakes.plugins import FAIL
+
+CANARY = "canary-4711"
+
+
+def calls_made(node: Node, state_unknown: bool = False) -> list[tuple[HeldExchange, DockerCall]]:
+    """Return a list of the calls that the front makes from now on; they are ``state_unknown`` if that is said."""
+    made: list[tuple[HeldExchange, DockerCall]] = []
+    make = node.front.call
+
+    def watched(exchange: HeldExchange) -> DockerCall | None:
+        call = make(exchange)
+        assert call is not None
+        call.state_unknown = state_unknown
+        made.append((exchange, call))
+        return call
+
+    node.front.call = watched  # type: ignore[method-assign]
+    return made
+
+
+async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
+    """Send a call that the daemon carries out, or not, and never answers."""
+    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
+    client = await node.sends(request("POST", f"{node.prefix}/containers/{reference}/{action}", body))
+    assert await client.ended() == b""
+
+
+async def test_start_is_told_before_and_if_it_starts_something_after(node: Node) -> None:
+    """What Docker's update cannot set sends none."""
+    points = ("PreStartContainer", "PostStartContainer")
+    node.plugins.add("a", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
+    pod_id, container_id = await node.made()
+    known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
+    assert (await node.act("start", container_id)).status == 204
+    assert [asked.request for asked in node.plugins.asked] == [known, known]
+    assert node.points == list(points)
+    assert (await node.act("start", container_id)).status == 304
+    assert (node.points, node.dockerd.requests(UPDATE)) == (["PreStartContainer"], [])
+
+
+async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
+    node.plugins.add("a", HookAnswer(resources=resources), points=("PreStartContainer",))
+    _, container_id = await node.made()
+    assert (await node.act("start", container_id)).status == 204
+    update, start = node.dockerd.requests(UPDATE)[0], node.dockerd.requests(START)[0]
+    assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
+    assert update.at < start.at
+    await node.event("update")
+    assert node.recorder.total("updates_of_others") == 0
+    container = node.container(container_id)
+    assert container.original.resources == ASKED
+    assert container.effective.resources == replace(ASKED, cpuset_cpus="1", cpu_quota=20_000)
+    for field in ("oom_score_adj", "unified"):
+        assert node.recorder.counted("fields_left_out", operation="StartContainer", field=field) == 1
+    assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    assert await node.updated_by_others(container_id) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost: bool) -> None:
+    _, container_id = await node.made()
+    resources = Resources(cpuset_cpus="0" if lost else "2000")  # the fake daemon has fewer
+    node.plugins.add("koordlet", HookAnswer(resources=resources), policy=FAIL, points=("PreStartContainer",))
+    if lost:  # it is done, but the answer never comes
+        node.dockerd.inject(UPDATE, Injection(cut_after_bytes=0))
+    answer = await node.act("start", container_id)
+    assert answer.status == 500
+    assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: runtime_rejected" in answer.message
+    assert ("Requested CPUs are not available" in answer.message) is not lost
+    failed = {"plugin": "koordlet", "hook": "PreStartContainer", "reason": Reason.RUNTIME_REJECTED.value}
+    assert node.recorder.counted("hook_failures", **failed) == 1
+    if not lost:
+        assert node.container(container_id).effective.resources == ASKED
+        assert await node.updated_by_others(container_id) == 0
+    assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
+    assert not node.front._events.expected_updates
+    node.plugins.add("later", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
+
+
+async def test_start_that_was_unsure_stays_so_when_its_update_fails(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="2000")), points=("PreStartContainer",))
+    calls_made(node, state_unknown=True)
+    assert (await node.act("start", container_id)).status == 204
+    assert node.recorder.total("hook_fail_open") == 1
+    assert node.store.container(container_id) is None
+
+
+async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
+    update = node.dockerd.inject(UPDATE, Injection(hang=True))
+    client = await node.sends(request("POST", f"/containers/{container_id}/start"))
+    await until(lambda: update.hanging == 1)
+    client.abort()
+    await until(lambda: not node.front.tasks)
+    assert node.dockerd.requests(START) == []
+    assert node.store.counts() == (1, 0), "nobody knows whether the update was done"
+    assert not node.front._events.expected_updates
+
+
+def resources_of(request: HookRequest) -> Resources:
+    assert request.container
+    assert request.container.resources
+    return request.container.resources
+
+
+def scaled(request: HookRequest) -> HookAnswer:
+    """Answer as a hook that scales does: a whole echo with half the shares."""
+    assert request.container
+    told = resources_of(request)
+    return HookAnswer({}, request.container.annotations, resources=replace(told, cpu_shares=told.cpu_shares // 2))
+
+
+def doubled(request: HookRequest) -> HookAnswer:
+    """Answer with twice the memory and the swap limit that was told."""
+    told = resources_of(request)
+    return HookAnswer(resources=replace(told, memory_limit_in_bytes=2 * told.memory_limit_in_bytes))
+
+
+async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) -> None:
+    node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    _, container_id = await node.made()
+    for asked, told_shares, shares in (
+        ({"cpuset_cpus": "0-3"}, 1024, None),
+        ({"cpu_shares": 800}, 800, b"400"),
+        ({"memory_limit_in_bytes": 128 * MIB}, 800, None),
+        ({"cpu_shares": 1024}, 1024, b"512"),
+    ):
+        body = written(bodies.update_body(asked, moves_swap=True))
+        assert (await node.act("update", container_id, body)).status == 200
+        assert node.told_resources.cpu_shares == told_shares
+        if shares is not None:
+            body = body.replace(b'"CpuShares":%d' % told_shares, b'"CpuShares":' + shares)
+        assert node.came(UPDATE) == body
+    now = replace(ASKED, cpuset_cpus="0-3", memory_limit_in_bytes=128 * MIB, memory_swap_limit_in_bytes=128 * MIB)
+    container = node.container(container_id)
+    assert container.original.resources == now
+    assert container.effective.resources == replace(now, cpu_shares=512)
+    assert node.dockerd.container(container_id).host["CpuShares"] == 512
+
+
+@pytest.mark.parametrize("moves_swap", [True, False])
+async def test_update_takes_the_swap_limit_along_with_a_hooks_memory(node: Node, moves_swap: bool) -> None:
+    node.plugins.add("a", doubled, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    _, container_id = await node.made()
+    for asked, memory in (
+        ({"cpuset_cpus": "0-3"}, 128),
+        ({"memory_limit_in_bytes": 100 * MIB}, 200),
+        ({"cpu_shares": 2}, 200),
+        ({"memory_limit_in_bytes": 32 * MIB}, 64),
+    ):
+        assert (await node.act("update", container_id, bodies.update_body(asked, moves_swap))).status == 200
+        host = node.dockerd.container(container_id).host
+        assert (host["Memory"], host["MemorySwap"]) == (memory * MIB, memory * MIB)
+        effective = node.container(container_id).effective.resources
+        assert effective is not None
+        assert effective.memory_limit_in_bytes == effective.memory_swap_limit_in_bytes == memory * MIB
+
+
+async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    resources = Resources(memory_limit_in_bytes=-1, oom_score_adj=5, cpu_shares=2)
+    answer = HookAnswer(annotations={"n": CANARY}, resources=resources)
+    node.plugins.add("a", answer, points=("PreUpdateContainerResources",))
+    _, container_id = await node.made()
+    assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
+    assert node.came(UPDATE) == b'{"cpuShares": 2}'
+    left_out = ("memory_limit_in_bytes", "oom_score_adj", "annotations")
+    for field in left_out:
+        assert node.recorder.counted("fields_left_out", operation="UpdateContainerResources", field=field) == 1
+    assert f"UpdateContainerResources: Docker cannot set {', '.join(left_out)} of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    effective = node.container(container_id).effective
+    assert effective.resources == replace(ASKED, cpu_shares=2)
+    assert "n" not in effective.annotations, "the daemon was not told of it"
+
+
+@pytest.mark.parametrize("registered", [True, False])
+async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, registered: bool) -> None:
+    if registered:
+        node.plugins.add("a")
+    pod_id, container_id = await node.running()
+    assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
+    await node.event("update")
+    assert node.recorder.total("updates_of_others") == 0
+    assert node.container(container_id).original.resources == replace(ASKED, cpu_shares=7)
+    assert await node.updated_by_others(container_id) == 0
+    node.plugins.add("b")
+    await node.act("stop", container_id)
+    assert node.told_resources == replace(ASKED, cpu_shares=4711)
+    assert node.told.pod == node.pod_of(pod_id).effective
+
+
+async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node) -> None:
+    _, container_id = await node.made()
+    name = node.dockerd.container(container_id).name
+    assert (await node.act("update", name, {"CpuShares": 7})).status == 200
+    await until(lambda: node.store.container(container_id) is None)
+    assert node.recorder.total("updates_of_others") == 1, "nobody is asked for a name where no plugin wants it"
+    node.plugins.add("a")
+    assert (await node.act("update", name, {"CpuShares": 8})).status == 200
+    await node.event("update", 2)
+    assert node.recorder.total("updates_of_others") == 1
+    assert node.container(container_id).effective.resources == replace(ASKED, cpu_shares=8)
+
+
+NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
+NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dockerd reads it as it is
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(("body", "lines", "status"), NOT_EXPECTED)
+async def test_update_that_fails_or_cannot_be_read_is_not_expected(
+    node: Node, registered: bool, body: bytes, lines: tuple[str, ...], status: int
+) -> None:
+    _, container_id = await node.made()
+    if registered:
+        node.plugins.add("a")
+    assert (await node.act("update", container_id, body, *lines)).status == status
+    assert node.came(UPDATE) == body
+    if status == 200:  # what it set is not known, so the container is read again when it is needed
+        await until(lambda: node.store.container(container_id) is None)
+        assert node.recorder.counted("calls_unreadable", operation="UpdateContainerResources") == 1
+    else:
+        assert node.container(container_id).effective.resources == ASKED
+        assert await node.updated_by_others(container_id) == 0
+
+
+async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, made = node.plugins.gated("a"), calls_made(node)
+    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
+    await until(lambda: hook.waiting == 1)
+    [(exchange, call)] = made
+    exchange.end()
+    assert await call.release(None, NO_ADJUSTMENT) == UNANSWERED
+    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
+    assert await call.settle() == NOT_DONE
+    await until(lambda: hook.cancelled == 1)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: Node, by_name: bool) -> None:
+    node.plugins.add("a", policy=FAIL)
+    pod_id, _ = await node.made()
+    reference = node.dockerd.container(pod_id).name if by_name else pod_id
+    assert (await node.act("update", reference, {"CpuShares": 77})).status == 200
+    assert node.points == []
+    await until(lambda: node.store.pod(pod_id) is None)
+    await node.act("stop", pod_id)
+    assert (node.told.pod.resources, node.points) == (Resources(cpu_shares=77), ["PostStopPodSandbox"])
+
+
+@pytest.mark.parametrize("through", ["the proxy", "the daemon"])
+async def test_update_of_a_sandbox_leaves_its_containers_originals(node: Node, through: str) -> None:
+    """Else a hook that scales scales its own result: the daemon tells that as the container's."""
+    node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    pod_id, container_id = await node.made()
+    if through == "the proxy":
+        assert (await node.act("update", pod_id, {"CpuShares": 3})).status == 200
+    else:
+        node.dockerd.state.update(pod_id, {"CpuShares": 3})
+    await until(lambda: node.store.pod(pod_id) is None)
+    assert (await node.act("update", container_id, {"CpusetCpus": "0"})).status == 200
+    assert node.told_resources.cpu_shares == ASKED.cpu_shares
+
+
+@pytest.mark.parametrize("whose", ["somebody else's", "ours, without an answer"])
+async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node, whose: str) -> None:
+    _, container_id = await node.made()
+    node.forget()
+    gated = node.plugins.gated("a", points=("PreStartContainer",))
+    started = asyncio.create_task(node.act("start", container_id))
+    await until(lambda: gated.waiting == 1)
+    if whose == "somebody else's":
+        node.dockerd.state.update(container_id, {"CpuShares": 4711})
+        await until(lambda: node.recorder.total("updates_of_others") == 1)
+    else:
+        await unanswered(node, UPDATE, "update", container_id, b'{"CpuShares": 4711}')
+    gated.gate.set()
+    assert (await started).status == 204
+    assert node.store.container(container_id) is None
+
+
+@pytest.mark.parametrize("registered", [True, False])
+async def test_start_and_stop_are_held_only_where_a_hook_server_is(node: Node, registered: bool) -> None:
+    if registered:
+        node.plugins.add("a", points=("PreUpdateContainerResources",))
+    _, container_id = await node.made()
+    for action, operation in (("start", "StartContainer"), ("stop", "StopContainer")):
+        assert (await node.act(action, container_id)).status == 204
+        assert node.recorder.counted("calls", operation=operation, outcome="agreed") == registered
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("what", ["updated", "destroyed"])
+async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, what: str, registered: bool) -> None:
+    _, container_id = await node.running()
+    if registered:
+        node.plugins.add("a")
+    stop = node.dockerd.inject(STOP, Injection(hang=True))
+    stopping = asyncio.create_task(node.act("stop", container_id))
+    await until(lambda: stop.hanging == 1)
+    if what == "updated":
+        node.dockerd.state.update(container_id, {"CpuShares": 4711})
+    else:
+        node.dockerd.state.remove(container_id, force=True)
+    await until(lambda: node.store.container(container_id) is None)
+    stop.release()
+    assert (await stopping).status == (204 if what == "updated" else 404)
+    assert node.points == ["PostStopContainer"] * registered
+    assert node.store.counts() == (1, 0)
+
+
+@pytest.fixture
+def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the daemon asked about calls without an answer as fast as it goes, and for long."""
+    monkeypatch.setattr(unknown_outcomes, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
+
+
+LOST = [(START, "start", "PostStartContainer")]
+LOST += [(STOP, "stop", "PostStopContainer"), (STOP, "stop", "PostStopPodSandbox")]
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+@pytest.mark.parametrize(("route", "action", "point"), LOST)
+@pytest.mark.parametrize("done", [True, False])
+async def test_lost_answer_owes_a_hook_once_done(node: Node, route: str, action: str, point: str, done: bool) -> None:
+    node.plugins.add("a", points=(point,))
+    pod_id, container_id = await (node.running() if action == "stop" else node.made())
+    of_pod = point == "PostStopPodSandbox"
+    subject = pod_id if of_pod else container_id
+    await unanswered(node, route, action, subject, done=done)
+    if not done:
+        await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
+        assert node.plugins.asked == []
+        getattr(node.dockerd.state, action)(subject)
+    await until(lambda: bool(node.plugins.asked))
+    known = HookRequest(node.pod_of(pod_id).effective, None if of_pod else node.container(container_id).effective)
+    assert [(asked.point, asked.request) for asked in node.plugins.asked] == [(point, known)]
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+@pytest.mark.parametrize(("route", "action", "points"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
+async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, action: str, points: list[str]) -> None:
+    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
+    _, container_id = await (node.running() if action == "stop" else node.made())
+    await unanswered(node, route, action, container_id, done=False)
+    node.dockerd.state.remove(container_id, force=True)
+    await until(lambda: node.recorder.total("unsettled") == 1)
+    assert (node.points, node.store.counts()) == (points, (1, 0))

@@ -1,0 +1,106 @@
+"""A client whose daemon is away gets its 502 on a real socket, and is not waited for without end."""
+
+import asyncio
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtimeproxy.docker import bad_gateway
+from runtimeproxy.docker.bad_gateway import BadGateway
+from runtimeproxy.relay.drain import Drainable
+from tests.docker.daemon import until
+from tests.docker.messages import EXPECT, PREFACE, error, request
+from tests.docker.requests import CREATE, PING
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[socket.socket]:
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    connections: set[Drainable] = set()
+    BadGateway(asyncio.get_running_loop(), near, connections)
+    assert len(connections) == 1
+    yield far
+    far.close()
+    await until(lambda: near.fileno() < 0)
+    assert not connections
+
+
+async def answered(client: socket.socket, sent: bytes = b"") -> bytes:
+    """Send, and read to the end."""
+    data, loop = b"", asyncio.get_running_loop()
+    async with asyncio.timeout(20):
+        if sent:
+            await loop.sock_sendall(client, sent)
+        while piece := await loop.sock_recv(client, 65536):
+            data += piece
+    return data
+
+
+ANSWERED = {
+    "a request": (PING, 502),
+    "with a body": (CREATE, 502),
+    "with half a body": (CREATE[:-3], 502),
+    "two": (PING + PING, 502),
+    "one that waits for 100": (request("POST", "/images/load", EXPECT, body=b"x" * 100_000), 502),
+    "a bad head": (b"GET / nonsense\r\n\r\n", 400),
+    "a bad beginning": (b"\0", 400),
+    "HTTP/2": (PREFACE, 505),
+    "a head without end": (b"x" * (1 << 20), 431),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
+async def test_request_is_answered_and_the_end_follows(client: socket.socket, sent: bytes, status: int) -> None:
+    told, closes, body = error(await answered(client, sent))
+    assert (told, closes) == (status, True)
+    if status == 502:
+        assert b"dockerd" in body
+        assert b"--remote-runtime-service-endpoint" in body
+
+
+async def test_head_may_come_byte_by_byte_and_nothing_is_said_before(client: socket.socket) -> None:
+    for octet in PING[:-1]:
+        client.send(bytes((octet,)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    with pytest.raises(BlockingIOError):
+        client.recv(1)
+    assert error(await answered(client, PING[-1:]))[0] == 502
+
+
+async def test_answer_to_head_has_no_body(client: socket.socket) -> None:
+    answer = await answered(client, request("HEAD", "/_ping"))
+    assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("sent", [PING, PING[:-1]])
+async def test_client_that_half_closed_gets_an_answer_if_it_asked(client: socket.socket, sent: bytes) -> None:
+    client.send(sent)
+    client.shutdown(socket.SHUT_WR)
+    assert bool(await answered(client)) is (sent == PING)
+
+
+async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: socket.socket) -> None:
+    assert error(await answered(client, PING))[0] == 502
+    data = b"x" * 5_000_000
+    tracemalloc.start()
+    try:
+        await asyncio.get_running_loop().sock_sendall(client, data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bad_gateway, "WAIT_SECONDS", 0.03)
+
+
+@pytest.mark.usefixtures("_short", "client")
+@pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
+async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes) -> None:
+    assert bool(await answered(client, sent)) is (sent == PING)

@@ -1,0 +1,113 @@
+"""Fibers: begun and resumed at once, interrupted where they wait, seen by whoever awaits them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from runtimeproxy.eventloop.fiber import Fiber, Pending
+from tests.fakes.clock import virtual_time
+
+Steps = list[object]
+
+
+def fiber(coroutine: Any) -> Fiber[Any]:
+    made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
+    made.start(coroutine)
+    return made
+
+
+def pending() -> Pending[Any]:
+    return Pending(loop=asyncio.get_running_loop())
+
+
+async def noted(steps: Steps, awaited: Any) -> str:
+    """Note what comes of an awaited thing."""
+    steps.append("begun")
+    try:
+        steps.append(await awaited)
+    except BaseException as error:
+        steps.append(type(error))
+        raise
+    return "ended"
+
+
+async def test_fiber_runs_at_once_and_goes_on_within_what_it_awaits() -> None:
+    steps, first, second = Steps(), pending(), pending()
+
+    async def both() -> str:
+        await noted(steps, first)
+        return await noted(steps, second)
+
+    made = fiber(both())
+    assert steps == ["begun"]
+    first.set_result(1)
+    assert (steps, made.done()) == (["begun", 1, "begun"], False)
+    second.set_result(2)
+    assert (steps[-1], made.result()) == (2, "ended")
+    assert fiber(noted(steps, first)).result() == "ended", "a result that has come is not waited for"
+
+
+async def test_error_is_raised_where_a_fiber_waits_and_is_its_own() -> None:
+    steps, awaited = Steps(), pending()
+    made = fiber(noted(steps, awaited))
+    awaited.set_exception(KeyError("key"))
+    assert steps == ["begun", KeyError]
+    with pytest.raises(KeyError):
+        await made
+
+
+async def test_fiber_awaits_all_that_a_task_awaits() -> None:
+    future = asyncio.get_running_loop().create_future()
+    made = [fiber(noted([], one)) for one in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
+    assert not any(one.done() for one in made)
+    future.set_result(None)
+    assert await asyncio.gather(*made) == ["ended"] * 3
+
+
+async def test_task_may_wait_for_what_resumes_a_fiber() -> None:
+    awaited = pending()
+    task = asyncio.create_task(noted([], awaited))
+    await asyncio.sleep(0)
+    awaited.set_result(1)
+    assert await task == "ended"
+
+
+@pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
+async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseException]) -> None:
+    steps, awaited = Steps(), pending()
+    made = fiber(noted(steps, awaited))
+    made.interrupt(error())
+    assert steps == ["begun", error]
+    assert awaited.cancelled()
+    with pytest.raises(error):
+        await made
+    made.interrupt(error())  # it has ended
+    made = fiber(noted([], pending()))
+    assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False), "as a task is"
+
+
+@virtual_time
+async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
+    """What a question to the runtime has to say of its own end comes first."""
+    steps = Steps()
+    made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
+    await asyncio.sleep(1)
+    made.interrupt(TimeoutError())
+    with pytest.raises(TimeoutError):
+        await made
+    assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
+
+
+async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
+    steps = Steps()
+    made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
+
+    async def itself() -> None:
+        made.cancel()
+        steps.append("goes on")
+        await noted(steps, pending())
+
+    made.start(itself())
+    assert steps == ["goes on", "begun", asyncio.CancelledError]
+    assert made.cancelled()

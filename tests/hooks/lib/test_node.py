@@ -1,0 +1,247 @@
+"""The node's settings: every key's rule by table, and files that come, change, break and go."""
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy_hooks.lib import node as node_module
+from runtimeproxy_hooks.lib.node import MAX_BYTES, GroupIdentities, Node, Pool, RdtClass, Settings, parse
+from tests.amounts import examples
+from tests.hooks.nodes import tree
+
+Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
+RDT = {"LSR": RdtClass(False, (0, 100), 100), "LS": RdtClass(False, (0, 100), 100), "BE": RdtClass(False, (0, 30), 100)}
+IDENTITIES = GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
+DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null", "{}", "---\n", "rdt:\nshared-pools:\nsystem-cpuset: ~\n"])
+def test_file_that_says_nothing_gives_the_defaults_of_the_facts(text: str) -> None:
+    assert parse(text.encode(), "node.yaml") == Settings() == DEFAULTS
+
+
+TWO_POOLS = "shared-pools: [{socket: 0, node: 0, cpuset: '0-3'}, {socket: 1, node: 1, cpuset: '8,10-11'}]"
+TWO_CLASSES = "rdt: {LSR: {enable: true, l3: [95, 100], mb: 90}, LS: {l3: [0, 1], mb: 1}}"
+TWO_TAKEN = {"LSR": RdtClass(True, (95, 100), 90), "LS": RdtClass(False, (0, 1), 1), "BE": RdtClass(l3=(0, 30))}
+NUMBERS = (("1.25", 1.25), ("2", 2.0), ("0.5", 0.5), (".5", 0.5), ("1.5e+1", 15.0))
+CPUSETS = (("0-1", "0-1"), ("0", "0"), ("010", "010"), ("08,09", "08,09"), ("''", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "expected"),
+    [
+        *((f"cpu-normalization-ratio: {text}", "cpu_normalization_ratio", number) for text, number in NUMBERS),
+        *((f"cpu-suppress-policy: {word}", "cpu_suppress_policy", word) for word in ("cfsQuota", "cpuset")),
+        (TWO_POOLS, "shared_pools", (Pool(0, 0, "0-3"), Pool(1, 1, "8,10-11"))),
+        ("shared-pools: []", "shared_pools", ()),
+        ("shared-pools: [{}]", "shared_pools", (Pool(0, 0, ""),)),
+        ("be-shared-pools: [{node: 3, cpuset: 7}]", "be_shared_pools", (Pool(0, 3, "7"),)),
+        ("be-cpu-manager: true", "be_cpu_manager", True),
+        *((f"kubelet-cpu-manager-policy: {word}", "kubelet_cpu_manager_policy", word) for word in ("static", "none")),
+        *((f"system-cpuset: {text}", "system_cpuset", cpuset) for text, cpuset in CPUSETS),
+        ("unset-cpu-quota: false", "unset_cpu_quota", False),
+        *((text, "rdt", RDT) for text in ("rdt: {}", "rdt: {BE: {}}", "rdt: {BE: }")),
+        ("rdt: {BE: {enable: true}}", "rdt", RDT | {"BE": RdtClass(True, (0, 30), 100)}),
+        (TWO_CLASSES, "rdt", TWO_TAKEN),
+        ("group-identity: {enable: true}", "group_identity", GroupIdentities(True, 2, 2, -1)),
+        ("group-identity: {LSR: 1, LS: 0, BE: -1}", "group_identity", GroupIdentities(False, 1, 0, -1)),
+    ],
+)
+def test_key_sets_its_setting_and_no_other(text: str, attribute: str, expected: Any) -> None:
+    assert parse(text.encode(), "node.yaml") == replace(DEFAULTS, **{attribute: expected})
+
+
+RATIO = "cpu-normalization-ratio must be a number above 0"
+POLICY = "cpu-suppress-policy must be cfsQuota or cpuset; without the key the default holds"
+MANAGER = "kubelet-cpu-manager-policy must be none or static; without the key the default holds"
+CPUS = 'must be a list of CPUs, n and n-m with n <= m, like "0-3,8"'
+PERCENTS = "rdt.BE.l3 must be [start, end] in whole percent, 0 <= start < end <= 100"
+MB = "rdt.LS.mb must be a whole number from 1 to 100"
+SETTINGS_KEYS = "cpu-normalization-ratio, cpu-suppress-policy, shared-pools, be-shared-pools, be-cpu-manager, "
+SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rdt, group-identity"
+MAPPING = f"must be a mapping with some of the keys {SETTINGS_KEYS}"
+
+
+NO_RATIOS = ("0", "-1", ".inf", ".nan", "x", "true", "[1]", "1:30", "1:30.5", "1_0", "1_0.5", "010", f"1{'0' * 400}")
+NO_CPUSETS = (
+    *("a", "0-", "-1", "0 1", "'0,'", "1.5", "[0]", "true", "2024-01-01", '"0\\n"', "'\u0663'", "7-0", "0-12345678901"),
+    *("12345678901", "0,3-2", "1:30", "0_1", "0x1", "+1"),
+)
+NO_PERCENTS = ("30", "[30]", "[0, 5, 9]", "[a, b]", "[0, 3.0]", "[-1, 5]", "[5, 101]", "[5, 5]", "[9, 5]", "[false, 5]")
+NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0x32", "0:50", "5_0")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        *((f"cpu-normalization-ratio: {value}", RATIO) for value in NO_RATIOS),
+        *((f"cpu-suppress-policy: {value}", POLICY) for value in ("off", "CFSQuota", "1", "[]", "''")),
+        *((f"kubelet-cpu-manager-policy: {value}", MANAGER) for value in ("Static", "false", "{}")),
+        *((f"system-cpuset: {value}", f"system-cpuset {CPUS}") for value in NO_CPUSETS),
+        *((f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS) for value in NO_PERCENTS),
+        *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in NO_MB),
+        ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
+        ("unset-cpu-quota: 'no'", "unset-cpu-quota must be true or false"),
+        ("shared-pools: {}", "shared-pools must be a list of socket, node, cpuset"),
+        ("shared-pools: [0-3]", "shared-pools[0] must be a mapping with some of the keys socket, node, cpuset"),
+        ("shared-pools: [{}, {cpuset: x}]", f"shared-pools[1].cpuset {CPUS}"),
+        ("shared-pools: [{node: -1}]", f"shared-pools[0].node must be a whole number from 0 to {2**31 - 1}"),
+        ("shared-pools: [{socket: true}]", f"shared-pools[0].socket must be a whole number from 0 to {2**31 - 1}"),
+        ("be-shared-pools: [{cpus: 1}]", "unknown key 'be-shared-pools[0].cpus'; did you mean cpuset?"),
+        ("rdt: [BE]", "rdt must be a mapping with some of the keys LSR, LS, BE"),
+        ("rdt: {BE: true}", "rdt.BE must be a mapping with some of the keys enable, l3, mb"),
+        ("rdt: {BE: {enable: 1}}", "rdt.BE.enable must be true or false"),
+        ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
+        ("rdt: {LSE: {}}", "unknown key 'rdt.LSE'; did you mean LS?"),
+        ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
+        ("group-identity: {BE: -2}", "group-identity.BE must be a whole number from -1 to 2"),
+        ("group-identity: {enabled: true}", "unknown key 'group-identity.enabled'; did you mean enable?"),
+        ("shared_pools: []", "unknown key 'shared_pools'; did you mean shared-pools?"),
+        ("zzz: 1", f"unknown key 'zzz'; there are {SETTINGS_KEYS}"),
+        ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
+        (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
+        ("rdt: {}\n\nrdt: {}", "'rdt' stands in line 1 and in line 3: remove one"),
+        ("rdt: {BE: {mb: 5, mb: 6}}", "'mb' stands in line 1 and in line 1: remove one"),
+        *((text, f"the file {MAPPING}") for text in ("- rdt", "rdt", "&a [*a]")),
+        ("[" * 50, "more than 10 levels deep; the settings have three"),
+        ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),
+    ],
+    ids=lambda value: value[:60].replace("[" * 50, "deep"),
+)
+def test_broken_rule_is_an_error_with_file_key_and_rule(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text.encode(), "/etc/node.yaml")
+    assert str(caught.value) == f"/etc/node.yaml: {error}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"a: b: c", b"\xff\xfe\xfd", b"\x00", b"system-cpuset: !!int ''", b"rdt: !!timestamp x", b"rdt: !!bool x",
+     b"!!python/object/apply:os.getcwd []", b"? {a: b}\n: 1", b"rdt: *gone", b"a: 1\n--- \nb: 2"],
+)  # fmt: skip
+def test_text_that_is_no_yaml_is_an_error_of_one_line(content: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"^node: this is no YAML: [^\n]+$"):
+        parse(content, "node")
+
+
+@settings(max_examples=examples())
+@example(content=b"[" * 100_000)
+@given(content=st.binary() | st.text(alphabet="rdt: {}[]&*!-\n'0").map(str.encode))
+def test_any_file_gives_settings_or_an_error(content: bytes) -> None:
+    try:
+        assert isinstance(parse(content, "node"), Settings)
+    except ConfigError:
+        pass  # the other outcome
+
+
+NORMALIZED = [
+    *((1.0, 100_000, 100_000), (0.5, 100_000, 100_000), (2.0, 100_000, 50_000), (2.0, 100_001, 50_001)),
+    *((1.25, 50_000, 40_000), (3.0, 100_000, 33_334), (2.0, 1500, 1000), (2.0, 1000, 1000), (2.0, 500, 500)),
+    *((1e300, 100_000, 1000), (2.0, 2**63 - 1, 2**62), (2.0, -1, -1), (2.0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("ratio", "quota", "expected"), NORMALIZED)
+def test_quota_is_divided_by_a_ratio_above_1_and_rounded_up(ratio: float, quota: int, expected: int) -> None:
+    assert Settings(cpu_normalization_ratio=ratio).normalized(quota) == expected
+
+
+def ratio(node: Node) -> float:
+    return node.settings.cpu_normalization_ratio
+
+
+RATIO_IS = "cpu-normalization-ratio:"
+TAKEN, NOT_THERE = ": the node's settings are taken", " is not there: the default settings hold"
+LIFE = [
+    ("", 1, "INFO", " is empty: the default settings hold"),  # somebody is writing it in its place
+    ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
+    (f"{RATIO_IS} 2", 2, "INFO", TAKEN),
+    (f"{RATIO_IS} 2.5", 2.5, "INFO", TAKEN),
+    ("", 2.5, "INFO", " is empty: the last good settings hold"),
+    (f"{RATIO_IS} x", 2.5, "ERROR", f": {RATIO}; the last good settings hold"),
+    ("3", 2.5, "ERROR", f": the file {MAPPING}; the last good settings hold"),
+    ("{}", 1, "INFO", TAKEN),
+    (None, 1, "WARNING", NOT_THERE),
+    (f"{RATIO_IS} 3", 3, "INFO", TAKEN),
+]
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_each_change_of_the_file_is_logged_once(tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool) -> None:
+    file = tmp_path / "node.yaml"
+    monkeypatch.setattr(node_module, "DEFAULT_FILE", file if usual else tmp_path / "other")
+    caplog.set_level(logging.INFO)
+    node = Node(file)
+    for text, expected, level, words in [(None, 1, "INFO" if usual else "WARNING", NOT_THERE), *LIFE]:
+        if text is not None:
+            file.write_text(text)
+        elif file.exists():
+            file.unlink()
+        assert [ratio(node) for _ in range(3)] == [expected] * 3
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [(level, f"{file}{words}")]
+        caplog.clear()
+    assert Node(None).settings == DEFAULTS
+    assert not caplog.records
+
+
+def test_look_of_a_slow_thread_undoes_nothing(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(f"{RATIO_IS} 2")
+    node = Node(file)
+    assert ratio(node) == 2
+    seen, late = node_module._state, iter([None])
+    monkeypatch.setattr(node_module, "_state", lambda path: next(late, seen(path)))
+    caplog.set_level(logging.INFO)
+    assert ratio(node) == 2
+    assert next(late, "asked") == "asked"
+    assert not caplog.records
+
+
+def test_config_map_is_followed_whatever_the_time_of_its_files(tmp_path: Path) -> None:
+    for version in ("1.5", "2.5"):
+        [file] = tree(tmp_path, {f"{version}/node.yaml": f"{RATIO_IS} {version}"})
+        os.utime(file, ns=(0, 0))
+    (tmp_path / "..data").symlink_to("1.5")
+    (tmp_path / "node.yaml").symlink_to("..data/node.yaml")
+    node = Node(tmp_path / "node.yaml")
+    assert ratio(node) == 1.5
+    assert node.settings is node.settings
+    (tmp_path / "new").symlink_to("2.5")
+    (tmp_path / "new").rename(tmp_path / "..data")
+    assert ratio(node) == 2.5
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_odd_file_is_logged_once_and_not_waited_for(tmp_path: Path, caplog: Log, make: Any) -> None:
+    make(tmp_path / "node.yaml")
+    node = Node(tmp_path / "node.yaml")
+    assert node.settings == node.settings == DEFAULTS
+    [message] = caplog.messages
+    assert str(tmp_path / "node.yaml") in message
+
+
+def test_threads_see_one_reading_or_the_next(tmp_path: Path) -> None:
+    file, steps = tmp_path / "node.yaml", range(2, 52)
+    file.write_text("cpu-normalization-ratio: 1")
+    node = Node(file)
+
+    def look() -> set[float]:
+        seen = set()
+        while (found := ratio(node)) != steps[-1]:
+            seen.add(found)
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        looking = [threads.submit(look) for _ in range(4)]
+        for number in steps:
+            (tmp_path / "new").write_text(f"cpu-normalization-ratio: {number}")
+            (tmp_path / "new").rename(file)
+        assert set().union(*(each.result(20) for each in looking)) <= {1.0, *map(float, steps)}

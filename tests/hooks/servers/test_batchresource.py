@@ -1,0 +1,176 @@
+"""batchresource: every formula and edge case of best-effort resources, for containers, pods and the pod's cgroup."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy_hooks.lib.cgroups import Cgroups
+from runtimeproxy_hooks.lib.koordinator import BATCH_CPU, BATCH_MEMORY, EXTENDED_RESOURCE_SPEC, MAX_INT64
+from runtimeproxy_hooks.sdk import Malformed
+from runtimeproxy_hooks.sdk.testing import HookTester
+from runtimeproxy_hooks.servers.batchresource import BatchResource
+from tests.hooks.nodes import annotation, node, qos, tree
+
+Log, Texts = pytest.LogCaptureFixture, dict[str, str]
+BE = qos("BE")
+POD = "/kubepods/besteffort/pod1"
+GIB = 1 << 30
+
+
+def spec(**containers: Any) -> Texts:
+    return annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})
+
+
+def amounts(request: Any = None, cpu: Any = None, memory: Any = None) -> dict[str, Any]:
+    return {"requests": {BATCH_CPU: request}, "limits": {BATCH_CPU: cpu, BATCH_MEMORY: memory}}
+
+
+def fields(shares: int, quota: int, memory: int) -> dict[str, int]:
+    return {"cpu_shares": shares, "cpu_quota": quota, "memory_limit_in_bytes": memory}
+
+
+@pytest.fixture
+def tester(tmp_path: Path) -> HookTester:
+    return HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
+
+
+AMOUNTS = [
+    *((amounts(cpu, cpu, memory), fields(512, 50_000, 2 * GIB)) for cpu, memory in (("500", "2Gi"), (500, 2 * GIB))),
+    (amounts("500m", "500m", "500m"), fields(2, 1000, 1)),  # rounded up
+    (amounts(1.5, "2000.5", "1.5Gi"), fields(2, 200_100, 3 * GIB // 2)),
+    *((amounts(*none), fields(2, -1, -1)) for none in ((), (0, 0, 0), ("-1", "-1", "-1"))),
+    *((amounts("500"), fields(512, -1, -1)), (amounts(None, "500"), fields(2, 50_000, -1))),
+    (amounts(None, None, "16Gi"), fields(2, -1, 16 * GIB)),
+    (amounts("1M", MAX_INT64, MAX_INT64), fields(262144, MAX_INT64, MAX_INT64)),
+    *((spec_of_none, fields(2, -1, -1)) for spec_of_none in (None, {"requests": None, "limits": {}})),
+    ({"Requests": {BATCH_CPU: "500"}, "LIMITS": {BATCH_MEMORY: "1Ki"}}, fields(512, -1, 1024)),
+    ({"requests": {BATCH_CPU.upper(): "500", "cpu": "1"}}, fields(2, -1, -1)),
+]
+
+
+@pytest.mark.parametrize(("main", "expected"), AMOUNTS)
+def test_container_gets_the_annotations_amounts(tester: HookTester, main: Any, expected: dict[str, int]) -> None:
+    call: dict[str, Any] = {"labels": BE, "annotations": spec(main=main), "container": "main"}
+    assert tester.pre_create_container(**call).resources == expected
+    assert tester.pre_update_container_resources(**call, resources={"cpu_quota": 7000}).resources == expected
+
+
+HALF = amounts(500, 500, 100)
+SUMS = [
+    ([HALF], fields(512, 50_000, 100)),
+    ([HALF, amounts("1k", "1k", "1Ki")], fields(1536, 150_000, 1124)),
+    ([amounts(1, 1, 1), amounts(1, 1, 1)], fields(2, 1000, 2)),
+    ([amounts(1, 5, 1), amounts(2, 6, 1)], fields(3, 1100, 2)),
+    ([HALF, amounts(500, None, 100)], fields(1024, -1, 200)),
+    ([HALF, amounts(500, 500, "0")], fields(1024, 100_000, -1)),
+    *(([HALF, none], fields(512, -1, -1)) for none in (amounts(-200, -500, -100), {}, None)),
+    ([amounts("1M", MAX_INT64, MAX_INT64), amounts("1M", 1, 1)], fields(262144, MAX_INT64, MAX_INT64)),
+]
+
+
+@pytest.mark.parametrize(("containers", "expected"), SUMS)
+def test_pod_gets_the_sums(tester: HookTester, containers: list[Any], expected: dict[str, int]) -> None:
+    annotations = spec(**dict(zip("ab", containers, strict=False)))
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=annotations).resources == expected
+
+
+LISTED = spec(main=amounts(500, 500, 500))
+UNASKED = [annotation(EXTENDED_RESOURCE_SPEC, text) for text in ("", "null", "{}", '{"containers": null}')]
+LEFT_ALONE = [
+    *((qos(other), LISTED, "main") for other in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "other")),
+    ({}, annotation(EXTENDED_RESOURCE_SPEC, "{"), "main"),
+    *((BE, annotations, "main") for annotations in ({}, spec(), *UNASKED)),
+    *((BE, LISTED, container) for container in ("other", "MAIN", "")),
+]
+
+
+@pytest.mark.parametrize(("labels", "annotations", "container"), LEFT_ALONE)
+def test_others_are_left_alone(tester: HookTester, labels: Texts, annotations: Texts, container: str) -> None:
+    call: dict[str, Any] = {"labels": labels, "annotations": annotations}
+    if container == "main":
+        assert not tester.pre_run_pod_sandbox(**call)
+    assert not tester.pre_create_container(**call, container=container)
+    assert not tester.pre_update_container_resources(**call, container=container)
+
+
+OF_MAIN = [
+    *(([], "main must be a JSON object"), ({"requests": []}, "requests must be a JSON object")),
+    *(({"limits": "canary"}, "limits must be a JSON object"), (amounts(cpu="canary"), "not a quantity")),
+    *((amounts(cpu=True), f"{BATCH_CPU} must be a text or"), (amounts(memory="8Ei"), "beyond 64 bits")),
+]
+MALFORMED = [
+    *(("{", "not JSON"), ([], "the value must be a JSON object")),
+    ({"containers": []}, "containers must be a JSON object"),
+    *(({"containers": {"main": main}}, why) for main, why in OF_MAIN),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), MALFORMED)
+def test_malformed_annotation_is_an_error(tester: HookTester, value: Any, why: str) -> None:
+    for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
+        with pytest.raises(Malformed, match=why) as caught:
+            ask(labels=BE, annotations=annotation(EXTENDED_RESOURCE_SPEC, value))
+        assert "canary" not in str(caught.value)
+        assert EXTENDED_RESOURCE_SPEC in str(caught.value)
+
+
+ON_NODES = [
+    *(("cpu-suppress-policy: cfsQuota", 500, -1), ("cpu-suppress-policy: cpuset", 500, 50_000)),
+    *(("cpu-normalization-ratio: 3", limit, quota) for limit, quota in ((500, 16_667), (20, 1000), (None, -1))),
+    ("{cpu-normalization-ratio: 3, cpu-suppress-policy: cfsQuota}", 500, -1),
+]
+
+
+@pytest.mark.parametrize(("settings", "limit", "quota"), ON_NODES)
+def test_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None, quota: int) -> None:
+    tester = HookTester(BatchResource(node(tmp_path, settings), Cgroups(tmp_path)))
+    for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
+        changed = ask(labels=BE, annotations=spec(main=amounts(500, limit, 2 * GIB)))
+        assert changed.resources == fields(512, quota, 2 * GIB)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """The files of the pod's cgroup."""
+    names = (f"cpu{POD}/cpu.shares", f"cpu{POD}/cpu.cfs_quota_us", f"memory{POD}/memory.limit_in_bytes")
+    return tree(tmp_path, dict.fromkeys(names, "old\n"))
+
+
+def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: Log) -> None:
+    call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
+    assert tester.pre_create_container(**call)
+    assert [file.read_text() for file in files] == ["old\n"] * 3, "a container's hook writes nothing"
+    assert tester.pre_run_pod_sandbox(**call)
+    assert [file.read_text() for file in files] == ["512\n", "50000\n", "500\n"]
+    assert not caplog.records
+
+
+def test_each_kind_of_failed_write_is_logged_once(tester: HookTester, files: list[Path], caplog: Log) -> None:
+    shares, quota, memory = files
+    quota.unlink()
+    memory.unlink()
+    memory.mkdir()
+    call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
+    for _ in range(2):
+        assert tester.pre_run_pod_sandbox(**call).resources == fields(512, 50_000, 500)
+    assert shares.read_text() == "512\n"
+    assert not quota.exists()
+    assert [message.split()[0] for message in caplog.messages] == ["cpu_quota", "memory_limit_in_bytes"]
+    quota.mkdir()
+    assert tester.pre_run_pod_sandbox(**call)
+    assert len(caplog.records) == 3, "another kind of error is another line"
+
+
+def test_path_of_no_pod_is_not_written_and_fails_no_call(tester: HookTester, tmp_path: Path, caplog: Log) -> None:
+    [shares] = tree(tmp_path, {"cpu/cpu.shares": "old"})
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
+    assert shares.read_text() == "old"
+    assert len(caplog.records) == 3
+
+
+def test_malformed_pod_is_not_written_in_part(tester: HookTester, files: list[Path]) -> None:
+    annotations = spec(a=amounts(500, 500, 1), b=amounts(500, 500, "x"))
+    with pytest.raises(Malformed):
+        tester.pre_run_pod_sandbox(labels=BE, annotations=annotations, cgroup_parent=POD)
+    assert [file.read_text() for file in files] == ["old\n"] * 3

@@ -1,0 +1,354 @@
+"""coresched: who shares a cookie with whom, over restarts too, on a kernel in memory.
+
+In tests/system/test_reference_engines.py it is this machine's.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy_hooks.lib.cgroups import Cgroups
+from runtimeproxy_hooks.lib.koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY
+from runtimeproxy_hooks.sdk import Malformed
+from runtimeproxy_hooks.sdk.testing import HookTester
+from runtimeproxy_hooks.servers import coresched
+from runtimeproxy_hooks.servers.coresched import CREATE, GET, ITSELF, PROCESS, SHARE_FROM, SHARE_TO, THREAD, CoreSched
+from tests.hooks.nodes import configured, qos, tree
+
+Log, Labels = pytest.LogCaptureFixture, dict[str, str]
+EXCLUSIVE = {CORE_SCHED_POLICY: "exclusive"}
+BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
+
+
+class Kernel:
+    """prctl(PR_SCHED_CORE) as kernel/sched/core_sched.c has it, for the processes in ``cookies``."""
+
+    def __init__(self) -> None:
+        self.cookies: dict[int, int] = {}
+        self.refuses = 0  # the error number that every call gives, if it is one
+        self.on_share: Callable[[int], None] = lambda pid: None
+        self.calls = 0
+        self._made = 0
+        self._thread = threading.local()
+
+    def __call__(self, command: int, pid: int, scope: int) -> int:
+        self.calls += 1
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        if pid != ITSELF and pid not in self.cookies:
+            raise ProcessLookupError(errno.ESRCH, "no such process")
+        if command in {GET, SHARE_FROM} and scope != THREAD:
+            raise OSError(errno.EINVAL, "the scope must be a thread")
+        assert command != SHARE_TO or scope == PROCESS, "the process's other threads are left out"
+        own = getattr(self._thread, "cookie", 0)
+        if command == GET:
+            return self.cookies[pid] if pid else own
+        if command == CREATE:
+            assert pid == ITSELF
+            self._made += 1
+            self._thread.cookie = 1000 + self._made
+        elif command == SHARE_TO:
+            self.cookies[pid] = own
+            self.on_share(pid)
+        else:
+            self._thread.cookie = self.cookies[pid]
+        return 0
+
+
+class Machine:
+    """A tree of cgroups with containers in it, their processes, and a hook server that can be started again."""
+
+    def __init__(self, root: Path) -> None:
+        tree(root, {"cgroups/cgroup.controllers": "cpu\n"})
+        self.root = root / "cgroups"
+        self.state = root / "run/coresched.json"
+        self.kernel = Kernel()
+        self.start_server()
+
+    def start_server(self) -> None:
+        flags = f"--cgroup-root={self.root}", f"--core-sched-state={self.state}"
+        self.tester = HookTester(configured(CoreSched(prctl=self.kernel), *flags))
+
+    def processes(self, path: str, *pids: int) -> None:
+        """Make a container's cgroup and say which processes are in it."""
+        tree(self.root, {f"{path}/cgroup.procs": "".join(f"{pid}\n" for pid in pids)})
+        for pid in pids:
+            self.kernel.cookies.setdefault(pid, 0)
+
+    def end(self, path: str) -> None:
+        file = self.root / path / "cgroup.procs"
+        for pid in map(int, file.read_text().split()):
+            self.kernel.cookies.pop(pid, None)
+        file.unlink()
+        file.parent.rmdir()
+
+    def start(self, pid: int, labels: Labels, uid: str = "p") -> int:
+        """Start a container of one process, and return its cookie; the container's id is c<pid>."""
+        self.processes(f"pod{uid}/c{pid}", pid)
+        self.hooked(pid, labels, uid)
+        return self.kernel.cookies[pid]
+
+    def hooked(self, pid: int, labels: Labels, uid: str = "p") -> None:
+        call = {"labels": labels, "uid": uid, "cgroup_parent": f"/pod{uid}", "container_id": f"c{pid}"}
+        assert not self.tester.post_start_container(pod="web", **call)
+        if not self.kernel.refuses:
+            assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call has nothing of it
+
+    def stop_pod(self, uid: str = "p") -> None:
+        assert not self.tester.post_stop_pod_sandbox(cgroup_parent=f"/pod{uid}", uid=uid)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+UNNAMED = {CORE_SCHED_GROUP: ""}
+DEFAULT, OTHER = {CORE_SCHED_POLICY: ""}, {CORE_SCHED_POLICY: "other"}
+PAIRS = (
+    (BLUE, BLUE, "pp", True), (BLUE, BLUE, "pq", True), (BLUE, RED, "pp", False), (BLUE, RED, "pq", False),
+    (EXCLUSIVE, EXCLUSIVE, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False),
+    (EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE | BLUE, BLUE, "pp", False),
+    (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a name lets nobody in
+    (UNNAMED, UNNAMED, "pq", True), (UNNAMED, BLUE, "pq", False),
+    (BLUE | DEFAULT, BLUE | OTHER, "pq", True), (BLUE | qos("LS"), BLUE | qos("BE"), "pq", True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "uids", "together"), PAIRS)
+def test_group_shares_a_cookie(machine: Machine, one: Labels, other: Labels, uids: str, together: bool) -> None:
+    cookies = machine.start(11, one, uids[0]), machine.start(12, other, uids[1])
+    assert all(cookies)
+    assert (cookies[0] == cookies[1]) == together
+
+
+NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, qos("SYSTEM")
+
+
+@pytest.mark.parametrize("labels", [{}, DEFAULT, NONE, BLUE | NONE, BLUE | SYSTEM, EXCLUSIVE | SYSTEM])
+def test_other_pods_have_no_cookie(machine: Machine, labels: Labels) -> None:
+    machine.processes("podp/c11", 11)
+    machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
+    assert machine.kernel.calls == 0
+    assert not machine.state.exists()
+
+
+@pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
+def test_malformed_path_id_or_uid_is_an_error(machine: Machine, call: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        machine.tester.post_start_container(**{"labels": BLUE, **call})
+    assert machine.kernel.calls == 0
+
+
+def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
+    machine.processes("podp/c11", 11, 12)
+    machine.processes("podp/c11/inner", 13)
+    machine.processes("podp/c14", 14)
+    cookies = machine.kernel.cookies
+    del cookies[12]  # it ends meanwhile
+    machine.hooked(11, BLUE)
+    assert "cookie" not in {thread.name for thread in threading.enumerate()}, "who held it has ended"
+    assert cookies == {11: cookies[13], 13: cookies[13], 14: 0}
+    cookies.pop(11)  # a member that is listed still
+    assert machine.start(15, BLUE) == cookies[13] != 0
+
+
+def test_process_that_is_forked_meanwhile_has_the_cookie(machine: Machine) -> None:
+    machine.processes("podp/c11", 11, 12)
+    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", 11, 12, 13, 14) if pid == 12 else None
+    machine.hooked(11, BLUE)
+    assert machine.kernel.cookies == dict.fromkeys((11, 12, 13, 14), machine.kernel.cookies[11])
+
+
+def test_container_that_forks_on_and_on_is_left(machine: Machine) -> None:
+    machine.processes("podp/c11", 11)
+    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", pid, pid + 1)
+    machine.hooked(11, BLUE)
+    assert machine.kernel.cookies[11] == machine.kernel.cookies[11 + coresched.ROUNDS - 1] != 0
+    assert machine.kernel.cookies[11 + coresched.ROUNDS] == 0
+
+
+def test_group_lives_as_long_as_one_of_its_containers(machine: Machine) -> None:
+    first = machine.start(11, BLUE)
+    assert machine.start(12, BLUE) == first
+    machine.end("podp/c11")
+    assert machine.start(13, BLUE) == first
+    machine.end("podp/c12")
+    machine.end("podp/c13")
+    assert machine.start(14, BLUE) not in {0, first}
+
+
+@pytest.mark.parametrize("foreign", [0, 77])
+def test_foreign_cookie_is_not_taken_and_that_of_a_container_replaced(machine: Machine, foreign: int) -> None:
+    cookie = machine.start(11, BLUE)
+    machine.kernel.cookies |= {5: foreign, 12: 77}
+    machine.processes("podp/c11", 5, 11)
+    assert machine.start(12, BLUE) == cookie
+    assert machine.kernel.cookies[5] == foreign
+
+
+def test_calls_at_the_same_time_make_one_group(machine: Machine) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        cookies = list(threads.map(lambda pid: machine.start(pid, BLUE, uid=str(pid)), range(100, 132)))
+    assert len(set(cookies)) == 1
+    machine.start_server()
+    assert machine.start(99, BLUE) == cookies[0]
+
+
+def test_restart_splits_no_group_and_forgets_containers_that_ended(machine: Machine) -> None:
+    machine.start(10, EXCLUSIVE, uid="r")
+    cookies = machine.start(11, BLUE), machine.start(12, EXCLUSIVE)
+    machine.end("podr/c10")
+    machine.start_server()
+    assert (machine.start(13, BLUE, uid="q"), machine.start(14, EXCLUSIVE)) == cookies
+    assert "podr" not in machine.state.read_text()
+
+
+NO_STATE = (
+    b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}', b'{"a": {"cookie": 1}}',
+    b'{"a": {"cookie": "x", "members": []}}', b'{"a": {"cookie": null, "members": []}}',
+    b'{"a": {"cookie": 1, "members": 1}}', b'{"a": {"cookie": 1, "members": [], "more": 1}}',
+    b'{"a": {"cookie": 1, "members": ["../x"]}}', b'{"a": {"cookie": 1e999, "members": []}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_STATE)
+def test_state_of_something_else_is_told_and_replaced(machine: Machine, content: bytes, caplog: Log) -> None:
+    machine.state.parent.mkdir()
+    machine.state.write_bytes(content)
+    cookie = machine.start(11, BLUE)
+    assert machine.start(12, BLUE) == cookie
+    words = f"{machine.state} cannot be read, running containers' groups are not known: "
+    [message] = caplog.messages
+    assert message.startswith(words)
+    machine.start_server()
+    assert machine.start(13, BLUE) == cookie  # the file is a good one again
+
+
+def test_state_that_cannot_be_written_is_told_once(machine: Machine, caplog: Log) -> None:
+    machine.state.mkdir(parents=True)
+    cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
+    assert len(cookies) == 1
+    assert caplog.messages == [
+        f"{machine.state} cannot be read, running containers' groups are not known: "
+        f"[Errno 21] Is a directory: '{machine.state}'; said once only",
+        f"{machine.state} cannot be written, a restart will split groups: Is a directory; said once only",
+    ]
+
+
+def test_without_a_file_groups_are_kept_in_memory(machine: Machine) -> None:
+    machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))
+    assert machine.start(11, BLUE) == machine.start(12, BLUE) != 0
+    assert not machine.state.exists()
+
+
+def test_stopped_pod_is_forgotten(machine: Machine) -> None:
+    machine.stop_pod("never-seen")
+    assert not machine.state.exists()
+    machine.start(11, EXCLUSIVE)
+    cookie = machine.start(12, BLUE, uid="q")
+    machine.end("podp/c11")
+    machine.stop_pod("q")  # an old sandbox of it: its container runs, and nobody else's is looked at
+    assert "podp" in machine.state.read_text()
+    machine.stop_pod("p")
+    assert "podp" not in machine.state.read_text()
+    assert machine.start(13, BLUE, uid="p") == cookie
+    machine.end("podp/c13")
+    machine.end("podq/c12")
+    for uid in "pq":
+        machine.stop_pod(uid)
+    assert machine.state.read_text() == "{}"
+
+
+def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: Log) -> None:
+    caplog.set_level(logging.DEBUG)
+    machine.start(11, {CORE_SCHED_GROUP: "secret-group"})
+    machine.kernel.refuses = errno.EPERM
+    with pytest.raises(PermissionError):
+        machine.start(12, {CORE_SCHED_GROUP: "secret-group"})
+    assert caplog.messages == ["default/web main gets no cookie: Operation not permitted"]
+    assert "secret-group" not in machine.state.read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
+def test_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: Log) -> None:
+    machine.kernel.refuses = number
+    for pid in (11, 12):
+        assert machine.start(pid, BLUE) == 0
+    machine.stop_pod()
+    words = "pods run without core scheduling, this kernel or machine has none: "
+    [message] = caplog.messages
+    assert message.startswith(words)
+
+
+def test_container_without_processes_is_told(machine: Machine, caplog: Log) -> None:
+    caplog.set_level(logging.INFO)
+    machine.processes("podp/c11")
+    for pid in (11, 12):
+        machine.hooked(pid, BLUE)
+    said = f"default/web main gets no cookie: {coresched.UNSEEN}"
+    assert caplog.messages == [said, said]
+    assert not machine.state.exists()
+
+
+def test_absent_cgroups_are_said_once_and_seen_when_they_are_mounted(machine: Machine, caplog: Log) -> None:
+    cookie = machine.start(11, BLUE)
+    hidden = machine.root.rename(machine.root.with_name("hidden"))
+    machine.start_server()
+    for _ in range(2):
+        machine.hooked(12, BLUE)
+        machine.stop_pod()
+    absent = f"{machine.root} holds no cgroups: mount the node's there, or set --cgroup-root"
+    assert caplog.messages == [f"containers get no cookie: {absent}; said once only"]
+    assert "/podp/c11" in machine.state.read_text()
+    hidden.rename(machine.root)
+    assert machine.start(12, BLUE) == cookie
+
+
+class Libc:
+    """Keeps what it is called with, and answers as libc does."""
+
+    answer = 0
+
+    def prctl(self, option: int, *arguments: ctypes.c_ulong) -> int:
+        self.call = (option, *(each.value for each in arguments))
+        if self.call[1] == GET:
+            ctypes.c_uint64.from_address(self.call[4]).value = 0xFEDCBA9876543210
+        ctypes.set_errno(errno.EPERM)
+        return self.answer
+
+
+@pytest.fixture
+def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
+    made = Libc()
+    monkeypatch.setattr(coresched, "LIBC", made)
+    return made
+
+
+CALLS = [
+    ((CREATE, ITSELF, THREAD), (62, 1, 0, 0, 0), 0),
+    ((SHARE_TO, 17, PROCESS), (62, 2, 17, 1, 0), 0),
+    ((SHARE_FROM, 17, THREAD), (62, 3, 17, 0, 0), 0),
+    ((GET, 17, THREAD), (62, 0, 17, 0), 0xFEDCBA9876543210),
+]
+
+
+@pytest.mark.parametrize(("call", "raw", "cookie"), CALLS)
+def test_prctl_is_called_as_the_kernel_reads_it(libc: Libc, call: Any, raw: tuple[int, ...], cookie: int) -> None:
+    assert coresched.sched_core(*call) == cookie
+    assert libc.call[: len(raw)] == raw
+    assert len(libc.call) == 5
+
+
+def test_refused_prctl_says_what_is_needed(libc: Libc) -> None:
+    libc.answer = -1
+    with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
+        coresched.sched_core(CREATE, ITSELF, THREAD)

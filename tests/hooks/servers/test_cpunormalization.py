@@ -1,0 +1,90 @@
+"""cpunormalization: whose quota is scaled, and to what; test_node.py has the formula."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy_hooks.lib.koordinator import RESOURCE_STATUS
+from runtimeproxy_hooks.sdk import Malformed
+from runtimeproxy_hooks.sdk.testing import NO_DIFFERENCE, Difference, HookTester
+from runtimeproxy_hooks.servers.cpunormalization import NORMALIZED, CpuNormalization
+from tests.hooks.nodes import annotation, node, qos
+
+
+def on_node(path: Path, ratio: str) -> HookTester:
+    return HookTester(CpuNormalization(node(path, f"cpu-normalization-ratio: {ratio}")))
+
+
+def both(asked: HookTester, **call: Any) -> Difference:
+    """Ask at both hook points, which set the same; what a create made of a quota stands in an annotation."""
+    created, updated = asked.pre_create_container(**call), asked.pre_update_container_resources(**call)
+    assert created.resources == updated.resources
+    quotas = (call.get("resources", {}).get("cpu_quota"), created.resources.get("cpu_quota"))
+    assert created.annotations == ({NORMALIZED: f"{quotas[0]}:{quotas[1]}"} if quotas[1] else {})
+    assert not updated.annotations
+    return updated
+
+
+CPUSETS = ("cpuset", "CPUSet")
+NUMA = {"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}
+SHARED = ("", "null", "{}", '{"cpuset": null}', '{"cpuset": ""}', NUMA)
+SCALED = [
+    *(("2", name, {}, 100_000, 50_000) for name in ("", "unknown", "LS")),
+    *(("2", name, {}, 100_000, None) for name in ("LSR", "LSE", "BE", "SYSTEM")),
+    *(("2", name, annotation(RESOURCE_STATUS, status), 100_000, 50_000) for name in ("", "LS") for status in SHARED),
+    *(("2", name, annotation(RESOURCE_STATUS, {key: "0-3"}), 100_000, None) for name in ("", "LS") for key in CPUSETS),
+    *(("2", "", {}, quota, scaled) for quota, scaled in ((1999, 1000), (1000, None), (-1, None), (0, None))),
+    *((ratio, "", {}, 100_000, scaled) for ratio, scaled in (("3", 33_334), ("1", None), ("0.5", None))),
+]
+
+
+@pytest.mark.parametrize(("ratio", "name", "annotations", "quota", "scaled"), SCALED)
+def test_quota_of_containers_that_share_cpus_is_scaled(
+    tmp_path: Path, ratio: str, name: str, annotations: dict[str, str], quota: int, scaled: int | None
+) -> None:
+    resources = {"cpu_quota": quota, "cpu_shares": 512}
+    difference = both(on_node(tmp_path, ratio), labels=qos(name), annotations=annotations, resources=resources)
+    assert difference.resources == ({"cpu_quota": scaled} if scaled else {})
+
+
+def test_without_resources_or_settings_nothing_changes(tmp_path: Path) -> None:
+    assert both(on_node(tmp_path, "2")) == NO_DIFFERENCE
+    assert both(HookTester(CpuNormalization()), resources={"cpu_quota": 50_000}) == NO_DIFFERENCE
+
+
+@pytest.mark.parametrize("status", ["{", [], {"cpuset": 3}, {"cpuset": ["canary"]}])
+def test_malformed_status_is_an_error(tmp_path: Path, status: Any) -> None:
+    call: dict[str, Any] = {"annotations": annotation(RESOURCE_STATUS, status), "resources": {"cpu_quota": 100_000}}
+    with pytest.raises(Malformed) as caught:
+        on_node(tmp_path, "2").pre_create_container(**call)
+    assert "canary" not in str(caught.value)
+
+
+UPDATES = [
+    ("1.2", 50_000, 41_667),  # what the kubelet asked for, from a proxy that knows it
+    ("1.2", 41_667, 41_667),  # what the runtime has, from a proxy that was started since then
+    ("1.2", 60_000, 50_000),  # another quota of the kubelet's
+    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings were changed meanwhile
+    ("1.2", -1, -1),
+]
+
+
+@pytest.mark.parametrize(("ratio", "quota", "result"), UPDATES)
+def test_quota_is_not_scaled_again_after_a_restart(tmp_path: Path, ratio: str, quota: int, result: int) -> None:
+    created = on_node(tmp_path, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
+    call: Any = {"container_annotations": created.annotations, "resources": {"cpu_quota": quota, "cpu_shares": 512}}
+    updated = on_node(tmp_path, ratio).pre_update_container_resources(**call)
+    assert updated.resources.get("cpu_quota", quota) == result
+    assert updated.resources.keys() <= {"cpu_quota"}
+
+
+@pytest.mark.parametrize("kept", ["", "canary", "1:canary", "50000", ":", "1:2:3", "-1:2", "1:2\n", "9" * 20 + ":1"])
+def test_foreign_quota_annotation_is_an_error_where_read(tmp_path: Path, kept: str) -> None:
+    asked, call = on_node(tmp_path, "2"), {"container_annotations": {NORMALIZED: kept}}
+    with pytest.raises(Malformed, match=NORMALIZED) as caught:
+        asked.pre_update_container_resources(resources={"cpu_quota": 50_000}, **call)
+    assert "canary" not in str(caught.value)
+    assert not asked.pre_update_container_resources(resources={"cpu_shares": 512}, **call)
+    created = asked.pre_create_container(resources={"cpu_quota": 50_000}, **call)
+    assert created.annotations == {NORMALIZED: "50000:25000"}

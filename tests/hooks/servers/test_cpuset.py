@@ -1,0 +1,235 @@
+"""cpuset: every case of the resource-status annotation and of the node's pools, the clear case, the pod's cgroup."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy_hooks.lib.cgroups import Cgroups
+from runtimeproxy_hooks.lib.koordinator import RESOURCE_STATUS
+from runtimeproxy_hooks.sdk import ContainerContext, Malformed
+from runtimeproxy_hooks.sdk.testing import Difference, HookTester
+from runtimeproxy_hooks.servers.cpuset import Cpuset
+from tests.hooks.nodes import annotation, node, qos, rows, tree
+
+POOLS = """
+shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
+be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset: 12-13}]
+"""
+STATIC, GATE, SYSTEM = "kubelet-cpu-manager-policy: static\n", "be-cpu-manager: true\n", "system-cpuset: 0-1\n"
+KEEP_QUOTA = "unset-cpu-quota: false\n"
+EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}]'
+ONE_EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}, {node: 1, cpuset: 8-11}]'
+GUARANTEED, BURSTABLE, BEST_EFFORT = "/kubepods/podu", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
+SYSTEMD_BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/x.slice"
+SENT = {"cpu_shares": 1024, "cpu_quota": 200000, "cpuset_cpus": "0-15"}
+"""A container as the kubelet's static policy asks for it."""
+
+Make = Callable[[str], Cpuset]
+
+
+def cpus(text: str) -> dict[str, Any]:
+    return {"cpuset_cpus": text}
+
+
+ALL, POOL_0, POOL_1, CLEARED, NOTHING = cpus("0-3,8-11,15"), cpus("0-3"), cpus("8-11,15"), cpus(""), dict[str, Any]()
+EXCLUSIVE = {**cpus("4-7,9"), "cpu_quota": -1}
+
+
+def status(value: Any) -> dict[str, str]:
+    return annotation(RESOURCE_STATUS, value)
+
+
+def numa(*nodes: int, **resources: Any) -> dict[str, str]:
+    return status({"numaNodeResources": [{"node": node, "resources": resources} for node in nodes]})
+
+
+def batch_cpu(node: int, amount: Any) -> dict[str, str]:
+    return numa(node, **{"kubernetes.io/batch-cpu": amount})
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return what makes a hook with a text of settings, and cgroups in the test's directory."""
+    return lambda text: Cpuset(node(tmp_path, text), Cgroups(tmp_path))
+
+
+def changed(hook: Cpuset, **call: Any) -> dict[str, Any]:
+    """Return the changed resources, the same at both hook points of containers; nothing else changes."""
+    tester = HookTester(hook)
+    created, updated = tester.pre_create_container(**call), tester.pre_update_container_resources(**call)
+    assert created == updated == Difference(resources=created.resources)
+    return created.resources
+
+
+OWN = [
+    ("no settings", {"cpuset": "4-7,9"}, "", EXCLUSIVE),
+    ("wins over pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
+    ("quota stays", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
+    ("key case", {"CPUSet": "4-7,9"}, "", EXCLUSIVE),
+    ("verbatim", {"cpuset": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
+    ("wins over NUMA", {"cpuset": "4-7,9", "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
+]
+
+
+@pytest.mark.parametrize("name", ["LSE", "LSR", "LS", "BE", "SYSTEM", "", "other"])
+@pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
+def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, name: str) -> None:
+    for sent, parent in ((None, GUARANTEED), ({}, BEST_EFFORT), (SENT, BURSTABLE)):
+        call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": parent}
+        assert changed(make(settings), **call, resources=sent) == resources
+    assert changed(make(settings), **call, resources={**SENT, **resources}) == NOTHING  # it is there already
+
+
+SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
+NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
+NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
+BE_POOLS_ALONE = "be-shared-pools: [{node: 0, cpuset: 4-5}]"
+RULES = [
+    # Nothing is known: nothing is set.
+    ("no rule, LS", "", "LS", BURSTABLE, {}, NOTHING),
+    ("no rule, BE: not even cleared", "", "BE", BEST_EFFORT, {}, NOTHING),
+    ("settings of other things", GATE + KEEP_QUOTA, "BE", BEST_EFFORT, numa(0, cpu=1), NOTHING),
+    ("no rule, NUMA", "", "", GUARANTEED, numa(0, cpu=1), NOTHING),
+    # 1. NUMA nodes with CPUs.
+    ("cpu as text", POOLS, "LS", BURSTABLE, numa(0, cpu="4"), POOL_0),
+    ("cpu as number", POOLS, "LS", BURSTABLE, numa(0, cpu=4), POOL_0),
+    ("hardly any cpu", POOLS, "LS", BURSTABLE, numa(0, cpu="1n"), POOL_0),
+    ("cpu other than 0", POOLS, "LS", BURSTABLE, numa(0, cpu=-1), POOL_0),
+    ("cpu 0", POOLS, "LS", BURSTABLE, numa(0, cpu="0"), ALL),
+    ("memory alone", POOLS, "LS", BURSTABLE, numa(0, memory="1Gi"), ALL),
+    ("resources are keys of a map: exact", POOLS, "LS", BURSTABLE, numa(0, CPU=4), ALL),
+    ("batch-cpu", POOLS, "LS", BURSTABLE, batch_cpu(1, "500"), POOL_1),
+    ("batch-cpu not above 0", POOLS, "LS", BURSTABLE, batch_cpu(1, -1), ALL),
+    ("order of the pools", POOLS, "LS", BURSTABLE, numa(1, 0, cpu=4), ALL),
+    ("a node said twice", POOLS, "LS", BURSTABLE, numa(0, 0, cpu=4), POOL_0),
+    ("one entry with cpu counts all nodes", POOLS, "LS", BURSTABLE, SECOND_HAS_CPU, ALL),
+    ("key case", POOLS, "LS", BURSTABLE, NODE_IN_OTHER_CASE, POOL_1),
+    ("no node is node 0, as in Go", POOLS, "LS", BURSTABLE, NO_NODE, POOL_0),
+    ("no label", POOLS, "", GUARANTEED, numa(1, cpu=4), POOL_1),
+    ("before static", POOLS + STATIC, "", GUARANTEED, numa(1, cpu=4), POOL_1),
+    ("before best effort", POOLS, "", BEST_EFFORT, numa(1, cpu=4), POOL_1),
+    ("before SYSTEM", POOLS + SYSTEM, "SYSTEM", GUARANTEED, numa(0, cpu=4), POOL_0),
+    ("LSR", POOLS, "LSR", GUARANTEED, numa(0, cpu=4), POOL_0),
+    ("a node without a pool", POOLS, "LS", BURSTABLE, numa(7, cpu=4), CLEARED),
+    ("a pool without CPUs", ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
+    ("all taken", EMPTY_POOL, "LS", BURSTABLE, numa(0, cpu=4), CLEARED),
+    ("pools not known", STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
+    ("BE with the gate", POOLS + GATE, "BE", BEST_EFFORT, numa(1, cpu=4), cpus("12-13")),
+    ("BE, two nodes", POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
+    ("BE, a node without a pool", POOLS + GATE, "BE", BEST_EFFORT, numa(7, cpu=4), CLEARED),
+    ("BE, pools not known", STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
+    ("BE with the gate, no NUMA nodes", POOLS + GATE, "BE", BEST_EFFORT, {}, CLEARED),
+    ("BE pools alone are a rule", BE_POOLS_ALONE, "BE", BEST_EFFORT, {}, CLEARED),
+    ("BE without the gate falls on", POOLS, "BE", BEST_EFFORT, numa(1, cpu=4), CLEARED),
+    ("BE without the gate falls on to the end", POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
+    # 2. SYSTEM.
+    ("SYSTEM", SYSTEM, "SYSTEM", GUARANTEED, {}, cpus("0-1")),
+    ("SYSTEM before best effort", SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")),
+    ("SYSTEM without a system cpuset", POOLS, "SYSTEM", GUARANTEED, {}, ALL),
+    ("a system cpuset is for SYSTEM", SYSTEM, "LSR", GUARANTEED, {}, NOTHING),
+    # 3. LS.
+    ("LS", POOLS, "LS", GUARANTEED, {}, ALL),
+    ("LS before static", POOLS + STATIC, "LS", BURSTABLE, {}, ALL),
+    ("LS before best effort", POOLS, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
+    ("LS, pools not known", STATIC, "LS", GUARANTEED, {}, NOTHING),
+    # 4. BestEffort.
+    ("BE", POOLS, "BE", BEST_EFFORT, {}, CLEARED),
+    ("best effort without a label", STATIC, "", BEST_EFFORT, {}, CLEARED),
+    ("systemd's path", STATIC, "", SYSTEMD_BEST_EFFORT, {}, CLEARED),
+    # 5. The rest.
+    ("static", POOLS + STATIC, "", GUARANTEED, {}, NOTHING),
+    ("static, LSR without CPUs of its own", POOLS + STATIC, "LSR", GUARANTEED, {}, NOTHING),
+    ("static, BE", POOLS + STATIC, "BE", BURSTABLE, {}, NOTHING),
+    ("not static", POOLS, "", GUARANTEED, {}, ALL),
+    ("an unknown class", POOLS, "other", BURSTABLE, {}, ALL),
+    ("no cgroup parent", POOLS, "LSE", "", {}, ALL),
+    ("the annotation is null", POOLS, "", GUARANTEED, status("null"), ALL),
+    ("an entry is null", POOLS, "", GUARANTEED, status({"numaNodeResources": [None]}), ALL),
+]
+
+
+@pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), rows(RULES))
+def test_first_rule_that_holds_decides(
+    make: Make, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
+) -> None:
+    call = {"labels": qos(name), "cgroup_parent": parent, "annotations": annotations}
+    assert changed(make(settings), resources=SENT, **call) == resources
+
+
+@pytest.mark.parametrize("sent", [None, {}, {"cpu_shares": 2}, {"cpu_shares": 2, "cpuset_mems": "0"}])
+def test_nothing_set_is_nothing_cleared(make: Make, sent: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert changed(make(STATIC), cgroup_parent=BEST_EFFORT, resources=sent) == NOTHING
+    assert not caplog.records
+
+
+def test_clearing_that_the_wire_cannot_say_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    hook = make(STATIC)
+    for _ in range(3):
+        assert changed(hook, cgroup_parent=BEST_EFFORT, resources=cpus("0-15")) == NOTHING
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    at_create, at_update = caplog.messages
+    assert "stays as it is: cpuset_cpus: cannot be cleared where the request has no number" in at_create
+    assert "stays as it is" in at_update
+    assert changed(hook, cgroup_parent=BEST_EFFORT, resources=SENT) == CLEARED
+
+
+GIVEN = status({"cpuset": "4-7"})
+QUOTAS = [
+    ("CPUs of its own", POOLS, GIVEN, "-1"),
+    ("the quota stays", KEEP_QUOTA, GIVEN, "200000"),
+    ("no annotation", POOLS, {}, "200000"),
+    ("no cpuset", POOLS, status({"cpuset": ""}), "200000"),
+    ("shared CPUs", POOLS, numa(0, cpu=4), "200000"),
+]
+
+
+@pytest.mark.parametrize(("settings", "given", "quota"), rows(QUOTAS))
+def test_pod_with_own_cpus_has_no_quota(make: Make, tmp_path: Path, settings: str, given: Any, quota: str) -> None:
+    [file] = tree(tmp_path, {f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"})
+    changed = HookTester(make(settings)).pre_run_pod_sandbox(annotations=given, cgroup_parent=GUARANTEED)
+    assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
+    assert file.read_text() == f"{quota}\n"
+
+
+@pytest.mark.parametrize("parent", [GUARANTEED, "", "/", "/kubepods/../x"])
+def test_cgroup_that_cannot_be_written_stops_no_pod(make: Make, parent: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = HookTester(make("")).pre_run_pod_sandbox(annotations=GIVEN, cgroup_parent=parent, pod="p")
+    assert given == Difference(resources={"cpu_quota": -1})
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
+
+
+UNREADABLE = [
+    *("{", "canary", "[]", "3", '"0-3"'),
+    *({"cpuset": cpuset} for cpuset in (3, ["0-3"], True)),
+    *({"numaNodeResources": given} for given in ({}, "canary", ["canary"], [3])),
+    *({"numaNodeResources": [{"node": number}]} for number in ("0", 0.5, True)),
+    *({"numaNodeResources": [{"resources": {"cpu": 4}}, {"resources": resources}]} for resources in ([], "canary")),
+    *({"numaNodeResources": [{"resources": {"cpu": amount}}]} for amount in ("canary", True)),
+    {"numaNodeResources": [{"resources": {"kubernetes.io/batch-cpu": []}}]},
+    {"cpuset": "0-3", "numaNodeResources": [{"resources": {"cpu": ""}}]},
+]
+
+
+@pytest.mark.parametrize("value", UNREADABLE, ids=str)
+def test_unreadable_status_is_malformed_at_every_point(make: Make, value: Any) -> None:
+    tester = HookTester(make(POOLS))
+    for point in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
+        with pytest.raises(Malformed) as raised:
+            point(annotations=status(value))
+        assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["canary", "3-0", "0-", "0,a", " ", ","])
+def test_bad_cpuset_is_malformed_and_changes_nothing(text: str) -> None:
+    pod, sent = PodInfo(annotations=status({"cpuset": text})), Resources(cpu_quota=200000)
+    container = ContainerContext(BY_NAME["PreCreateContainer"], HookRequest(pod, ContainerInfo(resources=sent)))
+    with pytest.raises(Malformed, match=f"annotation {RESOURCE_STATUS}: its cpuset cannot be used") as raised:
+        Cpuset().pre_create_container(container)
+    assert container.resources.value == sent
+    assert "canary" not in str(raised.value)

@@ -1,0 +1,147 @@
+"""A new hook server: the folder is written once, its tests pass, and it serves as it stands there."""
+
+import errno
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.plugins import registration
+from runtimeproxy_hooks.tools import new
+from tests.hooks.sdk import processes
+
+Patch = pytest.MonkeyPatch
+MODULES = [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)]
+ILLEGIBLE, TAKEN = "is no name: write small letters", "is the name of another module"
+REFUSED = [
+    *((name, ILLEGIBLE) for name in ("", "Gpu", "1a", "_a", "a_", "a--b", "a.b", "a/b", "é", "a b", "..", "x" * 41)),
+    *((name, TAKEN) for name in ("class", "json", "queue", "grpc", "pytest")),
+    ("runtimeproxy-hooks", f"'runtimeproxy_hooks' {TAKEN}, which runtimeproxy_hooks.py would"),
+]
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES)
+def test_name_becomes_a_modules(name: str, module: str) -> None:
+    assert new.checked(name) == module
+
+
+@pytest.mark.parametrize(("name", "words"), REFUSED)
+def test_name_of_no_module_of_its_own_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        new.new(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    written, write = [], Path.write_text
+
+    def until_the_disk_is_full(path: Path, text: str, **more: str) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        return write(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", until_the_disk_is_full)
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu can not be written: No space left on device; name a fold"):
+        new.new("gpu", tmp_path)
+    assert written
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_every_file_is_whole_and_only_its_owner_can_add_one(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = new.new("gpu-env", tmp_path)
+    finally:
+        os.umask(before)
+    assert (folder, stat.S_IMODE(folder.stat().st_mode)) == (tmp_path / "gpu_env", 0o755)
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+    assert files.keys() == {"gpu_env.py", "test_gpu_env.py", "gpu_env.service", "gpu_env.json", "README.rst"}
+    assert not [name for name, text in files.items() if "$name" in text or "{name}" in text or "$class" in text]
+    assert "class GpuEnvHook(Hook):" in files["gpu_env.py"]
+    assert len([line for line in files["gpu_env.py"].splitlines()[2:] if line]) <= 10
+    assert files["README.rst"].startswith("gpu_env\n=======\n")
+
+
+PLAIN, ODD = "/opt/runtimeproxy/bin/python", "/a b/100%/python3"
+
+
+@pytest.mark.parametrize(
+    ("python", "word", "in_unit"), [(PLAIN, PLAIN, PLAIN), (ODD, f"'{ODD}'", "'/a b/100%%/python3'")]
+)
+def test_python_is_the_one_that_runtimeproxy_is_in(monkeypatch: Patch, python: str, word: str, in_unit: str) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    files = new.files("gpu")
+    assert f"\nExecStart={in_unit} /usr/local/lib/gpu/gpu.py " in files["gpu.service"]
+    for command in (f"{word} -m pytest``", f"{word} -m pip install pytest``", f"    {word} gpu.py --endpoint"):
+        assert command in files["README.rst"]
+    assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(processes.ROOT)}
+
+
+def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environ = ENVIRONMENT | more
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def run_tests(folder: Path) -> tuple[int, str]:
+    """Run the tests in a folder; return the exit code and the sums."""
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=folder)
+    return done.returncode, done.stdout.splitlines()[-1].partition(" in ")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hook_tester", "hook", "container_context", "main", "path", "ld_preload"])
+def test_no_name_hides_an_import_or_sets_a_variable_of_others(tmp_path: Path, name: str) -> None:
+    folder = new.new(name, tmp_path)
+    assert run_tests(folder) == (0, "2 passed")
+    assert f'"HOOK_{name.upper()}"' in (folder / f"{name}.py").read_text()
+
+
+@pytest.mark.slow
+def test_its_own_tests_fail_without_the_hook(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    module = folder / "gpu_env.py"
+    module.write_text(module.read_text().replace('.get("example.com/gpu-env")', '.get("another")'))
+    assert run_tests(folder) == (1, "1 failed, 1 passed")
+
+
+@pytest.mark.slow
+def test_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
+    """The first block serves, the second calls, verifies and measures; at the end nothing is left."""
+    folder = new.new("gpu-env", tmp_path)
+    serve, try_out = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
+    program = tmp_path / "runtimeproxy"  # which the README calls by its name, whatever is installed here
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
+    program.chmod(0o755)
+    serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=ENVIRONMENT)
+    try:
+        processes.eventually((folder / "gpu_env.sock").exists)
+        done = run("bash", "-euc", try_out, folder=folder, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    finally:
+        serving.terminate()
+        assert serving.wait(timeout=30) == 0
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = 'applied:\n  envs:\n    HOOK_GPU_ENV: "on"\n', "14 passed, 0 failed, 1 skipped", "1000 calls of PreCreateCon"
+    assert [words for words in said if words not in done.stdout] == []
+    assert not (folder / "gpu_env.sock").exists()
+
+
+@pytest.mark.slow
+def test_server_registers_as_its_registration_file_says(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    content = (folder / "gpu_env.json").read_bytes()
+    entry = registration.parse("gpu_env.json", content)
+    assert (entry.warnings, entry.points) == ((), {"PreCreateContainer"})
+    assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
+    with processes.running(tmp_path, program=(str(folder / "gpu_env.py"),), file="gpu_env.json") as server:
+        assert server.registered() == json.loads(content) | {"remote-endpoint": str(server.socket)}

@@ -1,0 +1,27 @@
+"""The table of hook points beside the hook protocol's own description (hook-api, "Applied to")."""
+
+import pytest
+
+from runtimeproxy.model.hookpoints import BY_CALL, BY_NAME, CONCERNED, HOOK_POINTS, Operation, Stage, SubjectKind
+
+
+def test_point_says_when_and_about_what() -> None:
+    """What each applies to stands in README.rst, their methods in docs/hook-api.rst: both are compared with this."""
+    for point in HOOK_POINTS:
+        assert point.name == point.stage.value + point.operation.value == point.method.removesuffix("Hook")
+        assert point.subject is (SubjectKind.POD if "Pod" in point.name else SubjectKind.CONTAINER)
+        assert bool(point.applies) is (point.stage is Stage.PRE)
+
+
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("operation", Operation)
+def test_point_is_found_by_operation_and_stage(operation: Operation, stage: Stage) -> None:
+    assert BY_CALL.get((operation, stage)) is BY_NAME.get(stage.value + operation.value)
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_subject_is_wanted_by_the_points_of_its_operation(operation: Operation) -> None:
+    """A create also needs its pod for what PreRunPodSandbox changed of the cgroup parent."""
+    more = {"PreRunPodSandbox"} if operation is Operation.CREATE_CONTAINER else set()
+    expected = {point.name for point in HOOK_POINTS if point.operation is operation} | more
+    assert {point.name for point in CONCERNED[operation]} == expected

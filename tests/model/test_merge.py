@@ -1,0 +1,384 @@
+"""Answers of hook servers are judged and added up (hook-api, "What an answer means").
+
+Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value costs its own field or
+entry alone: hook-api, "Normal forms and checks"; fault matrix H7, promise 3; of any answer: test_dispatcher_answers.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.model import values
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
+from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
+from runtimeproxy.model.values import (
+    Adjustment,
+    Conflict,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
+from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
+
+RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
+UPDATE = BY_NAME["PreUpdateContainerResources"]
+
+Entries = Mapping[str, str]
+Message = Resources | None
+LABELS, NOTES, ENVS = {"app": "web"}, {"qos": "LS"}, {"PATH": "/bin", "EMPTY": ""}
+POD = PodInfo("p1", "web", labels=LABELS, annotations=NOTES, cgroup_parent="/kubepods/pod1", resources=SENT)
+CONTAINER = ContainerInfo("c1", "p1", "main", annotations={"hash": "1"}, resources=SENT, envs=ENVS)
+POD_REQUEST, REQUEST = HookRequest(POD), HookRequest(POD, CONTAINER)
+PLAIN = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo())
+REQUESTS = pytest.mark.parametrize("sent", [POD_REQUEST, REQUEST], ids=["pod", "container"])
+
+
+def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
+    return limited(point, difference(request, answer))
+
+
+def asking(resources: Message) -> HookRequest:
+    return HookRequest(POD, replace(CONTAINER, resources=resources))
+
+
+KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
+"""The numbers that SENT has: an answer with all of them is an echo."""
+CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
+RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
+    "no message": (SENT, None, {}),
+    "no message on either side": (None, None, {}),
+    "whole echo": (SENT, SENT, {}),
+    "empty message": (SENT, Resources(), {}),
+    "empty message against none": (None, Resources(), {}),
+    # partial: a number that was sent is missing
+    "partial: one number": (SENT, Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    "partial: a number that was not sent": (SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
+    "partial: the same number": (SENT, Resources(cpu_quota=50_000), {}),
+    "partial: cpuset set": (SENT, Resources(cpuset_cpus="5"), {"cpuset_cpus": "5"}),
+    "partial: cpuset not set stays": (SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
+    "partial: three of four numbers": (SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
+    "partial: one huge page size": (SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
+    "partial: one huge page size as it was": (SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
+    "partial: huge page size of 0": (SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
+    "partial: one unified key": (SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
+    # echo: every number that was sent is there
+    "echo: changed number": (SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
+    "echo: memory unlimited": (SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
+    "echo: number that was 0": (SENT, replace(SENT, oom_score_adj=5), {"oom_score_adj": 5}),
+    "echo: cpuset cleared": (SENT, replace(SENT, cpuset_cpus=""), {"cpuset_cpus": ""}),
+    "echo: both cpusets cleared": (SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
+    "echo: cpuset changed": (SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
+    "echo: map keys not named stay": (SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
+    "echo: map key changed": (SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
+    # nothing sent that tells an echo: every answer is partial
+    "no number sent: cpuset stays": (Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    "no number sent: empty answer": (Resources(cpuset_cpus="0-3"), Resources(), {}),
+    "no message sent": (None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
+    "no message sent: cpuset": (None, Resources(cpuset_cpus="0"), {"cpuset_cpus": "0"}),
+}
+"""Resources sent, resources answered, fields changed."""
+
+
+@pytest.mark.parametrize(("sent", "said", "expected"), RESOURCES.values(), ids=RESOURCES)
+@pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
+def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, expected: Mapping[str, Any]) -> None:
+    assert changes(point, asking(sent), HookAnswer(resources=said)).resources == expected
+
+
+ALL_CONFIRMED = set(values.RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}
+CONFIRMED: list[tuple[Message, set[str]]] = [
+    *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
+    *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
+    (Resources(cpu_quota=-1, cpu_shares=512, cpuset_mems="0"), {"cpu_shares", "cpuset_mems"}),
+    *[(Resources(unified={"memory.high": "max"}), {"unified"}), (Resources(unified={"memory.high": "1"}), set())],
+]
+
+
+@pytest.mark.parametrize(("said", "confirmed"), CONFIRMED)
+def test_repeated_value_is_confirmed(said: Message, confirmed: set[str]) -> None:
+    change = changes(UPDATE, REQUEST, HookAnswer(resources=said))
+    assert change.confirmed == confirmed
+    assert not confirmed & change.resources.keys()
+
+
+@pytest.mark.parametrize("echoed", [False, True], ids=["partial", "echo"])
+@pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
+def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str, echoed: bool) -> None:
+    """Where nothing is left of it, it is not set: it clears nothing, and stands for nothing that was sent."""
+    sent, value = replace(SENT, cpuset_cpus="4"), {name: odd}
+    said = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
+    change = changes(UPDATE, asking(sent), HookAnswer(resources=said))
+    assert change.resources == ({name: normal} if normal else {})
+    assert name not in change.confirmed
+    assert judged(change, REQUEST) == (change, ())
+
+
+@pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
+def test_odd_value_may_repeat_what_was_sent(name: str, odd: int | str, normal: int | str) -> None:
+    for sent, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
+        before, after = (Resources(**{name: value}) for value in (sent, odd))  # type: ignore[arg-type]
+        change = changes(UPDATE, asking(before), HookAnswer(resources=after))
+        assert (change.resources, change.confirmed) == ({}, confirmed)
+
+
+ENTRIES: list[tuple[Entries, Entries, Entries]] = [
+    ({}, {}, {}),
+    ({"a": "1"}, {}, {}),
+    ({"a": "1"}, {"a": "1"}, {}),
+    ({"a": "1"}, {"a": "2"}, {"a": "2"}),
+    ({"a": "1"}, {"a": ""}, {"a": ""}),
+    ({"a": "1"}, {"b": "1"}, {"b": "1"}),
+    ({"a": "1"}, {"b": ""}, {"b": ""}),
+    ({"a": ""}, {"a": ""}, {}),
+    ({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}, {"b": "3", "c": "4"}),
+]
+"""Entries sent, entries answered, entries to set."""
+
+
+@pytest.mark.parametrize(("sent", "said", "expected"), ENTRIES)
+def test_map_entries_set_their_keys_and_delete_none(sent: Entries, said: Entries, expected: Entries) -> None:
+    pod = HookRequest(replace(POD, labels=sent, annotations=sent))
+    container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
+    answer = HookAnswer(labels=said, annotations=said, envs=said)
+    assert changes(RUN_POD, pod, answer) == Adjustment(labels=expected, annotations=expected)
+    assert changes(CREATE, container, answer) == Adjustment(annotations=expected, envs=expected)
+
+
+PARENTS = [
+    *[("/pod", None, "", None), ("/pod", None, "/pod", None), ("/pod", None, "/other", "/other")],
+    *[("", None, "/other", "/other"), ("/pod", "", "", None), ("/pod", "", "/pod", None)],
+    *[("/pod", "", "/other", "/other"), ("/pod", "/mine", "/mine", None)],
+    *[("/pod", "/mine", "/pod", "/pod"), ("/pod", "/mine", "", None)],
+]
+
+
+@pytest.mark.parametrize(("pods", "containers", "said", "expected"), PARENTS)
+def test_cgroup_parent_of_an_answer(pods: str, containers: str | None, said: str, expected: str | None) -> None:
+    pod = replace(POD, cgroup_parent=pods)
+    container = None if containers is None else replace(CONTAINER, cgroup_parent=containers)
+    point = RUN_POD if container is None else CREATE
+    assert changes(point, HookRequest(pod, container), HookAnswer(cgroup_parent=said)).cgroup_parent == expected
+
+
+@pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
+def test_answer_changes_only_what_its_hook_point_applies_to(point: HookPoint) -> None:
+    said, resources = {"new": "1"}, Resources(cpu_shares=2, cpu_quota=50_000)
+    answer = HookAnswer(labels=said, annotations=said, envs=said, cgroup_parent="/new", resources=resources)
+    change = changes(point, POD_REQUEST if point.subject is SubjectKind.POD else REQUEST, answer)
+    assert {part for part in Part if getattr(change, part.value) not in ({}, None)} == point.applies
+    assert change.confirmed == ({"cpu_quota"} if Part.RESOURCES in point.applies else set())
+    assert bool(change) is (point.stage is Stage.PRE)
+    assert (change.owners, change.conflicts) == ({}, ())
+
+
+BAD_IDS = [f"{number}-{field}" for number, (field, _) in enumerate(BAD)]
+TOGETHER = [("cpu_period", "cpu_quota"), ("memory_limit_in_bytes", "memory_swap_limit_in_bytes")]
+PARTNERS = {one: other for pair in TOGETHER for one, other in (pair, pair[::-1])}
+
+
+@REQUESTS
+@pytest.mark.parametrize("answer", GOOD, ids=repr)
+def test_good_answer_is_used_as_it_is(answer: HookAnswer, sent: HookRequest) -> None:
+    change = difference(sent, answer)
+    assert judged(change, sent)[0] is change
+    assert judged(change, sent)[1] == ()
+
+
+@REQUESTS
+@pytest.mark.parametrize(("field", "answer"), BAD, ids=BAD_IDS)
+def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: HookAnswer, sent: HookRequest) -> None:
+    good, (broken,) = judged(difference(sent, answer), sent)
+    assert broken.field == field
+    assert re.match(rf"{field}: .*must ", str(broken))
+    assert not good
+
+
+@pytest.mark.parametrize("said", ["/pod2", "/pods.slice/pod2"])
+def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(said: str) -> None:
+    request = HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice"))
+    assert judged(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
+    good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=said)), request)
+    assert str(broken).startswith("cgroup_parent: must be a .slice where one was sent")
+    assert good.cgroup_parent is None
+
+
+def after(change: Adjustment) -> tuple[Adjustment, list[str]]:
+    good, broken = judged(change, PLAIN)
+    return good, [rule.field for rule in broken]
+
+
+def test_bad_entry_costs_that_entry_and_is_told_once_a_rule() -> None:
+    pages, unified = {"": 1, "2MB": 9}, {"": "1", "cpu.weight": "9"}
+    envs = {"A=B": "x", "C": "", "=": "y", "D": "\0"}
+    change = Adjustment(envs=envs, resources={"hugepage_limits": pages, "unified": unified})
+    left = {"hugepage_limits": {"2MB": 9}, "unified": {"cpu.weight": "9"}}
+    fields = ["envs", "envs", "resources.hugepage_limits", "resources.unified"]
+    assert after(change) == (Adjustment(envs={"C": ""}, resources=left), fields)
+
+
+@pytest.mark.parametrize("bad", PARTNERS)
+def test_field_that_belongs_to_a_bad_one_is_lost_and_confirmed_no_more(bad: str) -> None:
+    change = Adjustment(resources={bad: -7}, confirmed=frozenset({PARTNERS[bad], "cpu_shares"}))
+    assert after(change) == (Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"])
+    change = Adjustment(resources={bad: -7, PARTNERS[bad]: 1000, "cpu_shares": 5})
+    assert after(change) == (Adjustment(resources={"cpu_shares": 5}), [f"resources.{bad}"])
+
+
+def test_no_rule_holds_a_value() -> None:
+    canary = "s3cr3t"
+    texts = [HookAnswer(labels={"": canary}), HookAnswer(annotations={"": canary}), HookAnswer(cgroup_parent=canary)]
+    envs = [HookAnswer(envs={f"PASSWORD={canary}": ""}), HookAnswer(envs={"PASSWORD": f"{canary}\0"})]
+    resources = [of(cpuset_cpus=canary), of(unified={"": canary}), of(oom_score_adj=777_777)]
+    for answer in [*texts, *envs, *resources]:
+        _, (broken,) = judged(difference(PLAIN, answer), PLAIN)
+        assert canary not in str(broken)
+        assert "777777" not in str(broken)
+
+
+def added(*plugins: Adjustment) -> Adjustment:
+    """Add up what plugins change that are called 1, 2 and so on."""
+    adjustment = values.NO_ADJUSTMENT
+    for number, change in enumerate(plugins, 1):
+        adjustment = combine(adjustment, f"{number}", change)
+    return adjustment
+
+
+def test_owner_of_each_field_is_recorded() -> None:
+    resources = {"cpu_quota": -1, "cpuset_cpus": "", "hugepage_limits": {"2MB": 1}, "unified": {"a": "9"}}
+    maps: dict[str, Any] = {"labels": {"l": "1"}, "annotations": {"a": "1"}, "envs": {"E": "1"}}
+    change = Adjustment(**maps, cgroup_parent="/x", resources=resources, confirmed=frozenset({"cpu_shares"}))
+    of_resources = {"cpu_quota", "cpuset_cpus", "hugepage_limits.2MB", "unified.a"}
+    fields = {"labels.l", "annotations.a", "envs.E", "cgroup_parent", *(f"resources.{name}" for name in of_resources)}
+    confirmers = frozenset({("cpu_shares", "1")})
+    assert added(change) == replace(change, owners=dict.fromkeys(fields, "1"), confirmers=confirmers)
+
+
+def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
+    later = Adjustment(resources={"cpu_quota": -1}, confirmed=frozenset({"cpu_shares"}))
+    both = added(Adjustment(confirmed=frozenset({"cpu_quota"})), later)
+    assert (both.resources, both.confirmed) == ({"cpu_quota": -1}, {"cpu_quota", "cpu_shares"})
+    assert both.confirmers == {("cpu_quota", "1"), ("cpu_shares", "2")}
+    assert both.conflicts == ()
+
+
+def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
+    return Adjustment(cgroup_parent=cgroup_parent, **fields)
+
+
+def sets(**resources: Any) -> Adjustment:
+    return Adjustment(resources=resources)
+
+
+SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
+PAGES, OTHER_PAGES, ALL_PAGES = (sets(hugepage_limits=sizes) for sizes in (SIZES, OTHER_SIZES, SIZES | OTHER_SIZES))
+TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
+CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
+
+MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = {
+    "label": (says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
+    "annotation": (says(annotations={"a": "1"}), says(annotations={"a": ""}), None, ("annotations.a",)),
+    "env": (says(envs={"a": "1"}), says(envs={"a": "2"}), None, ("envs.a",)),
+    "same env": (says(envs={"a": "1"}), says(envs={"a": "1"}), None, ()),
+    "other env": (says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
+    "cgroup parent": (says("/a"), says("/b"), None, ("cgroup_parent",)),
+    "same cgroup parent": (says("/a"), says("/a"), None, ()),
+    "number": (sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
+    "cpuset cleared": (CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
+    "cleared cpuset set": (NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
+    "huge pages key by key": (PAGES, OTHER_PAGES, ALL_PAGES, ("resources.hugepage_limits.2MB",)),
+    "unified": (sets(unified={"a": "1"}), sets(unified={"b": "2"}), sets(unified={"a": "1", "b": "2"}), ()),
+    "parts": (TWO_PARTS, OTHER_PARTS, says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}), ()),
+    "nothing": (TWO_PARTS, says(), TWO_PARTS, ()),
+}
+"""What two plugins change, both together where that is not the second, fields in conflict."""
+
+
+@pytest.mark.parametrize(("first", "second", "expected", "conflicts"), MERGES.values(), ids=MERGES)
+def test_later_plugin_wins(
+    first: Adjustment, second: Adjustment, expected: Adjustment | None, conflicts: tuple[str, ...]
+) -> None:
+    both = added(first, second)
+    assert replace(both, owners={}, conflicts=()) == (second if expected is None else expected)
+    assert both.conflicts == tuple(Conflict(field, loser="1", winner="2") for field in conflicts)
+    assert all(both.owners[field] == "2" for field in conflicts)
+
+
+def test_three_plugins_on_one_field_are_two_conflicts_but_none_with_itself() -> None:
+    three = added(*(Adjustment(envs={"E": value}) for value in "abc"))
+    assert (three.envs, three.owners) == ({"E": "c"}, {"envs.E": "3"})
+    assert three.conflicts == (Conflict("envs.E", "1", "2"), Conflict("envs.E", "2", "3"))
+    assert combine(three, "3", Adjustment(envs={"E": "d"})).conflicts == three.conflicts
+
+
+def test_adjustment_is_applied_to_a_pod_or_to_a_container_alone() -> None:
+    resources: dict[str, Any] = {"cpu_quota": -1, "cpuset_cpus": "", "unified": {"cpu.weight": "9"}}
+    maps = {"labels": {"app": "2"}, "annotations": {"new": "1"}, "envs": {"NEW": "1"}}
+    change = Adjustment(**maps, cgroup_parent="/x", resources=resources)
+    limits = replace(SENT, cpu_quota=-1, cpuset_cpus="", unified={"memory.high": "max", "cpu.weight": "9"})
+    notes, envs = {"new": "1"}, {**ENVS, "NEW": "1"}
+    pod = replace(POD, labels={"app": "2"}, annotations=NOTES | notes, cgroup_parent="/x", resources=limits)
+    assert applied(POD_REQUEST, change) == HookRequest(pod)
+    own = replace(CONTAINER, annotations={"hash": "1"} | notes, envs=envs, cgroup_parent="/x", resources=limits)
+    assert applied(REQUEST, change) == HookRequest(POD, own)
+
+
+TEXT = st.text(max_size=3)
+SOME_ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max_size=3)
+NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
+ANY_RESOURCES = st.none() | st.builds(
+    Resources,
+    **dict.fromkeys(values.NUMBER_FIELDS, NUMBER),
+    cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
+    cpuset_mems=st.sampled_from(["", "0"]),
+    hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
+    unified=st.dictionaries(st.sampled_from(["a", "b"]), TEXT),
+)
+FIELDS: dict[str, Any] = {"annotations": SOME_ENTRIES, "cgroup_parent": st.sampled_from(["", "/a", "/b", "odd"])}
+FIELDS |= {"resources": ANY_RESOURCES}
+PODS = st.builds(PodInfo, labels=SOME_ENTRIES, **FIELDS)
+CONTAINERS = st.builds(ContainerInfo, envs=SOME_ENTRIES, **FIELDS)
+ANSWERS = st.builds(HookAnswer, labels=SOME_ENTRIES, envs=SOME_ENTRIES, **FIELDS)
+QUESTIONS = st.one_of(
+    st.tuples(st.just(RUN_POD), st.builds(HookRequest, PODS)),
+    st.tuples(st.sampled_from([CREATE, START, UPDATE]), st.builds(HookRequest, PODS, CONTAINERS)),
+)
+Question = tuple[HookPoint, HookRequest]
+
+
+@given(QUESTIONS)
+def test_echo_changes_nothing_and_is_never_bad(question: Question) -> None:
+    point, request = question
+    answer = echo(request)
+    assert judged(difference(request, answer), request)[1] == ()
+    assert not changes(point, request, answer)
+    assert applied(request, changes(point, request, answer)) == request
+
+
+@given(QUESTIONS, st.tuples(ANSWERS, ANSWERS, ANSWERS))
+def test_changes_of_three_plugins_add_up(question: Question, answers: tuple[HookAnswer, ...]) -> None:
+    point, request = question
+    seen, made = request, []
+    for answer in answers:
+        before, change = seen, changes(point, seen, answer)
+        made.append(change)
+        seen = applied(before, change)
+        assert bool(change) is (seen != before)
+    assert applied(request, added(*made)) == seen
+
+
+@given(QUESTIONS, ANSWERS)
+def test_good_part_of_any_answer_breaks_no_rule(question: Question, answer: HookAnswer) -> None:
+    _, request = question
+    change = difference(request, answer)
+    good, broken = judged(change, request)
+    assert judged(good, request) == (good, ())
+    assert by_field(good).items() <= by_field(change).items()
+    assert good.confirmed <= change.confirmed
+    assert (good == change) is (not broken)

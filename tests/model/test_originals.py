@@ -1,0 +1,190 @@
+"""What hooks replaced of a record is found, comes back as it was after what the runtime tells, and is nobody else's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.model.originals import (
+    BrokenOriginals,
+    OriginalValues,
+    Pair,
+    kept_of,
+    read,
+    restored_container,
+    restored_pod,
+    write,
+)
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
+
+POD = PodInfo("p1", "web", "uid", "shop", 2, labels={"app": "web"}, annotations={"a.b/c": "1"}, cgroup_parent="/k/p")
+LIMITS = Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"})
+CONTAINER = ContainerInfo("c1", "p1", "main", 3, {"note": "kept"}, resources=LIMITS, envs={"SECRET": "1"})
+POD_NAME, CONTAINER_NAME = ("shop", "web", "uid", 2), ("p1", "main", 3)
+
+
+def resources(**values: Any) -> ContainerInfo:
+    return replace(CONTAINER, resources=Resources(**values))
+
+
+OTHER_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
+PAIRS: dict[str, Pair] = {
+    **{"resources.cpu_period": (100_000, None), "resources.cpu_quota": (200_000, -1)},
+    **{"resources.cpuset_cpus": (None, "0-3"), "resources.unified.cpu.idle": (None, "1")},
+    "resources.unified.memory.high": ("1", "2"),
+}
+REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pair] | None]] = [
+    (POD, {"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
+    (POD, {"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
+    (POD, {"labels": {}}, {"labels.app": ("web", None)}),
+    (POD, {"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
+    (POD, {"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
+    (POD, {"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
+    (POD, {"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
+    (POD, {}, None),
+    (POD, {"runtime_handler": "kata"}, None),
+    (CONTAINER, {"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
+    (CONTAINER, {"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
+    (CONTAINER, {"resources": OTHER_LIMITS}, PAIRS),
+    (CONTAINER, {"envs": {"SECRET": "2", "NEW": "3"}}, None),
+]
+
+
+@pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
+def test_replaced_values_are_kept(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
+    assert kept_of(record(info, replace(info, **hooked))) == (None if pairs is None else OriginalValues(name, pairs))
+
+
+SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
+SET_MAPS: dict[str, Any] = {"labels": {"app": "hooked", "new": "1"}, "annotations": {"a.b/c": "2"}}
+HOOKED_POD = replace(POD, **SET_MAPS, cgroup_parent="/k/q", resources=SET_LIMITS)
+HOOKED_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"})
+HOOKED_NOTES = {"note": "hooked", "more": "1"}
+HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/k/q", resources=HOOKED_LIMITS)
+OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
+
+
+def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
+    made = kept_of(record)
+    assert made is not None
+    return made
+
+
+KEPT_POD = kept(PodRecord(POD, HOOKED_POD))
+KEPT_CONTAINER = kept(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
+
+
+def test_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
+    pod, again = restored_pod(HOOKED_POD, KEPT_POD), restored_container(HOOKED_CONTAINER, KEPT_CONTAINER)
+    assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
+    assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
+
+
+def test_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:
+    told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
+    assert restored_pod(told, KEPT_POD) == PodRecord(POD, HOOKED_POD)
+    partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
+    assert restored_container(partly, KEPT_CONTAINER) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+
+
+def test_value_somebody_else_changed_since_stands() -> None:
+    told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
+    original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
+    assert restored_pod(told, KEPT_POD) == PodRecord(original, told)
+    other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
+    hooked = replace(CONTAINER, resources=HOOKED_LIMITS)
+    record = restored_container(other, kept(ContainerRecord(CONTAINER, hooked, OWNERS)))
+    asked = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
+    assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
+
+
+def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
+    told = resources(cpu_quota=7)
+    record = restored_container(told, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    assert record.original is record.effective is told
+    assert record.owners == ()
+
+
+def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
+    bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
+    assert restored_container(hooked, kept(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
+
+
+@pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}])
+def test_another_pod_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
+    other = replace(HOOKED_POD, **change)
+    record = restored_pod(other, KEPT_POD)
+    assert record.original is record.effective is other
+    assert record.read
+    assert restored_pod(other, KEPT_CONTAINER).read
+
+
+@pytest.mark.parametrize("change", [{"pod_id": "b"}, {"name": "b"}, {"attempt": 9}])
+def test_another_container_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
+    other = replace(HOOKED_CONTAINER, **change)
+    record = restored_container(other, KEPT_CONTAINER)
+    assert record.original is record.effective is other
+    assert record.owners == ()
+
+
+TEXTS = st.text("ab.\ud800\0\n", max_size=4)
+MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
+PAGES = st.dictionaries(TEXTS, st.integers(-(2**63), 2**63 - 1), max_size=2)
+QUOTAS = st.integers(-1, 2)
+RESOURCES = st.builds(Resources, cpu_quota=QUOTAS, cpuset_cpus=TEXTS, unified=MAPS, hugepage_limits=PAGES)
+VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "resources": RESOURCES})
+
+
+@given(asked=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
+def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooked: Any, labels: Any) -> None:
+    pod = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
+    container = ContainerRecord(replace(CONTAINER, **asked), replace(CONTAINER, **hooked))
+    again: PodRecord | ContainerRecord
+    for record, restored in ((pod, restored_pod), (container, restored_container)):
+        kept = kept_of(record)
+        again = record if kept is None else restored(record.effective, read(write(kept)))  # type: ignore[operator]
+        assert again.effective == record.effective
+        assert (again.original.resources or Resources()) == asked["resources"]
+        assert replace(again.original, resources=None) == replace(record.original, resources=None)
+
+
+def test_text_says_it_all_and_no_more() -> None:
+    """Owners only of what was replaced."""
+    record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
+    assert write(kept(record)) == (
+        b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
+        b'[["cpu_quota","scaler"]]]'
+    )
+
+
+WITH = b'[["p","c",1],{%s},[%s]]'
+"""What is kept of a container: its pairs and their owners."""
+BROKEN: dict[str, list[bytes]] = {
+    "no list": [
+        *[b"", b"\xff", b"[" * 100_000, b"7", b"null", b"[]", b"[1,{},[]]", b'[["p","c",1],{}]'],
+        *[b'[["p","c",1],[],[]]', b'[["p","c",1],{},[],0]', WITH % (b'"cgroup_parent":"/abc"', b"")],
+        *[WITH % (b'"cgroup_parent":["/a"]', b""), WITH % (b"", b"1")],
+    ],
+    "no subject": [b"[[],{},[]]", b'["abc",{},[]]', b'[["p","c","1"],{},[]]', b'[["p","c",true],{},[]]'],
+    "cannot have": [
+        WITH % (pair, b"")
+        for pair in [
+            *[b'"envs.SECRET":["a","b"]', b'"resources.other":[1,2]', b'"resources.unified":["a","b"]'],
+            *[b'"resources.cpu_quota":["1",2]', b'"resources.cpu_quota":[true,2]', b'"resources.cpu_quota":[1.5,2]'],
+            *[b'"resources.cpu_quota":[1,9223372036854775808]', b'"resources.cpuset_cpus":[1,"2"]'],
+            *[b'"resources.hugepage_limits.2MB":["1",2]', b'"annotations.a":[[],"b"]', b'"cgroup_parent":[{},"b"]'],
+        ]
+    ],
+    "a label": [WITH % (b'"labels.a":["a","b"]', b"")],
+    "owns nothing": [WITH % (b"", b'["cpu_quota","x"]'), WITH % (b'"resources.cpu_quota":[1,2]', b'["cpu_quota",1]')],
+}
+
+
+@pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
+def test_text_that_nobody_wrote_is_broken(text: bytes, why: str) -> None:
+    with pytest.raises(BrokenOriginals, match=why):
+        read(text)

@@ -1,0 +1,247 @@
+"""What a call makes of a record: the kubelet's values and the hooks' stay apart, whatever comes in which order."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.model import records, values
+from runtimeproxy.model.merge import difference
+from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.values import (
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+)
+
+POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
+ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=ASKED)
+BARE = replace(CONTAINER, resources=None)
+NOTHING = RequestedUpdate("c1", None)
+ECHOED_SHARES = frozenset({"cpu_shares"})
+
+
+def subject(original: ContainerInfo = CONTAINER, effective: ContainerInfo | None = None) -> Subject:
+    """Return a container with its pod; the effective values are the original ones unless they are given."""
+    return Subject(PodRecord(POD, POD), ContainerRecord(original, effective or original))
+
+
+def running(**fields: Any) -> ContainerInfo:
+    """Return the container with other resources."""
+    return replace(CONTAINER, resources=replace(ASKED, **fields))
+
+
+HALVED = running(cpu_shares=512)
+"""The container as it runs after a hook has halved its shares."""
+
+
+def test_effective_values_are_told() -> None:
+    hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
+    pod = PodRecord(POD, hooked_pod)
+    assert records.hook_view(Subject(pod)) == values.HookRequest(hooked_pod)
+    assert records.hook_view(Subject(pod, ContainerRecord(CONTAINER, hooked))) == values.HookRequest(hooked_pod, hooked)
+
+
+def test_hooked_fields_are_named_without_their_values() -> None:
+    hooked = replace(running(cpu_shares=5), envs={"A": "2"}, annotations={"a": "1", "b": "2"})
+    assert records.hooked(subject(effective=hooked)) == ["annotations.b", "envs.A", "resources.cpu_shares"]
+    assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == []
+
+
+def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
+    made = records.created_pod(Subject(PodRecord(POD, POD)), Adjustment(labels={"l": "2"}, cgroup_parent="/own"), "p1")
+    known = replace(POD, id="p1")
+    assert made == Subject(PodRecord(known, replace(known, labels={"qos": "BE", "l": "2"}, cgroup_parent="/own")))
+
+
+def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
+    asked, maps = subject(replace(CONTAINER, id="")), {"envs": {"B": "2"}, "annotations": {"a": "3"}}
+    owners = {"resources.cpu_shares": "one"}
+    change = Adjustment(**maps, resources={"cpu_shares": 2}, cgroup_parent="/own", owners=owners)
+    made = records.created_container(asked, change, "c1")
+    assert made.pod is asked.pod
+    maps["envs"] = {"A": "1", "B": "2"}
+    assert made.container == ContainerRecord(CONTAINER, replace(running(cpu_shares=2), **maps, cgroup_parent="/own"))
+    assert records.container_of(made).owners == (("cpu_shares", "one"),)
+
+
+@pytest.mark.parametrize("adjustment", [values.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
+def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
+    pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
+    assert pod.original is pod.effective
+    asked = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
+    for made in (records.created_container(subject(), adjustment, "c1"), records.updated(subject(), asked, adjustment)):
+        container = records.container_of(made)
+        assert container.original is container.effective
+    assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
+
+
+PARENTS: dict[str, tuple[str, str, str | None, str | None]] = {
+    "nobody changed it": ("/kube", "/kube", None, None),
+    "the pod's hooks did": ("/kube", "/hooked", None, "/hooked"),
+    "this call's hooks did": ("/kube", "/kube", "/own", "/own"),
+    "this call's hooks come last": ("/kube", "/hooked", "/own", "/own"),
+    "the kubelet named none": ("", "/hooked", None, "/hooked"),
+}
+
+
+@pytest.mark.parametrize(("kubelets", "runs", "said", "put_in"), PARENTS.values(), ids=PARENTS)
+def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: str | None, put_in: str | None) -> None:
+    pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
+    assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
+
+
+HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
+
+
+def at(parent: str | None, **fields: Any) -> PodInfo:
+    return replace(POD, cgroup_parent=parent, **fields)
+
+
+AS_KUBELET, AS_HOOKED, AS_READ = PodRecord(POD, POD), PodRecord(POD, HOOKED_POD), PodRecord(POD, POD, read=True)
+UNKNOWN, SLICE = at(None), at("/kube.slice/u_1.slice")
+OTHER_POD = PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"})
+NEWEST, MOVED = replace(POD, labels={}, annotations={"n": "2"}), at("/new", labels={"qos": "X"}, annotations={"n": "2"})
+UNDER_HOOKS = replace(HOOKED_POD, annotations={"n": "2", "m": "2"})
+NOT_NAMED = replace(HOOKED_POD, labels={"qos": "BE", "h": "1"})
+IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
+    "it tells nothing": (AS_KUBELET, None, POD, POD),
+    "it tells no names and no parent": (AS_KUBELET, PodInfo(), POD, POD),
+    "Docker tells a parent alone": (AS_KUBELET, PodInfo(cgroup_parent="/new"), at("/new"), at("/new")),
+    "the kubelet's newest word": (AS_KUBELET, NEWEST, NEWEST, NEWEST),
+    "under what hooks have set": (AS_HOOKED, MOVED, MOVED, UNDER_HOOKS),
+    "an unknown parent is filled": (PodRecord(UNKNOWN, UNKNOWN), POD, POD, POD),
+    "an unknown parent that a hook has set": (PodRecord(UNKNOWN, at("/hooked")), POD, POD, at("/hooked")),
+    "read, and its parent is unknown": (PodRecord(UNKNOWN, UNKNOWN, read=True), POD, POD, POD),
+    "read: what is not named may be a hook's": (PodRecord(HOOKED_POD, HOOKED_POD, read=True), POD, POD, NOT_NAMED),
+    "read, and the node's cgroup driver is another one now": (AS_READ, SLICE, SLICE, SLICE),
+    "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), OTHER_POD, OTHER_POD),
+}
+
+
+@pytest.mark.parametrize(("pod", "asked", "original", "effective"), IN_POD.values(), ids=IN_POD)
+def test_pod_of_a_new_container(pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
+    known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
+    made = records.in_pod(known, asked, CONTAINER)
+    assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
+    assert made.pod.read is (pod.read and not made.renewed)
+    assert made.renewed is (pod.read or (original, effective) != (pod.original, pod.effective))
+    assert made.container == ContainerRecord(CONTAINER, CONTAINER)
+
+
+READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", "/kube", ""), (None, "", None)]
+
+
+@pytest.mark.parametrize(("pods", "containers", "known"), READ_PARENTS)
+def test_pod_runs_where_its_container_does(pods: str | None, containers: str, known: str | None) -> None:
+    pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
+    read = records.was_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
+    assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
+    assert (read.pod.read, read.renewed) == (True, pods != known)
+
+
+def test_extra_update_is_in_the_runtimes_values_alone() -> None:
+    made = records.prepared(subject(), {"cpu_shares": 2}, values.NO_ADJUSTMENT)
+    assert made == subject(effective=running(cpu_shares=2))
+    assert records.prepared(subject(), {}, values.NO_ADJUSTMENT) == subject()
+
+
+def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
+    effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
+    asked = RequestedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
+    told = replace(effective, annotations={"a": "hook", "n": "2"}, resources=replace(ASKED, memory_limit_in_bytes=5))
+    assert records.told_of_update(subject(effective=effective), asked) == values.HookRequest(POD, told)
+
+
+def test_update_without_resources_of_a_container_without_any() -> None:
+    bare = subject(BARE)
+    assert records.told_of_update(bare, NOTHING) == records.hook_view(bare)
+    assert records.differing(bare, NOTHING, values.NO_ADJUSTMENT) == {}
+    assert records.updated(bare, EffectiveUpdate(NOTHING), values.NO_ADJUSTMENT) == bare
+    repeated = Adjustment(confirmed=ECHOED_SHARES)
+    assert records.differing(bare, NOTHING, repeated) == {}
+    assert records.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
+
+
+SHARES, QUOTA = Resources(cpu_shares=800), Resources(cpu_quota=5000)
+MAPS: dict[str, Any] = {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_limits": {"2MB": 4}}
+WITH_MAPS = running(unified={"a": "1"}, hugepage_limits={"2MB": 4})
+TWO = {"cpu_quota": -1, "oom_score_adj": 1}
+CLEARED = {"cpuset_cpus": ""}
+DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, Any]]] = {
+    "the hook says nothing": (HALVED, SHARES, None, {}),
+    "an echo of what runs": (CONTAINER, QUOTA, {}, {}),
+    "an echo of what does not run": (HALVED, QUOTA, {}, {"cpu_shares": 1024}),
+    "an echo of what the request sets": (HALVED, SHARES, {}, {}),
+    "a change": (CONTAINER, QUOTA, {"cpu_quota": 9000}, {"cpu_quota": 9000}),
+    "a change to what runs already": (HALVED, None, {"cpu_shares": 512}, {}),
+    "a change of what is set to what runs": (HALVED, SHARES, {"cpu_shares": 512}, {"cpu_shares": 512}),
+    "two changes, in the order of names": (CONTAINER, None, dict(reversed(TWO.items())), TWO),
+    "a cleared cpuset": (CONTAINER, None, CLEARED, CLEARED),
+    "a cleared cpuset that is clear": (running(cpuset_cpus=""), None, CLEARED, {}),
+    "entries of maps": (WITH_MAPS, Resources(unified={"b": "2"}), MAPS, {"unified": {"b": "3", "c": "4"}}),
+}
+"""How the container runs, what is asked for, what a whole echo is changed in (None: no answer), what differs."""
+
+
+@pytest.mark.parametrize(("runs", "asked", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
+def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
+    runs: ContainerInfo, asked: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
+) -> None:
+    known, update = subject(effective=runs), RequestedUpdate("c1", asked)
+    told = records.told_of_update(known, update)
+    assert told.container is not None
+    assert told.container.resources is not None
+    answer = values.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
+    found = records.differing(known, update, difference(told, answer))
+    assert found == differs
+    assert list(found) == sorted(found)
+
+
+def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
+    known = subject(effective=HALVED)
+    asked = RequestedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"}), {"n": "2"})
+    said = EffectiveUpdate(asked, {"cpu_shares": 400, "cpuset_cpus": "", "unified": {"b": "2"}}, {"hook": "3"})
+    # "" was released in the place of the request's "0-1": in CRI that is "not set", so the runtime's stays.
+    original = running(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"})
+    effective = running(cpu_shares=400, unified={"a": "1", "b": "2"})
+    notes = {"a": "1", "n": "2"}
+    expected = replace(original, annotations=notes), replace(effective, annotations=notes | {"hook": "3"})
+    made = records.updated(known, said, values.NO_ADJUSTMENT)
+    assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
+
+
+BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
+SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
+OWNED = records.created_container(subject(), SET_BY_ONE, "c1")
+"""A container that hook server "one" set something of."""
+CONFIRMERS: list[tuple[set[str], Mapping[str, int]]] = [({"two"}, {}), ({"one"}, {"cpu_shares": 1024})]
+
+
+@pytest.mark.parametrize(("confirmers", "taken_back"), [*CONFIRMERS, ({"one", "two"}, {"cpu_shares": 1024})])
+def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], taken_back: Mapping[str, int]) -> None:
+    by = frozenset(("cpu_shares", name) for name in confirmers)
+    assert records.differing(OWNED, NOTHING, Adjustment(confirmed=ECHOED_SHARES, confirmers=by)) == taken_back
+
+
+def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
+    by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
+    started = records.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
+    of_kubelet, taken_back = (
+        RequestedUpdate("c1", Resources(cpuset_cpus="1")),
+        EffectiveUpdate(NOTHING, {"cpu_shares": 1024}),
+    )
+    updated = records.updated(started, EffectiveUpdate(of_kubelet), values.NO_ADJUSTMENT)
+    repeated = records.updated(started, taken_back, values.NO_ADJUSTMENT)
+    assert [dict(records.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
+        {"cpu_shares": "one", "cpuset_cpus": "one"},
+        {"cpu_shares": "one", "cpuset_cpus": "two"},
+        {"cpu_shares": "one"},
+        {"cpuset_cpus": "two"},
+    ]

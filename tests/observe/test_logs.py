@@ -1,0 +1,215 @@
+"""Logs: one line a record, never a value, never a wait."""
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.observe import logs
+
+OURS = logging.getLogger("runtimeproxy.some.part")
+FOREIGN = logging.getLogger("somelibrary")
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+class Stderr:
+    """A pipe in stderr's place."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+
+    def written(self, level: str, format: str, log: Callable[[], None]) -> list[str]:
+        """Return the lines that ``log`` leaves; the pipe ends with it."""
+        handler = logs.configure(level, format, self.write_end)
+        log()
+        handler.close()
+        return self.lines()
+
+    def lines(self) -> list[str]:
+        os.close(self.write_end)
+        with os.fdopen(self.read_end, closefd=False) as stream:
+            return stream.read().splitlines()
+
+
+@pytest.fixture
+def stderr() -> Iterator[Stderr]:
+    pipe = Stderr()
+    yield pipe
+    os.close(pipe.read_end)
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_was() -> Iterator[None]:
+    level = logging.getLogger(logs.OWN_LOGGER).level
+    yield
+    logging.getLogger(logs.OWN_LOGGER).setLevel(level)
+
+
+def record(template: str, *values: object, level: int = logging.INFO) -> logging.LogRecord:
+    return OURS.makeRecord(OURS.name, level, "", 0, template, values, None)
+
+
+def fail_with(error: Exception) -> None:
+    """Log ``error`` as it was caught."""
+    try:
+        raise error
+    except Exception:
+        OURS.error("it broke", exc_info=True)
+
+
+LINES: dict[str, tuple[Callable[[], None], str]] = {
+    "time, level, logger and message": (
+        lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"),
+        TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"),
+    ),
+    "an error of ours with its text": (
+        lambda: fail_with(ConfigError("--x: what to do")),
+        r".*it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do",
+    ),
+    "no error": (lambda: OURS.error("oops", exc_info=(None, None, None)), r".* runtimeproxy\.some\.part: oops"),
+    "an error without a place": (lambda: OURS.error("oops", exc_info=ValueError("canary")), ".*: oops: ValueError"),
+    "a foreign template": (lambda: FOREIGN.warning("decoded %s", "canary"), ".* somelibrary: decoded %s"),
+    "its first line": (lambda: FOREIGN.error("never retrieved\nValueError('canary')"), ".*: never retrieved"),
+}
+
+
+@pytest.mark.parametrize(("log", "line"), LINES.values(), ids=LINES)
+def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> None:
+    (written,) = stderr.written("info", "text", log)
+    assert re.fullmatch(line, written)
+
+
+def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
+    (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff"))
+    said = json.loads(line)
+    assert re.fullmatch(TIME, said.pop("time"))
+    message = 'a "quoted" \n \x1b ä \udcff'
+    assert said == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message}
+
+
+LEVELS = {
+    "debug": ["debug", "info", "warning", "error", "foreign warning"],
+    "info": ["info", "warning", "error", "foreign warning"],
+    "warning": ["warning", "error", "foreign warning"],
+    "error": ["error"],
+}
+
+
+@pytest.mark.parametrize(("level", "expected"), LEVELS.items())
+def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str, expected: list[str]) -> None:
+    def log() -> None:
+        for each in LEVELS:
+            OURS.log(logging.getLevelName(each.upper()), each)
+        for each in ("debug", "info", "warning"):
+            FOREIGN.log(logging.getLevelName(each.upper()), f"foreign {each}")
+
+    assert [json.loads(line)["message"] for line in stderr.written(level, "json", log)] == expected
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_foreign_exception_is_told_without_its_text(stderr: Stderr, level: str, format: str) -> None:
+    """With the traceback at debug level only."""
+    lines = stderr.written(level, format, lambda: fail_with(ValueError("canary")))
+    assert "canary" not in "\n".join(lines)
+    assert f"ValueError at {__file__}:" in lines[0]
+    traceback = json.loads(lines[0]).get("traceback", []) if format == "json" else [line.strip() for line in lines[1:]]
+    assert len(traceback) == (level == "debug")
+    assert all(re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", frame) for frame in traceback)
+
+
+def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = logs.configure("info", "text", stderr.write_end)
+    handler.handle(record("%d", "canary"))
+    handler.close()
+    assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
+
+
+def test_one_line_a_second_of_a_kind_tells_how_many_were_left_out() -> None:
+    now = 0.0
+    limit = logs.Limit(lambda: now)
+    assert [limit.admit((kind,)) for kind in "aaba"] == [0, None, 0, None]
+    now = 0.999
+    assert limit.admit(("a",)) is None
+    now = 1.0
+    assert limit.admit(("a",)) == 3
+    now = 2.0
+    assert limit.admit(("a",)) == 0
+
+
+def test_kinds_that_the_limit_remembers_are_bounded() -> None:
+    limit = logs.Limit(lambda: 0.0)
+    assert {limit.admit((str(number),)) for number in range(3000)} == {0}
+    assert (limit.admit(("2999",)), limit.admit(("0",))) == (None, 0)
+
+
+FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"left_out": 4')]
+
+
+@pytest.mark.parametrize(("formatter", "told"), FORMATS)
+def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str) -> None:
+    now = 0.0
+    handler = logs.LineHandler(stderr.write_end, formatter(show_tracebacks=False), logs.Limit(lambda: now))
+    for number in range(5):
+        handler.handle(record("hook %d failed", number))
+    now = 1.5
+    handler.handle(record("hook %d failed", 9))
+    handler.close()
+    first, second = stderr.lines()
+    assert "hook 0 failed" in first
+    assert "left" not in first
+    assert "hook 9 failed" in second
+    assert told in second
+
+
+def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr: Stderr) -> None:
+    def log() -> None:
+        for name in ("a", "b", "b"):
+            OURS.info("plugin %s", name, extra={"kind": name})
+            OURS.debug("asked %s", name)
+            OURS.info("it is %s", name, extra=logs.UNLIMITED)
+
+    messages = [json.loads(line)["message"] for line in stderr.written("debug", "json", log)]
+    first, second = ["plugin a", "asked a", "it is a"], ["plugin b", "asked b", "it is b"]
+    assert messages == [*first, *second, "asked b", "it is b"]
+
+
+def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
+    pipe = Stderr()
+    handler = logs.LineHandler(pipe.write_end, logs.TextLines(show_tracebacks=False))
+    began = time.monotonic()
+    for _ in range(logs.LINES_WAITING + 2000):
+        handler.handle(record("x" * 1000, level=logging.DEBUG))
+    handler.close()
+    assert handler.dropped > 1000
+    assert time.monotonic() - began < 10
+    os.close(pipe.read_end)
+    monkeypatch.setattr(logs, "_CLOSE_SECONDS", 10)
+    handler.close()  # its writes fail now, so the thread comes to its end and leaves the number of the pipe alone
+    assert "log-writer" not in [thread.name for thread in threading.enumerate()]
+    os.close(pipe.write_end)
+
+
+def test_broken_stderr_is_counted_and_nothing_else() -> None:
+    pipe = Stderr()
+    os.close(pipe.read_end)
+    handler = logs.configure("info", "text", pipe.write_end)
+    OURS.info("nobody hears this")
+    handler.close()
+    os.close(pipe.write_end)
+    assert handler.dropped == 1
+
+
+def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
+    first = Stderr()
+    logs.configure("info", "text", first.write_end)
+    assert len(stderr.written("info", "text", lambda: OURS.info("only once"))) == 1
+    assert first.lines() == []
+    assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]

@@ -1,0 +1,183 @@
+"""Stalls of the event loop are told with their place, counted, and what is no stall is not (fault matrix X7)."""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import FrameType
+
+import pytest
+import uvloop
+
+from runtimeproxy.observe import loop_watchdog
+from runtimeproxy.observe.loop_watchdog import STALL_SECONDS, LoopWatchdog
+from runtimeproxy.observe.metrics import Metrics
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 0.1
+SURELY = 0.5
+"""Longer than any stall that may be overlooked; on a machine that has a lot to do, one lasts until it is told."""
+LOOKS = 8
+"""In a row, of the watching thread."""
+PATIENCE = 10.0
+SECRET = "a value of somebody's environment"
+
+
+lines: list[str] = []
+"""What the watch has told."""
+
+
+def hangs(place: str) -> list[int]:
+    """Return at which lines the loop hangs in a function of this file."""
+    told = re.compile(rf"the event loop hangs for more than {LIMIT} s at {re.escape(__file__)}:\d+ {place}( < |$)")
+    return [number for number, line in enumerate(lines) if told.match(line)]
+
+
+def stalls_told() -> int:
+    return sum("hangs for" in line for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines.clear()
+    monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", LIMIT)
+    monkeypatch.setattr(loop_watchdog.log, "warning", lambda text, *values: lines.append(text % values))
+
+
+def watched(
+    body: Callable[[], Awaitable[object]], run: Callable[..., object] = uvloop.run, *, stalls_seen: int = 0
+) -> Metrics:
+    """Run something on a loop that is watched, and wait until so many stalls were seen; return what was counted.
+
+    A machine that has a lot to do may add stalls of its own, at other places.
+    """
+
+    async def main() -> Metrics:
+        loop = asyncio.get_running_loop()
+        recorder = Metrics(loop.time)
+        watch = LoopWatchdog(loop, recorder)
+        watch.start()
+        await asyncio.sleep(0.01)
+        await body()
+        async with asyncio.timeout(PATIENCE):
+            while recorder.counted("loop_stalls") < max(stalls_seen, stalls_told()):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        watch.stop()
+        assert threading.active_count() == threads
+        return recorder
+
+    threads = threading.active_count()
+    recorder = run(main())
+    assert isinstance(recorder, Metrics)
+    return recorder
+
+
+def stall_in_a_call(environment: str) -> None:
+    """Hang until that is told."""
+    begun, before = time.monotonic(), len(lines)
+    while time.monotonic() < begun + SURELY or (len(lines) == before and time.monotonic() < begun + PATIENCE):
+        time.sleep(SURELY)
+
+
+async def stall() -> None:
+    stall_in_a_call(SECRET)
+
+
+async def stall_of_the_interpreter() -> None:
+    """Hold the interpreter's lock without a pause: the watching thread runs behind it."""
+    numbers, begun = list(range(1_000_000)), time.monotonic()
+    while time.monotonic() < begun + SURELY or (not lines and time.monotonic() < begun + PATIENCE):
+        sorted(numbers, key=None)
+
+
+@pytest.mark.parametrize(
+    ("body", "place"), [(stall, "stall_in_a_call"), (stall_of_the_interpreter, "stall_of_the_interpreter")]
+)
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_stall_is_counted_and_its_place_is_told_without_values(
+    body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
+) -> None:
+    recorder = watched(body, run, stalls_seen=1)
+    assert recorder.counted("loop_stalls") == stalls_told()
+    assert recorder.gauges[("loop_stalled_seconds", ())] > LIMIT
+    (at,) = hangs(place)
+    hangs_at, goes_on = lines[at : at + 2]
+    assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
+    assert re.fullmatch(r"the event loop goes on after \d+\.\d\d s", goes_on)
+    assert SECRET not in "".join(lines)
+
+
+def test_line_has_a_bounded_number_of_places() -> None:
+    async def deep(depth: int = 3 * loop_watchdog.FRAMES_TOLD) -> None:
+        if depth:
+            await deep(depth - 1)
+        else:
+            stall_in_a_call(SECRET)
+
+    watched(deep, stalls_seen=1)
+    (at,) = hangs("stall_in_a_call")
+    assert len(lines[at].split(" < ")) == loop_watchdog.FRAMES_TOLD
+
+
+def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes each turn that it is asked for, long before the limit."""
+    monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
+    wait_for_turn, asked = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
+
+    def waits(watch: LoopWatchdog) -> None:
+        asked.append(watch)
+        wait_for_turn(watch)
+
+    monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", waits)
+
+    async def work() -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(asked) <= LOOKS:
+                time.sleep(0.002)  # the other thread looks meanwhile, and finds that the loop works
+                await asyncio.sleep(0)
+
+    assert watched(work).counted("loop_stalls") == 0
+    assert not lines
+
+
+def test_stall_above_a_quarter_of_a_second_is_found_whenever_it_begins() -> None:
+    """It is found at the first look within it, and told if it lasts for the limit from then on."""
+    assert STALL_SECONDS == 0.2
+    assert STALL_SECONDS + loop_watchdog.LOOK_SECONDS < 0.25
+
+
+def test_loop_that_rests_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that comes just before it rests, or just behind that, finds that it works."""
+    look, quiet = LoopWatchdog._frame, list[LoopWatchdog]()
+
+    def looks(watch: LoopWatchdog) -> FrameType | None:
+        quiet.append(watch)
+        return look(watch)
+
+    async def rest() -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(quiet) < LOOKS:
+                await asyncio.sleep(2 * LOOKS * loop_watchdog.LOOK_SECONDS)
+
+    monkeypatch.setattr(LoopWatchdog, "_frame", looks)
+    monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", lambda watch: quiet.clear())
+    watched(rest)
+
+
+def test_watch_that_never_began_or_is_stopped_within_a_stall_ends() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        LoopWatchdog(loop, Metrics(loop.time)).stop()
+        watch = LoopWatchdog(loop, Metrics(loop.time))
+        watch.start()
+        await asyncio.sleep(0.01)
+        stall_in_a_call(SECRET)
+        watch.stop()
+        watch.stop()
+
+    uvloop.run(main())
+    (at,) = hangs("stall_in_a_call")
+    assert lines[at + 1 :] == []

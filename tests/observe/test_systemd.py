@@ -1,0 +1,110 @@
+"""What systemd is told: ready, alive, stopping (fault matrix P7, X7)."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.observe.systemd import SystemdNotifier
+from tests.fakes.descriptors import no_descriptors
+from tests.patience import read
+
+BEAT_USEC = "40000"
+
+
+class Systemd:
+    """The socket that NOTIFY_SOCKET names."""
+
+    def __init__(self, path: str, abstract: bool) -> None:
+        self.name = f"@{path}" if abstract else path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(f"\0{path}" if abstract else path)
+        self.socket.setblocking(False)
+
+    def told(self) -> list[bytes]:
+        found = []
+        while True:
+            try:
+                found.append(self.socket.recv(100))
+            except BlockingIOError:
+                return found
+
+    async def until_alive(self) -> None:
+        assert await read(self.socket) == b"WATCHDOG=1"
+
+    def supervisor(self, **variables: str) -> SystemdNotifier:
+        environ = {"NOTIFY_SOCKET": self.name, "OTHER": "1", **variables}
+        made = SystemdNotifier(environ)
+        assert environ == {"OTHER": "1"}
+        return made
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
+    made = Systemd(str(tmp_path / "notify"), request.param == "abstract")
+    yield made
+    made.socket.close()
+
+
+@pytest.mark.parametrize(
+    "watchdog",
+    [
+        {},
+        {"WATCHDOG_USEC": BEAT_USEC, "WATCHDOG_PID": "1"},
+        *({"WATCHDOG_USEC": interval} for interval in ("soon", "²", "0", "")),
+    ],
+    ids=str,
+)
+async def test_beginning_and_end_are_told_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
+    supervisor = systemd.supervisor(**watchdog)
+    assert systemd.told() == []
+    supervisor.ready(asyncio.get_running_loop())
+    await asyncio.sleep(0.05)
+    supervisor.stopping()
+    supervisor.leave()
+    assert systemd.told() == [b"READY=1", b"STOPPING=1"]
+
+
+@pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
+async def test_loop_tells_that_it_lives_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
+    supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
+    supervisor.ready(asyncio.get_running_loop())
+    assert systemd.told() == [b"READY=1", b"WATCHDOG=1"]
+    with no_descriptors():
+        for _ in range(3):
+            await systemd.until_alive()
+        supervisor.stopping()
+    assert systemd.told()[-1:] == [b"STOPPING=1"]
+    await systemd.until_alive()
+    supervisor.leave()
+    systemd.told()
+    await asyncio.sleep(0.05)
+    assert systemd.told() == []
+
+
+async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
+    for environ in ({}, {"WATCHDOG_USEC": BEAT_USEC}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
+        supervisor = SystemdNotifier(environ)
+        supervisor.ready(asyncio.get_running_loop())
+        supervisor.stopping()
+        supervisor.leave()
+
+
+def test_supervisor_that_does_not_read_costs_nothing(systemd: Systemd) -> None:
+    supervisor = systemd.supervisor()
+    for _ in range(2000):  # far more than a socket keeps
+        supervisor.stopping()
+    assert 0 < len(systemd.told()) < 2000
+    supervisor.leave()
+
+
+async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
+    supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
+    with no_descriptors():
+        supervisor.ready(asyncio.get_running_loop())
+    assert systemd.told() == []
+    await systemd.until_alive()
+    supervisor.leave()

@@ -1,0 +1,226 @@
+"""Who is asked and who is not: the time that is left, the breaker, points that are not served; what is told of it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model.values import HookAnswer, HookRequest, PodInfo
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
+from runtimeproxy.plugins.call_guard import CallGuard
+from runtimeproxy.rpc.connection import Peer
+from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
+
+CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
+CANARY = "canary-4711"
+Attempt = Coroutine[Any, None, HookAnswer]
+
+
+class Client(FakeClient):
+    """A hook server whose answer is sent, or thrown, into the attempt that asked it."""
+
+    seconds = 0.0
+
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
+        assert peer == self.there
+        self.seconds = timeout_seconds
+        await asyncio.sleep(0)
+        return HookAnswer()
+
+
+class Desk:
+    """One plugin and a clock that is moved by hand."""
+
+    def __init__(self, budget_seconds: float = 10.0) -> None:
+        self.now = 100.0
+        self.plugins = FakePlugins()
+        self.recorder = Metrics(lambda: self.now)
+        self.attempts = CallGuard(self.plugins.plugins_for, self.recorder, lambda: self.now, budget_seconds)
+        self.client = Client("a", HookAnswer(), [])
+        self.plugins.add("a", client=self.client)
+        (self.plugin,) = self.plugins.plugins
+
+    def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
+        """Make an attempt up to its answer. Raises HookError if nobody is asked."""
+        attempt = self.attempts.ask(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
+        attempt.send(None)
+        return attempt
+
+    def ask(self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0) -> Reason | None:
+        """Make an attempt that ends so; return why it was not made, None if it was."""
+        try:
+            attempt = self.begin(point, seconds)
+        except HookError as error:
+            return error.reason
+        end(attempt, None if reason is None else HookError("a", point.name, reason, CANARY))
+        return None
+
+    def open(self) -> None:
+        for _ in range(FAILURES_IN_A_ROW):
+            assert self.ask(Reason.DEADLINE) is None
+        assert self.plugin.breaker.state is BreakerState.OPEN
+
+    @property
+    def gauge(self) -> float | None:
+        return self.recorder.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
+
+
+def end(attempt: Attempt, by: BaseException | None = None) -> None:
+    """Let an attempt have its answer, or end it by an error, which whoever asked is told of."""
+    if by is None:
+        with pytest.raises(StopIteration):
+            attempt.send(None)
+    else:
+        with pytest.raises(type(by)) as raised:
+            attempt.throw(by)
+        assert raised.value is by
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
+    return caplog
+
+
+@pytest.mark.parametrize(
+    ("budget_seconds", "left", "reason", "state"),
+    [
+        *((10.0, left, Reason.DEADLINE, BreakerState.OPEN) for left in (2.0, 0.7)),
+        *((1.0, left, Reason.DEADLINE, BreakerState.OPEN) for left in (1.0, 0.4)),
+        *((budget, left, Reason.DEADLINE, BreakerState.CLOSED) for budget, left in ((10.0, 0.6), (1.0, 0.3))),
+        (10.0, 0.1, Reason.BROKEN_ANSWER, BreakerState.OPEN),
+    ],
+)
+def test_deadline_counts_if_a_third_was_left(
+    budget_seconds: float, left: float, reason: Reason, state: BreakerState
+) -> None:
+    """A hurried caller, or the plugins before it, may have left a healthy server less.
+
+    The first of several has half of the budget, less what it took to look for the subject.
+    """
+    desk = Desk(budget_seconds)
+    for _ in range(FAILURES_IN_A_ROW):
+        assert desk.ask(reason, seconds=left) is None
+    assert desk.plugin.breaker.state is state
+
+
+def test_server_is_given_its_seconds_and_not_asked_without_any(desk: Desk) -> None:
+    desk.ask(seconds=0.5)
+    assert desk.client.seconds == 0.5
+    desk.ask()
+    assert desk.client.seconds == desk.plugin.timeout_seconds
+    for _ in range(2 * FAILURES_IN_A_ROW):
+        assert desk.ask(seconds=0) is Reason.DEADLINE
+    assert desk.plugin.breaker.state is BreakerState.CLOSED
+
+
+def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    desk.ask()
+    assert desk.gauge is None
+    desk.open()
+    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (1.0, 1)
+    for _ in range(10):
+        assert desk.ask() is Reason.BREAKER_OPEN
+    desk.now += OPEN_SECONDS
+    assert desk.ask() is None
+    assert desk.ask() is None
+    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (0.0, 1)
+    assert [(line.levelname, line.getMessage()) for line in log.records] == [
+        ("WARNING", "hook server a keeps failing: not asked for 30 s"),
+        ("INFO", "hook server a answers again: asked as before"),
+    ]
+    assert {vars(line)["kind"] for line in log.records} == {"a"}
+    assert CANARY not in log.text
+
+
+def test_refused_attempt_says_when_the_server_is_tried(desk: Desk) -> None:
+    desk.open()
+    desk.now += 18
+    told = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
+    with pytest.raises(HookError, match=told):
+        desk.begin(seconds=1)
+    desk.now += 12
+    first = desk.begin(seconds=1)
+    with pytest.raises(HookError, match="breaker_open: another call is trying it"):
+        desk.begin(START, seconds=1)
+    assert desk.plugin.breaker.state is BreakerState.HALF_OPEN
+    end(first)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
+def test_cancelled_attempt_says_nothing_of_the_server(desk: Desk, error: type[BaseException]) -> None:
+    desk.open()
+    desk.now += OPEN_SECONDS
+    for _ in range(3):
+        end(desk.begin(seconds=1), error())
+        assert desk.plugin.breaker.state is BreakerState.HALF_OPEN
+    assert desk.ask() is None
+    assert desk.plugin.breaker.state is BreakerState.CLOSED
+
+
+def test_another_socket_is_tried_at_once(desk: Desk) -> None:
+    desk.open()
+    desk.client.there = Peer("another socket", 2)
+    assert desk.ask() is None
+    assert desk.gauge == 0.0
+
+
+def test_removed_plugin_is_not_told_of(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    desk.plugins.plugins.clear()
+    desk.open()
+    assert (desk.gauge, log.records) == (None, [])
+
+
+def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    """However long it is (fault matrix H8 asks for 30 s), and however many calls find it out at once."""
+    first = desk.begin()
+    assert desk.ask(Reason.UNIMPLEMENTED) is None
+    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
+    for _ in range(10):
+        desk.now += 30
+        assert desk.ask() is Reason.UNIMPLEMENTED
+        assert desk.ask(point=START) is None
+    assert log.messages == [
+        "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
+        "runtime-hooks, or update the server; it is not asked again before it reconnects"
+    ]
+    assert vars(log.records[0])["kind"] == "a PreCreateContainer"
+    assert desk.plugin.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
+def test_unserved_point_is_asked_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
+    desk.ask(Reason.UNIMPLEMENTED)
+    assert desk.ask() is Reason.UNIMPLEMENTED
+    desk.client.there = there
+    assert desk.ask() is None
+    desk.client.there = ONE_PEER
+    assert desk.ask() is Reason.UNIMPLEMENTED
+    assert len(log.records) == 1
+
+
+def test_unserved_point_is_forgotten_with_the_server(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    first = desk.begin()
+    desk.client.there = Peer("another socket", 2)
+    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
+    assert log.records == []
+    assert desk.ask() is None
+
+
+def test_unserved_point_is_asked_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    desk.client.there = Peer("socket", 0)
+    for _ in range(3):
+        assert desk.ask(Reason.UNIMPLEMENTED) is None
+    assert len(log.records) == 1

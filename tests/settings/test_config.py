@@ -1,0 +1,170 @@
+"""The configuration's sources: which one wins, and whom an error blames."""
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings import config
+from runtimeproxy.settings.config import Config, Mode
+from runtimeproxy.settings.options import OPTIONS, SETTINGS, Option
+
+FILE = "/etc/x.yaml"
+IMAGE, IMAGE_VARIABLE = "remote-image-service-endpoint", "RUNTIMEPROXY_REMOTE_IMAGE_SERVICE_ENDPOINT"
+TIMEOUT, TIMEOUT_VARIABLE = "hook-timeout", "RUNTIMEPROXY_HOOK_TIMEOUT"
+RUNTIME, LISTEN = "remote-runtime-service-endpoint", "koord-runtimeproxy-endpoint"
+
+CONTAINERD, DOCKER = "/var/run/containerd/containerd.sock", "/var/run/docker.sock"
+VALUES: dict[str, tuple[object, str, object]] = {
+    "backend-runtime-mode": (Mode.CONTAINERD, "docker", Mode.DOCKER),
+    LISTEN: ("/var/run/koord-runtimeproxy/runtimeproxy.sock", "unix:///a", "/a"),
+    RUNTIME: (CONTAINERD, "unix:/b", "/b"),
+    IMAGE: (CONTAINERD, "/c", "/c"),
+    "runtime-hook-server-key": ("runtimeproxy.koordinator.sh/skip-hookserver", "key", "key"),
+    "runtime-hook-server-val": ("true", "yes", "yes"),
+    "hookserver-config-dir": ("/etc/runtime/hookserver.d", "/d", "/d"),
+    TIMEOUT: (2.0, "700ms", 0.7),
+    "hook-budget": (10.0, "1m", 60.0),
+    "hook-answer-limit": (4 << 20, "1MiB", 1 << 20),
+    "socket-mode": (0o600, "0640", 0o640),
+    "socket-group": (None, "kube", "kube"),
+    "drain-timeout": (10.0, "0", 0.0),
+    "originals-dir": (None, "/o", "/o"),
+    "admin-endpoint": ("/var/run/koord-runtimeproxy/admin.sock", "/e", "/e"),
+    "log-level": ("info", "debug", "debug"),
+    "log-format": ("text", "json", "json"),
+}
+"""The default of each option, and another text with its value."""
+
+
+def test_nothing_given_is_containerd_on_its_default_socket() -> None:
+    loaded = config.load({}, {})
+    assert loaded == Config(**{field: VALUES[option.name][0] for field, option in SETTINGS}, warnings=())
+    with pytest.raises(FrozenInstanceError):
+        loaded.socket_mode = 0o666  # type: ignore[misc]
+
+
+def test_each_option_but_the_file_sets_a_field_of_its_own() -> None:
+    assert [f.name for f in fields(Config)] == [field for field, _ in SETTINGS] + ["warnings"]
+    assert [option.name for option in OPTIONS] == [option.name for _, option in SETTINGS] + ["config"]
+    assert config.load({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == config.load({}, {})
+
+
+@pytest.mark.parametrize(("field", "option"), SETTINGS, ids=[option.name for _, option in SETTINGS])
+def test_each_option_is_read_from_flag_environment_and_file(field: str, option: Option) -> None:
+    _, text, value = VALUES[option.name]
+    for loaded in (
+        config.load({option.name: text}, {}),
+        config.load({}, {option.variable: text}),
+        config.load({}, {}, f"{option.name}: {text}\n", FILE),
+    ):
+        assert getattr(loaded, field) == value
+        assert loaded.warnings == ()
+
+
+def test_flag_wins_over_the_environment_and_that_over_the_file() -> None:
+    text = f"{TIMEOUT}: 3s"
+    for flags, environ, seconds in (({TIMEOUT: "1s"}, {TIMEOUT_VARIABLE: "2s"}, 1), ({}, {TIMEOUT_VARIABLE: "2s"}, 2)):
+        assert config.load(flags, environ, text, FILE).hook_timeout_seconds == seconds
+
+
+FAULTS = [
+    ("hook-timeout: x", "hook-timeout: 'x' is no duration"),
+    ("hook-timeout: ''", "hook-timeout: '' is no duration"),
+    ("hook-timeout:", 'hook-timeout has no value: write one ("" for an empty one), or take it'),
+    ("runtime-hook-server-val:", "runtime-hook-server-val has no value: "),
+    (r'socket-group: "a\0"', "socket-group: 'a\\x00' has a control character"),
+    (r'runtime-hook-server-val: "\ud800"', "runtime-hook-server-val: '\\ud800' has a"),
+    ("hook-timeouts: 1s", "unknown key 'hook-timeouts'; did you mean hook-timeout?"),
+    ("hook_budget: 1s", "unknown key 'hook_budget'; did you mean hook-budget?"),
+    ("zzz: 1", "unknown key 'zzz'; --help lists the options"),
+    ("config: /a", "unknown key 'config'"),
+]
+Sources = tuple[dict[str, str], dict[str, str], str | None]
+"""Flags, environment and file."""
+ERRORS: list[tuple[Sources, str]] = [
+    (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is no duration"),
+    (({}, {TIMEOUT_VARIABLE: "x"}, None), f"{TIMEOUT_VARIABLE}: 'x' is no duration"),
+    (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is no duration"),
+    (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
+    *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
+    (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: stands there twice: remove one of them"),
+    (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
+    (({}, {}, "socket-group: [a]"), f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),
+]
+
+
+@pytest.mark.parametrize(("sources", "line"), ERRORS)
+def test_error_is_one_line_that_names_its_origin(sources: Sources, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(*sources, FILE)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing here\n", "---\n", "--- {}\n"])
+def test_file_that_says_nothing_changes_nothing(text: str) -> None:
+    assert config.load({}, {}, text, FILE) == config.load({}, {})
+
+
+ENDPOINTS = [
+    ({"backend-runtime-mode": "DOCKER"}, DOCKER, DOCKER),
+    ({RUNTIME: "/r"}, "/r", "/r"),
+    ({RUNTIME: "/r", IMAGE: "unix:///i"}, "/r", "/i"),
+]
+
+
+@pytest.mark.parametrize(("flags", "runtime", "image"), ENDPOINTS)
+def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], runtime: str, image: str) -> None:
+    loaded = config.load(flags, {})
+    assert (loaded.runtime_endpoint, loaded.image_endpoint) == (runtime, image)
+
+
+MODE = {"backend-runtime-mode": "Docker"}
+IGNORED: list[tuple[Sources, str]] = [
+    ((MODE | {IMAGE: "/i"}, {}, None), f"--{IMAGE}"),
+    ((MODE, {IMAGE_VARIABLE: "?"}, None), IMAGE_VARIABLE),
+    ((MODE, {}, f"{IMAGE}: /i"), f"{FILE}: {IMAGE}"),
+]
+
+
+@pytest.mark.parametrize(("sources", "origin"), IGNORED)
+def test_docker_mode_ignores_an_image_endpoint_with_one_warning(sources: Sources, origin: str) -> None:
+    loaded = config.load(*sources, FILE)
+    assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
+    assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
+
+
+def test_misspelt_variable_is_warned_about_without_its_value() -> None:
+    environ = {"RUNTIMEPROXY_HOOK_TIMOUT": "secret", "RUNTIMEPROXY_ZZ": "secret", "OTHER": "secret"}
+    assert config.load({}, environ).warnings == (
+        "RUNTIMEPROXY_HOOK_TIMOUT is ignored: there is no such option; did you mean RUNTIMEPROXY_HOOK_TIMEOUT?",
+        "RUNTIMEPROXY_ZZ is ignored: there is no such option; --help lists the options",
+    )
+
+
+SAME = [(LISTEN, RUNTIME), (LISTEN, IMAGE), (LISTEN, "admin-endpoint"), ("admin-endpoint", RUNTIME)]
+
+
+@pytest.mark.parametrize(("first", "second"), [*SAME, ("admin-endpoint", IMAGE)])
+def test_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, second: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load({first: "/a", second: "unix:///a"}, {})
+    assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
+
+
+def test_socket_is_the_same_however_it_is_spelt() -> None:
+    flags = {LISTEN: "/run//a", RUNTIME: "/var/run/a"}
+    assert config.load(flags, {}).listen_endpoint == "/run//a"
+    with pytest.raises(ConfigError) as caught:
+        config.load(flags, {}, real_path=lambda path: "/run/" + path.rpartition("/")[2])
+    assert str(caught.value) == f"--{LISTEN} and --{RUNTIME} are the same socket: /run//a = /var/run/a"
+
+
+def test_file_is_named_by_flag_or_environment() -> None:
+    assert config.file_named({}, {}) is None
+    assert config.file_named({}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/e"
+    assert config.file_named({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/f"
+    for text, fault in (("", "'' is no name"), ("/f\n", r"'/f\\n' has a control character")):
+        with pytest.raises(ConfigError, match=f"^RUNTIMEPROXY_CONFIG: {fault}"):
+            config.file_named({}, {"RUNTIMEPROXY_CONFIG": text})
