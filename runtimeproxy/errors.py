@@ -20,16 +20,30 @@ class WireError(RuntimeProxyError):
     """A peer was wrong: its bytes break the protocol."""
 
 
+class BackendFailure(Enum):
+    """How a call to the container runtime failed, whatever protocol it speaks."""
+
+    UNAVAILABLE = "unavailable"
+    """It could not be reached, or broke off."""
+    DEADLINE = "deadline"
+    """It did not answer in time."""
+    UNIMPLEMENTED = "unimplemented"
+    """It does not know the call."""
+    OTHER = "other"
+    """It answered with an error, or with what cannot be used."""
+
+
 class BackendError(RuntimeProxyError):
     """The container runtime was wrong or away.
 
-    ``code`` is the gRPC status code that describes it (14 UNAVAILABLE when it could not be reached). ``not_done``: the
-    runtime has surely not done what it was asked for; False if nobody knows.
+    ``not_done``: the runtime has surely not done what it was asked for; False if nobody knows.
     """
 
-    def __init__(self, message: str, code: int = 14, *, not_done: bool = False) -> None:
+    def __init__(
+        self, message: str, kind: BackendFailure = BackendFailure.UNAVAILABLE, *, not_done: bool = False
+    ) -> None:
         super().__init__(message)
-        self.code = code
+        self.kind = kind
         self.not_done = not_done
 
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from runtimeproxy.errors import BackendError, ConfigError, HookError, Reason, RuntimeProxyError, WireError
+from runtimeproxy.errors import (
+    BackendError,
+    BackendFailure,
+    ConfigError,
+    HookError,
+    Reason,
+    RuntimeProxyError,
+    WireError,
+)
 
 
 def test_every_error_is_one_of_the_proxys_own() -> None:
@@ -10,7 +18,7 @@ def test_every_error_is_one_of_the_proxys_own() -> None:
 
 
 def test_runtime_that_is_away_is_unavailable() -> None:
-    assert (BackendError("away").code, BackendError("not there", 5).code) == (14, 5)
+    assert BackendError("away").kind is BackendFailure.UNAVAILABLE
     assert (BackendError("away").not_done, BackendError("busy", not_done=True).not_done) == (False, True)
 
 

@@ -18,10 +18,9 @@ from typing import NamedTuple, Protocol
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Watch
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.values import PodRecord, Subject
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.wire import grpc
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ LONGEST_RETRY_SECONDS = 1.0
 """Between two tries of a runtime that is away. One that is there and gives no list, perhaps because that is too long,
 is left alone ever longer, up to the time between two passes."""
 
-_AWAY = frozenset({grpc.UNAVAILABLE, grpc.DEADLINE_EXCEEDED})
+_AWAY = frozenset({BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE})
 
 
 class Listed(NamedTuple):
@@ -156,7 +155,7 @@ class Sync:
             await self._pass()
         except (BackendError, Unreadable) as error:
             self._recorder.count("syncs", result="failed")
-            away = isinstance(error, BackendError) and error.code in _AWAY
+            away = isinstance(error, BackendError) and error.kind in _AWAY
             if not away:
                 self._complain(error)
             return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
@@ -250,11 +249,11 @@ class Sync:
         except Unreadable:
             pass
         except BackendError as error:
-            if error.code == grpc.DEADLINE_EXCEEDED:
+            if error.kind is BackendFailure.DEADLINE:
                 self._late += 1
                 self._recorder.count("records_late")
                 return None
-            later = error.code == grpc.UNAVAILABLE
+            later = error.kind is BackendFailure.UNAVAILABLE
             if later and one not in self._suspects:
                 self._suspects.add(one)
                 raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
 from runtimeproxy.cri.routes import runtime_path
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
@@ -26,6 +26,11 @@ _LIFT_MEMORY = frozenset({"containerd"})
 """The names of runtimes that hand -1 on to runc; CRI-O and cri-dockerd refuse it."""
 _SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
 """Statuses that say nothing of a single pod or container."""
+_FAILURES = {
+    grpc.UNAVAILABLE: BackendFailure.UNAVAILABLE,
+    grpc.DEADLINE_EXCEEDED: BackendFailure.DEADLINE,
+    grpc.UNIMPLEMENTED: BackendFailure.UNIMPLEMENTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +118,26 @@ class Backend:
         """
         for verbosely in (True, False) if verbose else (False,):
             try:
-                return await self._ask(version, kind.method, kind.request(any_id, verbose=verbosely))
-            except BackendError as error:
+                return await self._call(version, kind.method, kind.request(any_id, verbose=verbosely))
+            except CallFailed as error:
                 if error.code in _SAYS_NOTHING:
-                    raise
+                    raise _failed(kind.method, error) from None
                 failed = error
         if failed.code == grpc.NOT_FOUND:
             return None
         listed = kind.listed(await self._ask(version, kind.list_method, kind.list_request(any_id)))
         if any(item.id.startswith(any_id) for item in listed):
-            raise failed
+            raise _failed(kind.method, failed)
         return None
 
     async def _ask(self, version: str, method: str, request: bytes) -> bytes:
         try:
-            return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
+            return await self._call(version, method, request)
         except CallFailed as error:
-            raise BackendError(f"{method}: {_reason(error)}", error.code) from None
+            raise _failed(method, error) from None
+
+    async def _call(self, version: str, method: str, request: bytes) -> bytes:
+        return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         """Send an UpdateContainerResources of our own. Raises BackendError, which tells whether it may yet be done."""
@@ -138,13 +146,18 @@ class Backend:
         except CallFailed as error:
             rejected = error.kind is Kind.STATUS and error.code not in _BROKEN_OFF
             not_done = rejected or error.kind is Kind.UNREACHABLE
-            raise BackendError(f"UpdateContainerResources: {error}", error.code, not_done=not_done) from None
+            raise BackendError(f"UpdateContainerResources: {error}", _kind(error), not_done=not_done) from None
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
 
 
-def _reason(error: CallFailed) -> str:
-    """Say why a call failed, without the runtime's words, which may repeat values: it is logged."""
-    return f"gRPC status {error.code}" if error.kind is Kind.STATUS else str(error)
+def _failed(method: str, error: CallFailed) -> BackendError:
+    """Return the error of a call, without the runtime's words, which may repeat values: it is logged."""
+    reason = f"gRPC status {error.code}" if error.kind is Kind.STATUS else str(error)
+    return BackendError(f"{method}: {reason}", _kind(error))
+
+
+def _kind(error: CallFailed) -> BackendFailure:
+    return _FAILURES.get(error.code, BackendFailure.OTHER)

@@ -12,10 +12,9 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.routes import VERSIONS
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import records
 from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
-from runtimeproxy.wire import grpc
 
 ITEMS_AT_ONCE = 200
 """Of a list, between two of which calls are served."""
@@ -34,7 +33,7 @@ class CriState:
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:
-            if error.code != grpc.UNIMPLEMENTED:
+            if error.kind is not BackendFailure.UNIMPLEMENTED:
                 raise
         return await self._listed(VERSIONS[1])
 

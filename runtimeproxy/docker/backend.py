@@ -24,9 +24,8 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from runtimeproxy.docker.resources import TYPE_LABEL
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import RETRY_SECONDS, SCARCE, SCARCE_RETRY_SECONDS, own_shortage
-from runtimeproxy.wire import grpc
 
 if TYPE_CHECKING:
     import aiohttp
@@ -109,7 +108,7 @@ class Backend:
         try:
             return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) async for row in _rows(body.decode())]
         except (ValueError, RecursionError, TypeError, KeyError, IndexError):
-            raise BackendError(f"{route}: the reply is no list of containers", grpc.INTERNAL) from None
+            raise BackendError(f"{route}: the reply is no list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
         """Send an update of our own, once.
@@ -232,7 +231,7 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
     async for part in response.content.iter_any():
         length += len(part)
         if length > limit:
-            raise BackendError(f"{route}: the reply is longer than {limit} bytes", grpc.RESOURCE_EXHAUSTED)
+            raise BackendError(f"{route}: the reply is longer than {limit} bytes", BackendFailure.OTHER)
         parts.append(part)
     return b"".join(parts)
 
@@ -264,7 +263,7 @@ async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenera
         begun.append(first)
         length += len(first)
         if length > REPLY_LIMIT:
-            raise BackendError(f"{route}: a line is longer than {REPLY_LIMIT} bytes", grpc.RESOURCE_EXHAUSTED)
+            raise BackendError(f"{route}: a line is longer than {REPLY_LIMIT} bytes", BackendFailure.OTHER)
         if others:
             for line in (b"".join(begun), *others[:-1]):
                 event = _event(line)
@@ -343,9 +342,9 @@ def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
 
 
 def _late(route: str, seconds: float) -> BackendError:
-    return BackendError(f"{route}: no answer in {max(seconds, 0.0):g} s", grpc.DEADLINE_EXCEEDED)
+    return BackendError(f"{route}: no answer in {max(seconds, 0.0):g} s", BackendFailure.DEADLINE)
 
 
 def _rejected(route: str, status: int, words: str = "") -> BackendError:
-    code = grpc.NOT_FOUND if status == 404 else grpc.INTERNAL
-    return BackendError(f"{route}: the daemon answered {status}{words and f': {words}'}", code, not_done=True)
+    text = f"{route}: the daemon answered {status}{words and f': {words}'}"
+    return BackendError(text, BackendFailure.OTHER, not_done=True)

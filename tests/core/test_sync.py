@@ -10,11 +10,10 @@ import pytest
 from runtimeproxy.core.call import UNANSWERED, Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.originals import OriginalValues, write
 from runtimeproxy.model.values import Subject
-from runtimeproxy.wire import grpc
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.state import LIST, Synced, container, pod
@@ -23,8 +22,8 @@ pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 AWAY = BackendError("nobody there")
-LATE = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
-ODD = BackendError("it cannot say", grpc.INTERNAL)
+LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
+ODD = BackendError("it cannot say", BackendFailure.OTHER)
 NO_LIST = Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture

@@ -16,9 +16,8 @@ from runtimeproxy.cri import api_pb2, edit
 from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
 from runtimeproxy.cri.sync import CriState
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.fakes.shapes import SHAPES, Shape
@@ -125,7 +124,7 @@ async def test_runtime_may_say_anything_of_what_is_gone(runtime: FakeRuntime, ba
     for ask, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
         with pytest.raises(BackendError) as caught:
             await ask("v1", there)
-        assert caught.value.code == code.value[0], "it is listed"
+        assert (caught.value.kind, f"gRPC status {code.value[0]}" in str(caught.value)) == (BackendFailure.OTHER, True)
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
@@ -142,12 +141,22 @@ async def test_plain_status_is_asked_where_verbose_fails(runtime: FakeRuntime, b
 
 
 @pytest.mark.parametrize("method", ASKS)
-@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED])
-async def test_error_names_method_and_its_code(runtime: FakeRuntime, backend: Backend, method: str, code: Code) -> None:
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.UNAVAILABLE, BackendFailure.UNAVAILABLE),
+        (Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED),
+        (Code.RESOURCE_EXHAUSTED, BackendFailure.OTHER),
+        (Code.CANCELLED, BackendFailure.OTHER),
+    ],
+)
+async def test_error_names_the_method_and_how_it_failed(
+    runtime: FakeRuntime, backend: Backend, method: str, code: Code, kind: BackendFailure
+) -> None:
     runtime.inject(method, Injection(code=code, details="task is gone"))
     with pytest.raises(BackendError, match=f"^{method}: ") as caught:
         await ASKS[method](backend)
-    assert caught.value.code == code.value[0]
+    assert caught.value.kind is kind
     # What is read is told in the log, where the runtime's words have no place.
     assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
 
@@ -157,7 +166,7 @@ async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: 
     away, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
     with pytest.raises(BackendError, match=method) as caught:
         await ASKS[method](away)
-    assert caught.value.code == wire_grpc.UNAVAILABLE
+    assert caught.value.kind is BackendFailure.UNAVAILABLE
     assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2
     await away.close()
@@ -175,25 +184,25 @@ async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backe
 
 
 @pytest.mark.parametrize(
-    ("injected", "code", "not_done"),
+    ("injected", "kind", "not_done"),
     [
-        (None, Code.NOT_FOUND, True),
-        (Injection(code=Code.UNKNOWN), Code.UNKNOWN, True),
-        (Injection(code=Code.INVALID_ARGUMENT), Code.INVALID_ARGUMENT, True),
-        (Injection(code=Code.UNAVAILABLE), Code.UNAVAILABLE, False),
-        (Injection(code=Code.CANCELLED), Code.CANCELLED, False),
-        (Injection(code=Code.DEADLINE_EXCEEDED), Code.DEADLINE_EXCEEDED, False),
-        (Injection(delay_seconds=60), Code.DEADLINE_EXCEEDED, False),
+        (None, BackendFailure.OTHER, True),
+        (Injection(code=Code.UNKNOWN), BackendFailure.OTHER, True),
+        (Injection(code=Code.INVALID_ARGUMENT), BackendFailure.OTHER, True),
+        (Injection(code=Code.UNAVAILABLE), BackendFailure.UNAVAILABLE, False),
+        (Injection(code=Code.CANCELLED), BackendFailure.OTHER, False),
+        (Injection(code=Code.DEADLINE_EXCEEDED), BackendFailure.DEADLINE, False),
+        (Injection(delay_seconds=60), BackendFailure.DEADLINE, False),
     ],
 )
 async def test_refused_update_is_told_from_one_that_nobody_knows_of(
-    runtime: FakeRuntime, backend: Backend, injected: Injection | None, code: Code, not_done: bool
+    runtime: FakeRuntime, backend: Backend, injected: Injection | None, kind: BackendFailure, not_done: bool
 ) -> None:
     if injected is not None:
         runtime.inject("UpdateContainerResources", injected)
     with pytest.raises(BackendError) as caught:
         await backend.update("v1", UPDATE, 0.5)
-    assert (caught.value.code, caught.value.not_done) == (code.value[0], not_done)
+    assert (caught.value.kind, caught.value.not_done) == (kind, not_done)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -15,13 +15,13 @@ import uvloop
 
 from runtimeproxy.docker import backend as module
 from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
-from runtimeproxy.wire import grpc
 from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Then, chunk, event, reply, until
 from tests.fakes.descriptors import no_descriptors
 
 ID = "ab" * 32
+AWAY, LATE, OTHER = BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER
 CANARY = b"canary-4711"
 INSPECT, UPDATE, LIST = f"/containers/{ID}/json", f"/containers/{ID}/update", "/containers/json"
 INSPECT_ROUTE, UPDATE_ROUTE = "GET /containers/{}/json", "POST /containers/{}/update"
@@ -62,15 +62,15 @@ def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
-async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, int]:
-    """Ask, and return how it fails: the text behind the route's name, which quotes nothing, and the code."""
+async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, BackendFailure]:
+    """Ask, and return how it fails: the text behind the route's name, which quotes nothing, and the kind."""
     with pytest.raises(BackendError) as caught:
         await ASKS[route][1](backend, seconds)
     name, _, text = str(caught.value).partition(": ")
     assert name == route
     assert CANARY.decode() not in text
     assert ID not in text
-    return text, caught.value.code
+    return text, caught.value.kind
 
 
 def test_aiohttp_is_not_loaded_before_it_is_needed() -> None:
@@ -128,7 +128,10 @@ NO_LISTS += [b"\xff[]"]
 @pytest.mark.parametrize("body", NO_LISTS)
 async def test_list_of_another_form_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.script(LIST, reply(body))
-    assert await failure(backend, "GET /containers/json") == ("the reply is no list of containers", grpc.INTERNAL)
+    assert await failure(backend, "GET /containers/json") == (
+        "the reply is no list of containers",
+        OTHER,
+    )
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)])
@@ -259,10 +262,10 @@ async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon
     assert daemon.requests  # the later ones got so far
 
 
-REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", grpc.INTERNAL)]
-REJECTED += [(500, b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}", grpc.INTERNAL)]
-REJECTED += [(500, body, "500", grpc.INTERNAL) for body in (b"plain text", b"[]", b'{"other": 1}', b"")]
-REJECTED += [(404, b'{"message": "none"}', "404: none", grpc.NOT_FOUND)]
+REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", OTHER)]
+REJECTED += [(500, b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}", OTHER)]
+REJECTED += [(500, body, "500", OTHER) for body in (b"plain text", b"[]", b'{"other": 1}', b"")]
+REJECTED += [(404, b'{"message": "none"}', "404: none", OTHER)]
 
 
 @pytest.mark.parametrize(("status", "body", "words", "code"), REJECTED)
@@ -277,17 +280,17 @@ async def test_rejected_update_has_daemons_words(
 @pytest.mark.parametrize("status", [400, 500, 503])
 async def test_error_status_is_told_without_words(daemon: Daemon, backend: Backend, route: str, status: int) -> None:
     daemon.script(ASKS[route][0], reply(b'{"message": "' + CANARY + b'"}', status))
-    assert await failure(backend, route) == (f"the daemon answered {status}", grpc.INTERNAL)
+    assert await failure(backend, route) == (f"the daemon answered {status}", OTHER)
 
 
 @every_question
 async def test_daemon_that_is_away_is_an_error_at_once(tmp_path: Path, route: str) -> None:
     path = tmp_path / "docker.sock"
     backend = Backend(str(path))
-    assert await failure(backend, route) == ("cannot connect: No such file or directory", grpc.UNAVAILABLE)
+    assert await failure(backend, route) == ("cannot connect: No such file or directory", AWAY)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert await failure(backend, route) == ("cannot connect: Connection refused", grpc.UNAVAILABLE)
+    assert await failure(backend, route) == ("cannot connect: Connection refused", AWAY)
     await backend.close()
 
 
@@ -316,7 +319,7 @@ async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, rou
     text = f"{route}: cannot connect: the proxy itself lacks what it needs: Too many open files"
     with no_descriptors(), pytest.raises(BackendError) as caught:
         await ASKS[route][1](backend, SHORT_SECONDS)
-    assert (str(caught.value), caught.value.code, caught.value.not_done) == (text, grpc.UNAVAILABLE, True)
+    assert (str(caught.value), caught.value.kind, caught.value.not_done) == (text, AWAY, True)
     await backend.close()
 
 
@@ -327,14 +330,14 @@ HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
 async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str, begun: bytes) -> None:
     backend = Backend(daemon.path, seconds=0.2)
     daemon.script(ASKS[route][0], begun, Then.WAIT)
-    assert await failure(backend, route, 0.2) == ("no answer in 0.2 s", grpc.DEADLINE_EXCEEDED)
+    assert await failure(backend, route, 0.2) == ("no answer in 0.2 s", LATE)
     await daemon.left()
     await backend.close()
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend, seconds: float) -> None:
-    assert await failure(backend, UPDATE_ROUTE, seconds) == ("no answer in 0 s", grpc.DEADLINE_EXCEEDED)
+    assert await failure(backend, UPDATE_ROUTE, seconds) == ("no answer in 0 s", LATE)
     assert daemon.accepted == 0
 
 
@@ -344,7 +347,7 @@ async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend,
 async def test_reply_above_the_limit_is_an_error(daemon: Daemon, backend: Backend, route: str, chunked: bool) -> None:
     body = (CANARY * 100)[:1001]
     daemon.script(ASKS[route][0], ENDLESS + chunk(body[:500]) + chunk(body[500:]) if chunked else reply(body))
-    assert await failure(backend, route) == ("the reply is longer than 1000 bytes", grpc.RESOURCE_EXHAUSTED)
+    assert await failure(backend, route) == ("the reply is longer than 1000 bytes", OTHER)
 
 
 @limited
@@ -362,7 +365,7 @@ BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY)
 @pytest.mark.parametrize("raw", BROKEN)
 async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route: str, raw: bytes) -> None:
     daemon.script(ASKS[route][0], raw, Then.CLOSE)
-    assert (await failure(backend, route))[1] == grpc.UNAVAILABLE
+    assert (await failure(backend, route))[1] == AWAY
 
 
 DESTROYED = Event("destroy", ID, 1)

@@ -11,11 +11,10 @@ from dataclasses import replace
 from runtimeproxy.core.call import Reply, read_once
 from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.calls.base import ContainerCall, PodCall
-from runtimeproxy.errors import BackendError
+from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import records
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.values import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
-from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
 """Time of the extra update of PreStartContainer where the caller gave no deadline."""
@@ -60,7 +59,7 @@ class StartCall(ContainerCall):
             return {}
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
         if seconds <= 0:
-            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
+            raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
         request = edit.update_request(self.id, resources, present)
         try:
             await self._backend.update(self._version, request, seconds)

@@ -15,7 +15,7 @@ from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.cri.calls import base
 from runtimeproxy.cri.calls.table import KINDS
 from runtimeproxy.cri.calls.updates import UPDATE_SECONDS
-from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.errors import BackendError, BackendFailure, Reason
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import Operation, Stage
 from runtimeproxy.model.values import (
@@ -381,7 +381,7 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -
     await asyncio.sleep(1)
     with pytest.raises(BackendError) as caught:
         await base.prepare(subject, Adjustment(resources={"cpu_shares": 2}))
-    assert (caught.value.code, caught.value.not_done) == (grpc.DEADLINE_EXCEEDED, True)
+    assert (caught.value.kind, caught.value.not_done) == (BackendFailure.DEADLINE, True)
     await base.prepare(subject, Adjustment())
     assert node.backend.updates == []
 
@@ -393,7 +393,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
 ) -> None:
     node.know()
-    node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
+    node.backend.error = BackendError("no such cpu", BackendFailure.OTHER, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
     base = node.call(node.held(START))
     base.state_unknown = state_unknown  # of an earlier call for the same
