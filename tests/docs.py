@@ -6,7 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.rst").read_text()
-HOOKS, HOOK_API, KOORDLET = ((ROOT / f"docs/{name}.rst").read_text() for name in ("hooks", "hook-api", "koordlet"))
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.rst")}
+HOOKS, HOOK_API, KOORDLET = DOCS["hooks"], DOCS["hook-api"], DOCS["koordlet"]
 
 
 def table(document: str, heading: str) -> list[list[str]]:

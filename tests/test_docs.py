@@ -1,4 +1,4 @@
-"""README.rst and docs/hooks.rst say what is so: their tables are the program's own, their code runs as it stands."""
+"""README.rst and docs/ say what is so: their tables are the program's own, their code runs as it stands."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.hook import METHODS
-from tests.docs import CODE, HOOKS, README, code_blocks, table
+from tests.docs import CODE, DOCS, HOOKS, README, code_blocks, table
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
 
@@ -27,14 +27,14 @@ COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("   
 SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_readme_has_the_table_of_options() -> None:
+def test_configuration_has_the_table_of_options() -> None:
     rows = [[f"``{o.flag}``", o.shown_default, f"``{o.variable}``", o.help] for o in OPTIONS]
-    assert table(README, "Flags") == rows
+    assert table(DOCS["configuration"], "Flags") == rows
 
 
-def test_readme_says_which_answers_count_at_each_hook_point() -> None:
+def test_registration_says_which_answers_count_at_each_hook_point() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
-    rows = dict(table(README, "Hook points"))
+    rows = dict(table(DOCS["registration"], "Hook points"))
     assert list(rows) == [point.name for point in HOOK_POINTS]
     for point in HOOK_POINTS:
         named = {part for part in Part if words.get(part, part.value) in rows[point.name]}
@@ -63,19 +63,25 @@ def test_readme_has_the_kubelets_flags() -> None:
 
 
 WORDS = [
-    "Do not install it if you do not know why you need it.",
-    "Kubernetes 1.18 or later",
-    "Linux kernel 4.19 or later is recommended",
-    "every other container passes untouched",
-    "**The default is fail-open.**",
-    "runtimeproxy.koordinator.sh/skip-hookserver=true",
-    "Change the kubelet's flags back first",
+    ("README", "Do not install it if you do not know why you need it."),
+    ("README", "Kubernetes 1.18 or later"),
+    ("README", "Linux kernel 4.19 or later is recommended"),
+    ("README", "**The default is fail-open.**"),
+    ("README", "Change the kubelet's flags back first"),
+    ("docker-mode", "every other container passes untouched"),
+    ("registration", "runtimeproxy.koordinator.sh/skip-hookserver=true"),
 ]
 
 
-@pytest.mark.parametrize("words", WORDS)
-def test_readme_says_what_nobody_may_miss(words: str) -> None:
-    assert words in " ".join(README.split())
+@pytest.mark.parametrize(("page", "words"), WORDS)
+def test_page_says_what_nobody_may_miss(page: str, words: str) -> None:
+    assert words in " ".join({"README": README, **DOCS}[page].split())
+
+
+@pytest.mark.parametrize("page", sorted(DOCS))
+def test_every_page_is_named_by_another_one(page: str) -> None:
+    others = README + "".join(text for name, text in DOCS.items() if name != page)
+    assert f"docs/{page}.rst" in others
 
 
 def test_hook_server_has_ten_lines() -> None:
