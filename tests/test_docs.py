@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -12,18 +13,20 @@ import pytest
 import yaml
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+import runtimeproxy
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.hook import METHODS
-from tests.docs import CODE, DOCS, HOOKS, README, code_blocks, table
+from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
 
 LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
 COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("    ")}
+PACKAGE = Path(runtimeproxy.__file__).parent
 SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
@@ -82,6 +85,19 @@ def test_page_says_what_nobody_may_miss(page: str, words: str) -> None:
 def test_every_page_is_named_by_another_one(page: str) -> None:
     others = README + "".join(text for name, text in DOCS.items() if name != page)
     assert f"docs/{page}.rst" in others
+
+
+def test_map_of_the_package_names_modules_that_there_are() -> None:
+    names = set(re.findall(r"``([a-z_.0-9]+)``", runtimeproxy.__doc__ or ""))
+    assert {name for name in names if find_spec(f"runtimeproxy.{name}") is None} == set()
+    rooms = {path.parent.name if path.name == "__init__.py" else path.stem for path in PACKAGE.glob("*.py")}
+    rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms - {"runtimeproxy", "__main__"} <= {name.partition(".")[0] for name in names}
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    named = {file for page in DOCS.values() for file in re.findall(r"``((?:[a-z0-9_]+/)+[a-z0-9_]+\.[a-z]+)``", page)}
+    assert {file for file in named if not any((root / file).exists() for root in (ROOT, PACKAGE))} == set()
 
 
 def test_hook_server_has_ten_lines() -> None:

@@ -6,7 +6,7 @@ from runtimeproxy.model.hookpoints import BY_CALL, BY_NAME, CONCERNED, HOOK_POIN
 
 
 def test_point_says_when_and_about_what() -> None:
-    """What each applies to stands in README.rst, their methods in docs/hook-api.rst: both are compared with this."""
+    """docs/registration.rst has what each applies to, docs/hook-api.rst the methods: both are compared with this."""
     for point in HOOK_POINTS:
         assert point.name == point.stage.value + point.operation.value == point.method.removesuffix("Hook")
         assert point.subject is (SubjectKind.POD if "Pod" in point.name else SubjectKind.CONTAINER)

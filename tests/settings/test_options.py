@@ -1,6 +1,6 @@
 """Values of options: every spelling that is taken, and a clear line for every other.
 
-Names, defaults and help are compared with README.rst in test_docs.py, what the defaults mean stands in test_config.py.
+test_docs.py compares names, defaults and help with docs/configuration.rst; test_config.py has what the defaults mean.
 """
 
 import pytest
