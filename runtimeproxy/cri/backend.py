@@ -1,8 +1,8 @@
-"""What the CRI front asks the runtime itself: lists and status of pods and containers, PreStart's extra update.
+"""The CRI calls that the proxy itself makes: lists and status of pods and containers, PreStart's extra update.
 
 Owns these calls and their errors.
 Must not know: held streams, the Store.
-Invariant: that there is no such thing is an answer (None); everything else that fails is a BackendError.
+Invariant: a pod or container that does not exist is the result None; everything else that fails is a BackendError.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ STATUS_SECONDS = 10.0
 REPLY_LIMIT = 16 * 2**20
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
-"""Statuses by which a runtime says that it was not allowed to finish, and not that it refuses."""
+"""gRPC statuses that mean that the runtime was interrupted, not that it rejected the call."""
 _LIFT_MEMORY = frozenset({"containerd"})
-"""The names of runtimes that hand -1 on to runc; CRI-O and cri-dockerd refuse it."""
+"""The names of runtimes that pass a memory limit of -1 on to runc; CRI-O and cri-dockerd reject it."""
 _SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
 """Statuses that say nothing of a single pod or container."""
 _FAILURES = {
@@ -35,7 +35,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How pods or containers are asked about."""
+    """The methods, and the functions for their messages, that read pods or containers."""
 
     method: str
     request: Callable[..., bytes]
@@ -60,10 +60,10 @@ class Backend:
     def __init__(self, endpoint: str) -> None:
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
         self.lifts_memory = False
-        """Whether the runtime is known to take -1 in an update for no memory limit."""
+        """True once the runtime is known to accept -1 in an update as "no memory limit"."""
 
     async def learn(self, version: str) -> None:
-        """Ask the runtime what it is; one that does not tell counts as it did before."""
+        """Ask the runtime for its name and set ``lifts_memory``; a failed Version call leaves that as it was."""
         with suppress(BackendError, Unreadable):
             reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
             self.lifts_memory = reply.runtime_name in _LIFT_MEMORY
@@ -74,7 +74,10 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none. Raises BackendError, Unreadable, also if nobody tells its pod."""
+        """Read a container; None if there is none.
+
+        Raises BackendError, and Unreadable, also if neither status nor list names the container's pod.
+        """
         reply = await self._status(version, _CONTAINER_STATUS, container_id)
         if reply is None:
             return None
@@ -82,7 +85,10 @@ class Backend:
         return info if info.pod_id else await self._with_pod(version, info)
 
     async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
-        """Look in the list for a container's pod: a status need not name it, its verbose part is the runtime's own."""
+        """Return ``info`` with its pod's id, read from ListContainers; None if the container is not listed.
+
+        ContainerStatus names the pod only in the verbose part, whose content each runtime chooses.
+        """
         request = listing.containers_request(info.id)
         for listed in listing.containers(await self._ask(version, "ListContainers", request)):
             if listed.id == info.id and not listed.pod_id:
@@ -92,12 +98,12 @@ class Backend:
         return None
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
-        """Read whether a pod sandbox is ready; None if there is none. Raises BackendError, Unreadable."""
+        """Read a pod sandbox's state, ready or not; None if there is none. Raises BackendError, Unreadable."""
         reply = await self._status(version, _POD_STATUS, pod_id, verbose=False)
         return None if reply is None else status.read_pod_state(reply)
 
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
-        """Read how far a container is; None if there is none. Raises BackendError, Unreadable."""
+        """Read a container's state; None if there is none. Raises BackendError, Unreadable."""
         reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
         return None if reply is None else status.read_container_state(reply)
 
@@ -110,11 +116,11 @@ class Backend:
         return listing.containers(await self._ask(version, "ListContainers", listing.containers_request()))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
-        """Ask for a status, verbose first; None if there is no such pod or container.
+        """Ask for a status, verbose first, then plain; None if there is no such pod or container.
 
-        The verbose part has sources of its own, which may fail where the plain status does not: containerd's sandbox
-        controllers then answer NOT_FOUND of a pod that is there. Of what is not there not every runtime says NOT_FOUND
-        (cri-dockerd: UNKNOWN), so a list settles it.
+        The runtime collects the verbose part from other sources, which may fail where the plain status does not:
+        containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
+        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides.
         """
         for verbosely in (True, False) if verbose else (False,):
             try:
@@ -140,7 +146,10 @@ class Backend:
         return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
-        """Send an UpdateContainerResources of our own. Raises BackendError, which tells whether it may yet be done."""
+        """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds.
+
+        Raises BackendError, whose ``not_done`` is True if the runtime certainly did not apply the update.
+        """
         try:
             await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)
         except CallFailed as error:

@@ -1,18 +1,18 @@
-"""An adjustment put into the bytes of a CRI request.
+"""Put an adjustment into the bytes of a CRI request.
 
 Owns which part of an adjustment goes to which field of which request, and the extra update of PreStartContainer.
 Must not know: how a field is rewritten (``wire.protobuf``), who asked for a change.
-Invariant: a request differs in the changed fields only, and without a change it is the very same object
-(hook-api, "What an answer means"). Raises WireError where a request is no protobuf.
+Invariant: a request differs in the changed fields only, and without a change the result is the same object
+(hook-api, "What an answer means"). Raises WireError where a request is not protobuf.
 
-**Changes are appended where that says the same**: behind the request stands a second one that has nothing but the
-changes. To a parser the two are one (protobuf.dev, "Last One Wins"): the last number, text or entry of a map with one
-key counts, messages merge field by field, lists go on. So parse gogo/protobuf, which runtimes have up to cri-api 0.33
-(api.pb.go makes a message only ``if m.Linux == nil``), google.golang.org/protobuf (internal/impl,
+**Changes are appended where that has the same meaning**: a second message that has only the changes follows the
+request. A parser reads the two as one (protobuf.dev, "Last One Wins"): the last number, text or map entry of a key
+counts, messages merge field by field, lists are concatenated. These parsers do so: gogo/protobuf, which runtimes use up
+to cri-api 0.33 (api.pb.go makes a message only ``if m.Linux == nil``), google.golang.org/protobuf (internal/impl,
 ``consumeMessageInfo``), C++ (``MergePartialFromCodedStream``) and Rust's prost (``merge_field``).
-A request is rewritten where a field is cleared, since 0 and "" are not written, where an entry of a list (envs, huge
-pages) replaces one with its key, and where a value or a key may stand there already, so that what changes nothing is
-still the very same object.
+A request is rewritten instead where a field is cleared, since 0 and "" are not written, where an entry of a list (envs,
+huge pages) replaces one with its key, and where a value or a key may already be in the request, so that an adjustment
+that changes nothing still returns the same object.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,12 @@ _MEMORY = "memory_limit_in_bytes"
 _SWAP = "memory_swap_limit_in_bytes"
 _UNLIMITED = -1
 _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
-"""The runtime spec has it beside the process, not among the resources that ``runc update`` sets."""
+"""Fields that no update changes: the OCI runtime spec has ``oomScoreAdj`` in ``process``, ``runc update`` sets only
+``linux.resources``."""
 
 
 class Said(NamedTuple):
-    """The resources to put into an update, and the names of those that it cannot bring about."""
+    """The resources to put into an update, and the names of those that an update cannot set."""
 
     resources: Changes
     left_out: tuple[str, ...]
@@ -81,8 +82,8 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put annotations, envs and resources into a CreateContainerRequest, and a cgroup parent into its pod's config.
 
-    ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own is
-    not looked at, since it may also come from the pod's record.
+    ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own
+    field is ignored, since the parent may also come from the pod's record.
     """
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
@@ -124,9 +125,9 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
 
 
 def said_in_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
-    """Return the adjustment as a create that has ``asked`` can say it.
+    """Return the adjustment in the values that a create request takes; ``asked`` are the request's own resources.
 
-    Unlimited memory is 0 there: CRI-O and cri-dockerd refuse -1. A swap limit moves with a memory limit.
+    Unlimited memory is 0 in a create: CRI-O and cri-dockerd reject -1. A swap limit changes with the memory limit.
     """
     changes = adjustment.resources
     if _MEMORY not in changes:
@@ -140,11 +141,12 @@ def said_in_create(adjustment: Adjustment, asked: Resources | None) -> Adjustmen
 def said_in_update(
     changes: Changes, present: Resources | None, asked: Resources | None = None, *, lifts_memory: bool = False
 ) -> Said:
-    """Tell which changes of a container that has ``present`` an update can carry, and which it cannot bring about.
+    """Split changes into those that an update can carry and the names of those that it cannot set.
 
-    ``asked`` is what the update says by itself. 0 and "" leave what is, and no runtime changes the OOM score of a
-    process that it has started. ``lifts_memory``: the runtime takes -1 for no memory limit; where there is none anyhow
-    0 says so, to every runtime. A swap limit moves with a memory limit.
+    ``present`` is what the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a
+    field unchanged, and no runtime changes the OOM score of a process that it has started. ``lifts_memory``: the
+    runtime accepts -1 as "no memory limit"; where the container has no limit anyhow, 0 says so to every runtime. A swap
+    limit changes with the memory limit.
     """
     held, request = present or NO_RESOURCES, asked or NO_RESOURCES
     said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
@@ -162,7 +164,7 @@ def said_in_update(
 
 
 def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
-    """Return the change of a swap limit that goes with one of the memory limit; one that is not set stays so."""
+    """Return the change of the swap limit that a new memory limit needs; a swap limit that is not set stays unset."""
     if swap <= 0:
         return {}
     new_swap = _UNLIMITED if new_memory == _UNLIMITED else swap_beside(memory, swap, new_memory)
@@ -170,35 +172,36 @@ def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
 
 
 def taken_in_update(resources: Resources | None) -> Resources | None:
-    """Return what a runtime makes of an update that names what none changes."""
+    """Return the resources of an update without the fields that no runtime changes."""
     if resources is None or not resources.oom_score_adj:
         return resources
     return overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
-    """Make an UpdateContainerResourcesRequest that carries only the changed fields.
+    """Make an UpdateContainerResourcesRequest that has only the changed fields.
 
-    ``base`` is what the container has: a map field is sent whole, as a runtime may merge it or replace it.
+    ``base`` is what the container has: a map field is sent with all its entries, since a runtime may merge or replace
+    it.
     """
     changed = overlay(base, changes)
     values = {name: getattr(changed, name) for name in changes}
     return edit_update(api_pb2.Identified(id=container_id).SerializeToString(), values, {})
 
 
-# -- changes behind the request --------------------------------------------------------------------------------------
+# -- changes appended to the request ---------------------------------------------------------------------------------
 
 
 def _are_new(message: bytes, *entries: Mapping[str, object]) -> bool:
-    """Tell whether a message has none of the keys: one that is no part of its bytes is none of its keys."""
+    """Return whether a message certainly has none of the keys, as their bytes occur nowhere in it."""
     return not any(key.encode() in message for keys in entries for key in keys)
 
 
 def _is_said(message: bytes, more: Message, changes: Changes) -> bool:
-    """Say changes of fields in ``more``, which is to stand behind the message; False if that would not say it.
+    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
 
-    A value that the message has is found in its shortest form, with whatever else has the same bytes: to find too much
-    costs time, not truth.
+    A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
+    request is then rewritten without need, which costs time but gives the same result.
     """
     for name, value in changes.items():
         if not value:
@@ -225,7 +228,7 @@ _ENTRIES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-# -- changes within it -----------------------------------------------------------------------------------------------
+# -- changes within the request --------------------------------------------------------------------------------------
 
 
 def _inside(number: int, edits: Edits) -> Edits:
@@ -233,7 +236,7 @@ def _inside(number: int, edits: Edits) -> Edits:
 
 
 def _texts(number: int, values: Mapping[str, str]) -> Edits:
-    """Edit a map<string,string> or a list of KeyValue: of entries with one key the last is the one that counts."""
+    """Edit a map<string,string> or a list of KeyValue, in both of which the last entry with a key counts."""
     return {number: _text_entries(values)} if values else {}
 
 
@@ -242,7 +245,7 @@ def _cgroup_parent(parent: str | None) -> Edits:
 
 
 def _resources(number: int, changes: Changes) -> Edits:
-    """Edit a LinuxContainerResources in a field."""
+    """Edit the LinuxContainerResources in field ``number``."""
     table = ((*RESOURCE_TABLE[name], value) for name, value in changes.items())
     return _inside(number, {inner: _TO_WIRE[kind](value) for inner, kind, value in table})
 

@@ -1,9 +1,10 @@
-"""One direction of a CRI connection: frames of one peer, read beside the bytes as they flow to the other.
+"""One direction of a CRI connection: relay one peer's frames to the other and read them on the way.
 
-Owns frame boundaries, cutting DATA through, collecting header blocks, which PINGs are acknowledged here, the checks
-that end a connection.
-Must not know: which methods are held, sockets; the clock is handed in.
-Invariant: frames that nobody has a stake in leave as the very bytes that came, in order (relay-rules A1, A3, A8).
+Owns frame boundaries, passing DATA on before the frame is complete, collecting header blocks, which PINGs the proxy
+acknowledges itself, the checks that end a connection.
+Must not know: which methods are held, sockets; the clock is a parameter.
+Invariant: frames that the proxy need not handle leave as exactly the bytes that came, in order
+(relay-rules A1, A3, A8).
 """
 
 from abc import ABC, abstractmethod
@@ -20,28 +21,31 @@ from runtimeproxy.wire.flow import PAIR_WINDOW, FlowControlledSender
 
 KNOWN_BLOCKS = 1_024
 KNOWN_BLOCK_BYTES = 512
-"""How many header blocks that pass are remembered a direction, and how long they may be."""
+"""Longest header block, in bytes, that is remembered as passing; KNOWN_BLOCKS are the most in one direction."""
 
 SHORT_DATA_BYTES = 1_024
-"""DATA frames that are no longer are counted one by one: calls have one, long answers many."""
+"""Unpadded DATA frames longer than this, in bytes, are relayed by a faster loop: long answers have many in a row."""
 
 _AROUND = http2.PADDED | http2.PRIORITY_FLAG
 _SHAPE = http2.END_HEADERS | _AROUND
-_HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # needed for every frame
+_HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # local names, for speed: every frame needs them
 _DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
-_CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer takes so much
+_CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer accepts frames of this size
 _PING_BYTES = 8
 
 
 ALIVE_SECONDS = 1.0
-"""A peer that was not heard of for so long may have hung: PINGs pass to it. Whoever keeps a connection alive by them
-sends one only behind a longer silence."""
+"""Seconds after which a silent peer may have hung, so that PINGs pass on to it. Keepalive PINGs are only sent after a
+longer silence."""
 ACKS_AT_ONCE = 16
-"""Most ACKs of ours that wait; grpc-go has one PING under way at most."""
+"""Most ACKs of the proxy's own that wait to be sent; grpc-go has at most one PING under way."""
 
 
 class Stream(Protocol):
-    """A stream that does not just pass: held, dropped, or going to the image endpoint."""
+    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint.
+
+    Each method is called for a frame or header block that the client or the runtime sent on the stream.
+    """
 
     def client_headers(self, block: "HeaderBlock") -> None: ...
     def client_data(self, data: "Data") -> None: ...
@@ -54,7 +58,7 @@ class Stream(Protocol):
 
 
 class FrameRelayOwner(Protocol):
-    """What a direction needs of its connection."""
+    """The connection that a FrameRelay is one direction of."""
 
     clock: Callable[[], float]
     streams: dict[int, Stream]
@@ -65,7 +69,7 @@ class FrameRelayOwner(Protocol):
 
 @dataclass(slots=True)
 class Data:
-    """A whole DATA frame: its payload without padding, its flow-controlled length, its own bytes."""
+    """A complete DATA frame: payload without padding, flow-controlled length in bytes, and the frame as it came."""
 
     payload: bytes
     length: int
@@ -73,7 +77,7 @@ class Data:
     frame: bytes
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the DATA on, split as the windows allow; with padding only whole (relay-rules A8)."""
+        """Send the DATA on, split as the windows allow; a padded frame is never split (relay-rules A8)."""
         if len(self.payload) == self.length:
             sink.send_data(stream, self.payload, self.end, source, self.length)
         else:
@@ -82,7 +86,7 @@ class Data:
 
 @dataclass(slots=True)
 class HeaderBlock:
-    """A header block of one stream, whole once ``alone`` is set."""
+    """A header block of one stream, complete once ``alone`` is set."""
 
     direction: "FrameRelay"
     kind: int
@@ -93,14 +97,14 @@ class HeaderBlock:
     originals: list[bytes]
     size: int
     end: bool
-    """Tells whether the block ends its half of the stream."""
+    """True if END_STREAM is set: the block ends its half of the stream."""
     alone: bytes = b""
-    """The block in the form that stands alone."""
+    """The block re-encoded so that it does not depend on the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, behind what waits of its stream: its own frames if nothing has to change, else new ones.
+        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones.
 
-        One that may be dropped yet is not the one that counts (relay-rules A1).
+        A block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
         """
         blocks = self.direction.blocks
         if blocks.standalone:
@@ -117,10 +121,10 @@ class HeaderBlock:
 
 
 class FrameRelay(ABC):
-    """Frames from ``source`` (the peer that sends them) to ``sink``."""
+    """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
     side: str
-    """Whose frames they are, as the methods of ``Stream`` begin."""
+    """Whose frames they are, "client" or "runtime": the prefix of the methods of ``Stream`` to call."""
 
     def __init__(self, reader: FrameRelayOwner, source: FlowControlledSender, sink: FlowControlledSender) -> None:
         self._reader = reader
@@ -131,14 +135,14 @@ class FrameRelay(ABC):
         self.streams = reader.streams
         self.blocks = headers.Blocks()
         self.known: set[bytes] = set()
-        """Blocks that pass whatever stream they are on."""
+        """Header blocks that pass on any stream."""
         self._buffer = bytearray()
         self._need = _HEAD_BYTES
         self._cut = 0
         self._block: HeaderBlock | None = None
         self._settings_seen = False
         self._orderly = False
-        """True where any frame but CONTINUATION may come: after the first SETTINGS, outside a header block."""
+        """True while any frame but CONTINUATION is legal: after the first SETTINGS, outside a header block."""
         self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
             http2.DATA: self._data,
             http2.HEADERS: self._block_frame,
@@ -156,7 +160,7 @@ class FrameRelay(ABC):
         self._special_reset: Callable[[Stream], Callable[[bytes], None]] = attrgetter(f"{self.side}_reset")
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the source in any split. Raises WireError if they break the protocol."""
+        """Relay bytes of the source, split at any point. Raises WireError if they break the protocol."""
         self.source.heard = self._clock()
         if self._buffer:
             self._buffer += data
@@ -189,7 +193,7 @@ class FrameRelay(ABC):
                 if sink.overfull or source.overfull:
                     raise Excess("queue", "too many frames wait for a peer's credit")
         finally:
-            # Also before what breaks the protocol: an answer that came whole is not lost with it.
+            # Also after a WireError: a complete answer that came before the illegal frame must not be lost.
             if start < at:
                 sink.out.append(data[start:at])
                 if at > end:
@@ -200,9 +204,9 @@ class FrameRelay(ABC):
             self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
-        """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.
+        """Pass consecutive DATA frames without flags, of which an answer has many; return where the next frame starts.
 
-        What ``_passes`` counts of each is counted once for all.
+        Their windows are counted in one sum, where ``_passes`` counts each frame.
         """
         sink, streams, read_head = self.sink, self.streams, http2.read_head
         last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
@@ -218,9 +222,10 @@ class FrameRelay(ABC):
         return at
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, behind the data perhaps, and where what has not left yet starts.
+        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start.
 
-        That is 0 unless something goes in between: then one slice takes the rest of the frame and what follows it.
+        The second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of
+        the proxy's own wait to be put between the two.
         """
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
@@ -240,12 +245,12 @@ class FrameRelay(ABC):
         if not self._settings_seen and kind != http2.SETTINGS:
             raise WireError("the first frame is no SETTINGS")
 
-    # Frames that nobody has a stake in.
+    # Frames that pass unchanged.
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
-        """Return the place behind a frame that goes on as it is, whole or as DATA that is cut through; 0 if it stays.
+        """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler.
 
-        DATA that follow it may go on with it (relay-rules A3, A8).
+        DATA pass even before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8).
         """
         if kind == _DATA:
             length = after - at
@@ -272,17 +277,17 @@ class FrameRelay(ABC):
         return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
 
     def remember(self, block: bytes) -> None:
-        """Remember a block that passes: peers repeat theirs, and walking costs more."""
+        """Remember a header block that passes: peers repeat them, and decoding each one costs more than a lookup."""
         if len(block) <= KNOWN_BLOCK_BYTES:
             if len(self.known) == KNOWN_BLOCKS:
                 self.known.clear()
             self.known.add(block)
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """PRIORITY and unknown types pass, also on special streams."""
+        """Pass PRIORITY and unknown frame types, also on streams that do not pass unchanged."""
         self.sink.out.append(frame)
 
-    # Frames with a stake, one handler a type.
+    # Frames that the proxy handles, one method for each type.
 
     def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.source.received(len(payload))
@@ -297,7 +302,7 @@ class FrameRelay(ABC):
         data.send(self.sink, stream, self.source)
 
     def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Collect a header block; it is handed on once it is whole."""
+        """Collect a header block, and handle it once it is complete."""
         kind, block = frame[http2.TYPE_AT], self._block
         if kind == _CONTINUATION:
             if block is None or stream != block.stream:
@@ -347,12 +352,12 @@ class FrameRelay(ABC):
     def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if len(payload) != 4:
             raise WireError("WINDOW_UPDATE of a wrong length")
-        increment = int.from_bytes(payload, "big") & _MAX_STREAM_ID  # of as many bits
+        increment = int.from_bytes(payload, "big") & _MAX_STREAM_ID  # the increment has 31 bits, too
         if not stream:
             self.source.open_window(increment)
         elif stream in self.streams:
             self._special_window(self.streams[stream])(increment)
-        else:  # it passes, but others wait for the peer, so that it came here
+        else:  # it passes; it came here because frames of other streams wait for the peer's credit
             self.sink.out.append(frame)
 
     def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
@@ -364,16 +369,17 @@ class FrameRelay(ABC):
         self._reader.open.pop(stream, None)
         self.source.drop(stream)
         if code == http2.NO_ERROR and self.sink.waits(stream):
-            self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
+            self.sink.send_frame(stream, frame)  # the complete answer before it must not be lost (RFC 9113, 8.1)
         else:
             self.sink.drop(stream)
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that is heard of; else it passes, and its ACK comes back.
+        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK.
 
-        grpc-go sends one behind most DATA, to measure: passed on, each would be two writes and two wake-ups. ACKs leave
-        in the order of their PINGs. Behind a GOAWAY PINGs pass: a server asks by one whether that has arrived.
+        grpc-go sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes
+        and two wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out
+        whether the GOAWAY has arrived.
         """
         source, sink = self.source, self.sink
         if flags & http2.ACK:
@@ -395,26 +401,29 @@ class FrameRelay(ABC):
         self._leaving = True
         self.sink.out.append(self.goaway(payload, frame))
 
-    # What the two directions do differently.
+    # What differs between the two directions.
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Tell whether a block that stands alone goes on as it is. Raises WireError."""
+        """Called for a complete header block that needs no re-encoding: return whether it passes unchanged.
+
+        May raise WireError.
+        """
 
     @abstractmethod
     def passed(self, stream: int, end: bool) -> None:
-        """Take that a known block passed on a stream."""
+        """Called when a remembered header block has passed on a stream; ``end`` is its END_STREAM."""
 
     @abstractmethod
     def headers(self, block: HeaderBlock) -> None:
-        """Take a whole HEADERS block of a stream that just passes, or of a new one."""
+        """Called for a complete HEADERS block of a passing or a new stream: send it on, or handle it."""
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
-        """Take the SETTINGS as they were passed on."""
+        """Called with the entries of each SETTINGS frame as they were passed on."""
 
     def ended(self, stream: int) -> None:  # noqa: B027
-        """Take the end of a passing stream's half: it stays open until the runtime ends it."""
+        """Called when DATA end the source's half of a passing stream. It counts as open until the runtime ends it."""
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the GOAWAY frame that goes on."""
+        """Return the GOAWAY frame to send on in place of ``frame``."""
         return frame

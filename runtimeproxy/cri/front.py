@@ -1,8 +1,8 @@
-"""The CRI front: every client connection is paired with one to the runtime, held calls go to the lifecycle.
+"""The CRI front: it pairs each client connection with one to the runtime and gives held calls to the lifecycle.
 
-Owns the connections of the front, and when its calls go on.
+Owns the connections of the front, and when its calls continue.
 Must not know: how hook servers are asked, what a message means.
-Invariant: a call is run by the lifecycle: the client's leaving ends it only while the call is held (relay-rules C2).
+Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from runtimeproxy.wire import http2
 log = logging.getLogger(__name__)
 
 ACK_SECONDS = 0.02
-"""How long ACKs of PINGs wait for something that leaves anyway; whoever measures by one takes it for a long way."""
+"""Seconds for which ACKs of PINGs wait for other frames to leave with. A peer that measures the round trip by a PING
+sees a longer one."""
 
 
 class CriFront(FrontBase):
@@ -61,7 +62,7 @@ class CriFront(FrontBase):
         self.held_bytes = MemoryBudget()
 
     async def start(self) -> None:
-        """Read the runtime's state in the background."""
+        """Start reading the runtime's state in the background."""
         self.sync.start()
         self.sync.soon()
 
@@ -69,11 +70,11 @@ class CriFront(FrontBase):
         return CriConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
-        """Close the client: it dials again by its own rules."""
+        """Close the client's connection: its gRPC library reconnects with its own backoff."""
         client.close()
 
     async def close(self) -> None:
-        """Read the runtime's state no more."""
+        """Stop reading the runtime's state and close the connection for it."""
         await self.sync.stop()
         await self.backend.close()
 
@@ -94,7 +95,7 @@ class CriConnection:
         self._outlets = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self, front.buffer)
 
-    # The pair's flow.
+    # The methods of relay.pair.Flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.reader.client_out.out, self.reader.runtime_out.out
@@ -105,7 +106,7 @@ class CriConnection:
         try:
             self.reader.from_client.feed(data)
             self._send_acks_along()
-            if len(answers) > before:  # DATA that the client's frames give credit for are bounded by that
+            if len(answers) > before:  # DATA do not count: the client's credit bounds them
                 length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
                 if length:
                     self._unread.add(length, self.pair.delivered)
@@ -115,7 +116,7 @@ class CriConnection:
             self._broken(error, "client")
         for image in self.images:
             image.write()
-        if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
+        if self._runtime_gone:  # the client gave credit for a kept answer, or ended its call
             self.pair.later(self.wake)
 
     def backend_bytes(self, data: bytes) -> None:
@@ -124,11 +125,11 @@ class CriConnection:
             self._send_acks_along()
         except WireError as error:
             self._broken(error, "runtime", data)
-        for image in self.images:  # an answer of theirs may have waited for the end of a frame of the runtime's
+        for image in self.images:  # the end of a runtime's frame may have let an image answer leave
             image.write()
 
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
-        """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
+        """Count and log a peer's protocol error, send that peer GOAWAY, and close both connections of the pair."""
         kind, code = verdict(error)
         self.front.recorder.count("connections_broken", side=side, kind=kind)
         what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
@@ -138,25 +139,26 @@ class CriConnection:
         self.pair.close()
 
     def client_ended(self) -> bool:
-        """Drop calls not yet released."""
+        """End the calls that are not yet released, and let the pair pass the EOF on."""
         self._client_ended = True
         self.reader.client_gone()
         return False
 
     def client_gone(self) -> None:
-        """Need nothing: EOF ends a kubelet's connection already."""
+        """Do nothing: ``client_ended`` has already ended the kubelet's connection at EOF."""
 
     def backend_ended(self) -> bool:
-        """Keep the client until the answers went out that wait for Post hooks or its credit (relay-rules C5).
+        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5).
 
-        Its other calls end at once; what it opens from now on is refused, so that it goes to another connection.
+        Its other calls end at once, and new streams are refused, so that the client opens another connection. Returns
+        False if no answer waits.
         """
         reader = self.reader
         waits = reader.keeps_answers
-        if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
+        if not self._client_ended:  # the runtime closed first: its state may change meanwhile
             self.front.sync.soon()
             waits = waits or reader.client_out.congested
-        self._runtime_gone = waits and not reader.client_out.cut_through  # in a frame that has no end nothing follows
+        self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
         if self._runtime_gone:
             reader.farewell.runtime_gone()
             reader.farewell.drain(refusing=True)
@@ -166,7 +168,7 @@ class CriConnection:
         return self._runtime_gone
 
     def closed(self) -> None:
-        """Forget the connection; calls that the runtime answered go on."""
+        """Forget the connection; calls that the runtime has answered still run to their end."""
         if self._acks is not None:
             self._acks.cancel()
         self.reader.runtime_gone()
@@ -175,10 +177,10 @@ class CriConnection:
             image.close()
         self.front.connections.discard(self)
 
-    # The end (relay-rules A11).
+    # Draining the connection (relay-rules A11).
 
     def drain(self, refusing: bool) -> None:
-        """Send GOAWAY, once and again with the last stream; part when that is told and nothing is open."""
+        """Send GOAWAY; with ``refusing`` send it again with the last stream id, and part if no stream is open."""
         if self._parted:
             return
         self.reader.farewell.drain(refusing)
@@ -187,7 +189,7 @@ class CriConnection:
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the streams that are open; bytes that wait for a slow client are an answer that has begun."""
+        """Count the open streams; bytes that wait for a slow client count as an answer that has begun."""
         if self._parted or self.pair.client_ended:
             return Unfinished()
         calls, answers, streams = self.reader.farewell.unfinished()
@@ -195,7 +197,7 @@ class CriConnection:
         return Unfinished(calls, answers or int(not self.pair.delivered), streams)
 
     def part(self) -> None:
-        """Half-close behind the last GOAWAY: the client closes once it has read that."""
+        """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
         if not self._parted:
             self.reader.farewell.drain(refusing=True)
             self._parted = True
@@ -204,18 +206,18 @@ class CriConnection:
     def close(self) -> None:
         self.pair.close()
 
-    # The reader's events.
+    # The methods of cri.reader.ReaderEvents.
 
     def held(self, stream: HeldStream) -> None:
-        """Run the call behind what is being read."""
+        """Run the call once the bytes that came with it are read."""
         self.pair.later(partial(self._run, stream))
 
     def settled(self, stream: HeldStream) -> None:
-        """Have the call go on, likewise."""
+        """Continue the call, which has its reply, once the bytes that came with it are read."""
         self.pair.later(stream.go_on)
 
     def _run(self, stream: HeldStream) -> None:
-        if stream.state is CallState.HOLDING:  # the client may have reset it in the same breath
+        if stream.state is CallState.HOLDING:  # the same bytes may contain the client's reset
             front = self.front
             call = KINDS[stream.route.operation](stream, front.backend, front.recorder, front.loop)
             fiber = front.lifecycle.run(call)
@@ -223,11 +225,11 @@ class CriConnection:
                 stream.on_ended = fiber.cancel
 
     def passes_unrecorded(self) -> bool:
-        """Tell whether a start or a stop passes: nobody is to be asked or told, and no call waits."""
+        """Return whether a start or a stop passes without being held."""
         return self.front.lifecycle.passes_unrecorded()
 
     def ambiguous(self) -> bool:
-        """Refuse what cannot be read if any plugin has policy Fail."""
+        """Return whether a request whose path cannot be read may pass: not if any plugin has policy Fail."""
         self.front.recorder.count("requests_ambiguous")
         return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
@@ -237,22 +239,22 @@ class CriConnection:
         self.front.keep(self.front.loop.create_task(image.dial()))
 
     def wake(self) -> None:
-        """Write what waits; what is being read is written for behind it."""
+        """Write what waits; while the pair reads bytes do nothing, since it writes afterwards."""
         if self.pair.reading:
             return
         self._send_acks_along()
         self.pair.flush()
         for image in self.images:
             image.write()
-        if self._runtime_gone and not self.reader.keeps_answers:  # the last answer is out: part behind it
-            if not self._leaving:  # whoever gives no credit for it is waited for no longer than for the rest
+        if self._runtime_gone and not self.reader.keeps_answers:  # the last answer has been sent
+            if not self._leaving:  # also limits the wait for a client that gives no credit
                 self._leaving = True
                 self.pair.linger()
             if not self.reader.client_out.congested:
                 self.part()
 
     def _send_acks_along(self) -> None:
-        """Have ACKs of PINGs leave with what leaves anyway; where nothing does they wait ACK_SECONDS for it."""
+        """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
         waits = False
         for outlet in self._outlets:
             if outlet.acks and outlet.out:
@@ -262,7 +264,7 @@ class CriConnection:
             self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        """Send ACKs that nothing left with; whoever takes little of what it is sent is looked at again later."""
+        """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
         self._acks = None
         for outlet, slow in zip(self._outlets, self.pair.slow, strict=True):
             if not slow:
@@ -284,7 +286,7 @@ class ImageConnection:
         self._closed = False
 
     async def dial(self) -> None:
-        """Connect; a full backlog is waited for, a missing service fails its streams."""
+        """Connect, waiting while the service's backlog is full; if it is not reachable its streams get UNAVAILABLE."""
         front = self._connection.front
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
@@ -303,7 +305,7 @@ class ImageConnection:
         self._undialled.clear()
 
     def write(self) -> None:
-        """Write what the link has, or keep it until the service is there."""
+        """Write the link's frames, or keep them until the connection is up."""
         if not self.link.outlet.out:
             return
         frames = b"".join(self.link.outlet.out)
@@ -315,7 +317,7 @@ class ImageConnection:
             self._endpoint.write(frames)
 
     def check(self) -> None:
-        """Raise Excess if too much waits for the service: of what the client sends only DATA need its credit."""
+        """Raise Excess if too much waits for the service: flow control limits only DATA, not headers and resets."""
         kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
         if self.link.outlet.overfull or kept > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
@@ -331,7 +333,7 @@ class ImageConnection:
             return
         self._connection.wake()
         if endpoint.slow:
-            endpoint.pause()  # it reads nothing of what its own frames are answered
+            endpoint.pause()  # it does not read the answers to its own frames
 
     def ended(self, endpoint: Endpoint) -> None:
         self._end()
@@ -345,7 +347,7 @@ class ImageConnection:
         self._connection.wake()
 
     def close(self) -> None:
-        """Close the transport, also one that is still being dialled."""
+        """Close the connection, also one that is still being dialled."""
         self._closed = True
         self._connection.images.discard(self)
         if self._endpoint is not None:

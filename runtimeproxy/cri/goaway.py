@@ -1,8 +1,8 @@
-"""The end of a client's connection, stream by stream: which one is the last, and which are not finished.
+"""The end of a client's connection (GOAWAY): its last stream id, and the streams that are not finished.
 
-Owns the last stream id that the client was told (GOAWAY), what becomes of newer streams, and how far passing ones are.
+Owns the last stream id that was sent to the client, what becomes of newer streams, and how far passing ones are.
 Must not know: sockets, hook servers, the clock, why the connection ends.
-Invariant: a last id never rises; what is told to be refused was never sent to the runtime (relay-rules A11).
+Invariant: the last stream id never rises; a stream that is refused was never sent to the runtime (relay-rules A11).
 """
 
 from collections import Counter
@@ -18,13 +18,14 @@ from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.flow import FlowControlledSender
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
-"""Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
+"""Paths of methods that stream without end; before the first event only the path distinguishes one from a unary
+call."""
 
 GONE = "the runtime ended its connection before it answered"
 
 
 class Open(Enum):
-    """How far a passing stream has come."""
+    """The state of a passing stream: no answer yet, its answer has begun, or one of ENDLESS."""
 
     ASKED = "asked"
     ANSWERING = "answering"
@@ -32,7 +33,7 @@ class Open(Enum):
 
 
 class GoawayOwner(Protocol):
-    """What is needed of the pair's state."""
+    """The state of a pair that Goaway reads and changes."""
 
     client_out: FlowControlledSender
     open: dict[int, Open]
@@ -50,7 +51,7 @@ class Goaway:
 
     def __init__(self, owner: GoawayOwner) -> None:
         self.last = http2.MAX_STREAM_ID
-        """The last stream id that the client was told; what it opens above is refused."""
+        """The last stream id that was sent to the client; streams that it opens above are refused."""
         self.highest_image = 0
         """Highest stream id that was sent to the image endpoint."""
         self._owner = owner
@@ -58,9 +59,10 @@ class Goaway:
         self._refusing = False
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the runtime's GOAWAY as it goes on: raised to the highest image stream, never above what was told.
+        """Return the GOAWAY to send the client for the runtime's.
 
-        Calls above the runtime's own id end.
+        Its last stream id is raised to the highest image stream, but never above one that was sent before. Calls above
+        the runtime's own id are reset with REFUSED_STREAM.
         """
         owner, own = self._owner, http2.read_u32(payload)
         lost = [held for held in owner.held if held.stream > own]
@@ -76,7 +78,7 @@ class Goaway:
         return frame if self.last == own else http2.goaway(self.last, http2.read_u32(payload, 4), payload[8:])
 
     def runtime_gone(self) -> None:
-        """Tell the client of each call whose answer, or the end of it, will not come; the connection outlives them."""
+        """End each call whose answer will not come, or not to its end; the client's connection stays open."""
         owner = self._owner
         for stream, how in owner.open.items():
             owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.ASKED))
@@ -86,9 +88,10 @@ class Goaway:
                 owner.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
 
     def drain(self, refusing: bool) -> None:
-        """Ask the client to open no more streams; once ``refusing``, tell it which was the last. Repeatable.
+        """Ask the client by GOAWAY to open no more streams; with ``refusing`` name the last one. May be repeated.
 
-        One that has opened none has connected for a call that is still to come, and is let alone until ``refusing``.
+        A client that has opened no stream yet has connected for a call that is still to come, and gets no GOAWAY until
+        ``refusing``.
         """
         if not self._asked and (refusing or self._owner.highest or self.highest_image):
             self._asked = True
@@ -100,16 +103,16 @@ class Goaway:
 
     def _end_at(self, last: int) -> None:
         self.last = min(self.last, last)
-        self._owner.from_client.known.clear()  # what had passed may not now
+        self._owner.from_client.known.clear()  # a new stream must no longer pass because of its remembered headers
 
     def _tell(self) -> None:
         self._owner.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
 
     def unfinished(self) -> tuple[int, int, int]:
-        """Count the calls that wait for their answers, the answers that have begun, and the streams without an end.
+        """Return how many calls wait for their answers, how many answers have begun, and how many streams are endless.
 
-        An answer that waits for the client's credit counts among the first: its end is there. Image calls that wait for
-        the image service count not.
+        A complete answer that waits for the client's credit counts among the first. Image calls that wait for the
+        image service are not counted.
         """
         owner = self._owner
         count = Counter(owner.open.values())
@@ -121,5 +124,5 @@ class Goaway:
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:
-    """Build what ends a call in place of its answer: UNAVAILABLE, or a reset inside an answer."""
+    """Build the frames that end an unanswered call: UNAVAILABLE, or RST_STREAM once its answer has begun."""
     return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, GONE, False)

@@ -1,9 +1,9 @@
-"""The streams that are held: one gRPC call whose request waits for the hook servers.
+"""Held streams: each is one gRPC call whose request waits for the hook servers.
 
-Owns the state of a held stream on the wire: what has come, what waits, what was released, which frame is kept.
+Owns the HTTP/2 state of a held stream: what has come, what waits, what was released, which frame is held back.
 Must not know: what a message means, hook servers.
 Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream
-is kept (relay-rules A4 to A7, C1).
+is held back (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,26 +22,28 @@ from runtimeproxy.wire.flow import FlowControlledSender
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
-"""The header fields that are kept, as far as ``bounds.FIELD_BYTES``: all of them may be long."""
+"""The header fields of a reply that are kept, each up to ``bounds.FIELD_BYTES``, since a peer may send long ones."""
 
 _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
-"""CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself (relay-rules C1), and may go on with the call.
-UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
+"""gRPC statuses that leave the outcome unknown. CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself
+(relay-rules C1), and may go on with the call. UNAVAILABLE: gRPC's status where a connection ends; servers on its C core
+send it to a client that half-closes (run)."""
 
 
 END = Data(b"", 0, True, b"")
-"""Stands for the end of a request that comes without DATA."""
+"""Stands for the end of a request that ends without DATA."""
 
 
 def _nothing() -> None:
-    """Stand in for a listener that is not there yet, or no more.
+    """Do nothing: the callback before one is set, and after the last event.
 
-    Listeners lead to the call and its fiber, and these keep the stream: a cycle for the garbage collector.
+    Callbacks refer to the call and its fiber, and these to the stream: a cycle that only the garbage collector would
+    free.
     """
 
 
 class HeldStreamEvents(Protocol):
-    """What the front is told of a held call."""
+    """Receives the events of held streams; see ``cri.reader.ReaderEvents``."""
 
     def held(self, stream: "HeldStream") -> None: ...
     def settled(self, stream: "HeldStream") -> None: ...
@@ -49,7 +51,7 @@ class HeldStreamEvents(Protocol):
 
 
 class HeldStreamOwner(Protocol):
-    """What a held stream needs of its connection."""
+    """The connection of a held stream."""
 
     client_out: FlowControlledSender
     runtime_out: FlowControlledSender
@@ -63,18 +65,18 @@ class HeldStreamOwner(Protocol):
 
 
 class HeldStream:
-    """One held call. Its request's headers have gone to the runtime already; its DATA waits."""
+    """One held call. Its request's headers have already gone to the runtime; its DATA waits."""
 
-    # What most calls never need stands here, once for them all.
+    # Defaults on the class, to save memory: most calls never set these.
     state = CallState.HOLDING
     message: bytes | None = None
-    """The request's body once it is whole, its compression undone; None if it cannot be read: see ``problem``."""
+    """The request's message, decompressed, once it is complete; None if it cannot be read: see ``problem``."""
     problem = ""
     reply: Reply | None = None
     on_ended: Callable[[], object] = staticmethod(_nothing)
     on_reply: Callable[[], object] = staticmethod(_nothing)
     _request: bytes | bytearray = b""
-    """What has come of the request; nothing once ``message`` is all of it: a prefix can be made again."""
+    """The body as it came; empty once ``message`` has all of it, since gRPC's five-byte prefix can be made again."""
     _counted = 0
     _whole = False
     _late: bytes | bytearray = b""
@@ -93,7 +95,7 @@ class HeldStream:
         self.stream = stream
         self.route = route
         self.began = owner.clock()
-        """When its headers came: the caller's time runs from then on, not from its message's end."""
+        """When its headers came, by the owner's clock: the caller's deadline counts from then, not from the body."""
         self.fields = dict(headers.find(fields, REQUEST_FIELDS, bounds.FIELD_BYTES))
         self._half_closed = half_closed
         self._has_body = not half_closed
@@ -102,14 +104,14 @@ class HeldStream:
     # From the client.
 
     def client_data(self, data: Data) -> None:
-        """Collect the request; it is handed on once it is whole, or cannot be read. Queue or send what follows it."""
+        """Collect the request, and report it once it is complete or cannot be read; queue or send what follows it."""
         owner = self.owner
         self._half_closed |= data.end
         if self._whole:
             self._follow(data)
             return
         owner.client_out.credit(data.length)
-        if not self._half_closed:  # else the client needs none
+        if not self._half_closed:  # a client that has half-closed sends no more DATA
             self._credit_stream(data.length)
         self._request = _joined(self._request, data.payload) if self._request else data.payload
         try:
@@ -136,7 +138,7 @@ class HeldStream:
             self.owner.runtime_out.send_data(self.stream, data.payload, data.end, self.owner.client_out, data.length)
             self._credit_stream(data.length)
         else:
-            self._late = _joined(self._late, data.payload)  # without credit, so that it cannot grow without bound
+            self._late = _joined(self._late, data.payload)  # no credit is given for it, which bounds it
             self._late_length += data.length
 
     def _credit_stream(self, length: int) -> None:
@@ -149,7 +151,7 @@ class HeldStream:
             raise WireError(NO_ROOM)
 
     def client_headers(self, block: HeaderBlock) -> None:
-        """Queue the request's trailers behind its message."""
+        """Send the request's trailers, or queue them after its message."""
         self._half_closed = True
         if self.state is CallState.RELEASED:
             block.send(self.owner.runtime_out, self.stream)
@@ -161,7 +163,7 @@ class HeldStream:
             self.client_data(END)
 
     def client_reset(self, frame: bytes) -> None:
-        """Pass the client's cancel; it overtakes what waits."""
+        """Pass the client's RST_STREAM on at once and drop what waits of the stream."""
         self.owner.client_out.drop(self.stream)
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
@@ -169,17 +171,17 @@ class HeldStream:
         self._end()
 
     def client_window(self, increment: int) -> None:
-        """Pass the client's credit: replies are end to end."""
+        """Pass the client's WINDOW_UPDATE: flow control of replies is end to end."""
         self.owner.runtime_out.inject(http2.window_update(self.stream, increment))
 
     # From the runtime.
 
     def runtime_window(self, increment: int) -> None:
-        """Take the runtime's credit: the request is hop by hop."""
+        """Add the runtime's credit to the stream window: flow control of held requests is hop by hop."""
         self.owner.runtime_out.open_stream_window(self.stream, increment)
 
     def runtime_headers(self, block: HeaderBlock) -> None:
-        """Pass the reply's headers, or keep the block that ends it."""
+        """Pass the reply's headers, or hold back the block that ends it."""
         self._reply_fields.update(headers.find(headers.walk(block.alone), REPLY_FIELDS, bounds.FIELD_BYTES))
         if self.state is CallState.RELEASED and not block.end:
             block.send(self.owner.client_out, self.stream)
@@ -187,7 +189,7 @@ class HeldStream:
             self._keep(block)
 
     def runtime_data(self, data: Data) -> None:
-        """Pass the reply's DATA while copying it, or keep the frame that ends it."""
+        """Pass the reply's DATA while copying it, or hold back the frame that ends it."""
         if len(self._reply_body) <= bounds.REPLY_BYTES:
             self._reply_body = _joined(self._reply_body, data.payload) if self._reply_body else data.payload
         if self.state is CallState.RELEASED and not data.end:
@@ -197,7 +199,10 @@ class HeldStream:
             self._keep(data)
 
     def _keep(self, part: Data | HeaderBlock) -> None:
-        """Hold back the frame that ends the reply, which is read now; before the release whatever comes of it."""
+        """Hold back the frame that ends the reply, and read the reply; before the release hold back every part.
+
+        Raises Excess if too much of an answer comes before the release.
+        """
         if self.state is CallState.HOLDING:
             self._early = (*self._early, part)
             self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
@@ -215,13 +220,13 @@ class HeldStream:
                 encoding = fields.get(b"grpc-encoding", b"")
                 reply = Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, bounds.REPLY_BYTES))
             except WireError:
-                pass  # what cannot be read is not known to be agreed
+                pass  # a reply that cannot be read does not count as agreed
         elif status in _BROKEN_OFF:
             reply = UNANSWERED
         self._settle(reply)
 
     def runtime_reset(self, frame: bytes) -> None:
-        """Pass the runtime's reset at once, or behind the whole answer that it follows (RFC 9113, 8.1)."""
+        """Pass the runtime's RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
         if self._kept is not None:
             self._kept_reset = frame
             return
@@ -240,8 +245,8 @@ class HeldStream:
     def release(self, message: bytes | None) -> bool:
         """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
 
-        Behind it goes what came behind it, and the end in DATA or trailers, if the headers were not the end. Returns
-        False if the call is no longer held; then nothing is sent.
+        What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
+        False, and sends nothing, if the call is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False
@@ -270,7 +275,10 @@ class HeldStream:
         return True
 
     def refuse(self, code: int, text: str) -> bool:
-        """Answer the client with a status in the runtime's place (relay-rules A7). Returns False if no longer held."""
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7).
+
+        Returns False, and sends nothing, if the call is no longer held.
+        """
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
@@ -284,7 +292,7 @@ class HeldStream:
         return True
 
     def answer(self) -> None:
-        """Let the kept frame go; the stream just passes from here on."""
+        """Send the client the frame that was held back; from now on the stream passes unchanged."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
@@ -296,16 +304,16 @@ class HeldStream:
 
     @property
     def kept(self) -> bool:
-        """Tell whether an answer of the runtime waits for the Post hooks."""
+        """Return whether an answer of the runtime waits for the Post hooks."""
         return self._kept is not None
 
     @property
     def is_answering(self) -> bool:
-        """Tell whether the beginning of the runtime's answer has gone to the client."""
+        """Return whether the beginning of the runtime's answer has gone to the client."""
         return self.state is CallState.RELEASED and bool(self._reply_fields)
 
     def connection_lost(self) -> None:
-        """Take the end of the client's or the runtime's connection."""
+        """Called when the client's or the runtime's connection ended: end the call unless its answer is complete."""
         if self._kept is None:
             self._end()
 
@@ -325,16 +333,16 @@ class HeldStream:
             self.owner.events.settled(self)
 
     def go_on(self) -> None:
-        """Tell whoever waits for the reply."""
+        """Call the callback that waits for the reply."""
         self.on_reply()
         self.on_reply = self.on_ended = _nothing
 
     def credit(self, length: int) -> None:
-        """Count a request that nobody has read no more: it has left."""
+        """Return the request's bytes to the memory budget: a request that could not be read has left."""
         self.free()
 
     def free(self) -> None:
-        """Count nothing of the request any more: it is not kept."""
+        """Return the request's bytes to the memory budget: they are no longer kept."""
         self.owner.held_bytes.free(self._counted)
         self._counted = 0
 
@@ -345,7 +353,7 @@ class HeldStream:
 
 
 def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
-    """Put more behind what is kept."""
+    """Append ``more`` to ``kept``, in place if that is a bytearray."""
     if not isinstance(kept, bytearray):
         kept = bytearray(kept)
     kept += more

@@ -1,10 +1,10 @@
-"""ImageService streams where --remote-image-service-endpoint differs: a second connection of the pair (relay-rules
-A10).
+"""ImageService streams where --remote-image-service-endpoint differs: they use a second connection of the pair
+(relay-rules A10).
 
 Owns the HTTP/2 endpoint toward the image service and the streams on it.
 Must not know: sockets, held calls, what a message means.
-Invariant: both window levels are hop by hop; when the image service is away its streams fail and the client's
-connection lives.
+Invariant: flow control is hop by hop for connection and streams; when the image service is away its streams fail and
+the client's connection stays open.
 """
 
 from typing import NoReturn, Protocol
@@ -21,7 +21,7 @@ AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoi
 
 
 class ImageLinkOwner(Protocol):
-    """What the image connection needs of the pair."""
+    """The pair to which a connection to the image service belongs."""
 
     client_out: FlowControlledSender
 
@@ -42,7 +42,7 @@ class ImageLink(ClientConnection):
         self.outlet.inject(http2.settings(settings))
 
     def open(self, block: HeaderBlock) -> "ImageStream | None":
-        """Send a request's headers; None if the service takes no more streams."""
+        """Open a stream with a request's headers and return it; None if the service takes no more streams."""
         if len(self.streams) >= self.stream_limit:
             return None
         stream = ImageStream(self, block.stream)
@@ -68,19 +68,19 @@ class ImageLink(ClientConnection):
             self.streams[stream].fail(http2.rst_stream(stream, code))
 
     def goaway(self, last_stream: int) -> None:
-        """Refuse the streams that the service did not process."""
+        """Reset the streams above ``last_stream`` with REFUSED_STREAM: the service did not process them."""
         for above in [number for number in self.streams if number > last_stream]:
             self.streams[above].fail(http2.rst_stream(above, http2.REFUSED_STREAM))
 
     def close(self) -> None:
-        """Take the end of the connection, or its failure to come up: its streams get UNAVAILABLE."""
+        """End all streams with UNAVAILABLE: the connection has ended, or could not be made."""
         self.closing = True
         for stream in list(self.streams.values()):
             stream.unavailable()
 
 
 class ImageStream:
-    """One ImageService call: the client's stream id on both connections, windows hop by hop."""
+    """One ImageService call: it has the client's stream id on both connections; flow control is hop by hop."""
 
     def __init__(self, link: ImageLink, stream: int) -> None:
         self._link = link
@@ -88,7 +88,7 @@ class ImageStream:
         self._half_closed = False
         self._answered = False
         self.ended = False
-        """True once nothing of it is to come from the image service, nor to go there."""
+        """True once nothing more is expected from the image service or sent to it."""
 
     def client_headers(self, block: HeaderBlock) -> None:
         if self.ended:
@@ -98,9 +98,10 @@ class ImageStream:
         self._link.outlet.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
-        """Send DATA as the image service takes it.
+        """Send DATA on as the image service's windows allow.
 
-        The stream's credit is given back at once: the connection's, given when the bytes have left, bounds what waits.
+        The client's stream window is credited at once, its connection window only when the bytes have left: that bounds
+        what waits.
         """
         self._half_closed |= data.end
         client = self._link.owner.client_out
@@ -129,7 +130,7 @@ class ImageStream:
             self._answer_complete()
 
     def image_data(self, payload: bytes, length: int, end: bool) -> None:
-        """Send the reply's DATA as the client takes it."""
+        """Send the reply's DATA on as the client's windows allow."""
         self._link.owner.client_out.send_data(self._stream, payload, end, self._link.outlet, length)
         if end:
             self._answer_complete()
@@ -137,19 +138,19 @@ class ImageStream:
             self._link.outlet.inject(http2.window_update(self._stream, length))
 
     def _answer_complete(self) -> None:
-        """Forget the stream; the service is told if the rest of the request will not come."""
+        """Forget the stream; reset it toward the service if the rest of the request will not come."""
         if not self._half_closed or self._link.outlet.waits(self._stream):
             self._link.outlet.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 
     def fail(self, frame: bytes) -> None:
-        """End the stream toward the client with a frame of ours."""
+        """End the stream toward the client with ``frame``, ahead of what waits of it."""
         self._link.owner.client_out.drop(self._stream)
         self._link.owner.client_out.inject(frame)
         self._forget()
 
     def unavailable(self) -> None:
-        """End the stream because the image service is away: UNAVAILABLE, or a reset inside an answer."""
+        """End the stream since the image service is away: UNAVAILABLE, or RST_STREAM once its answer has begun."""
         if self._answered:
             self.fail(http2.rst_stream(self._stream, http2.CANCEL))
         else:
@@ -161,7 +162,7 @@ class ImageStream:
         self._link.outlet.ungovern(self._stream)
         self._link.owner.retire(self._stream)
 
-    # The main runtime never speaks on this stream.
+    # The runtime never got this stream.
 
     def _never_sent(self, what: object) -> NoReturn:
         raise WireError("the runtime answers a stream that it was not sent")
@@ -169,4 +170,4 @@ class ImageStream:
     runtime_headers = runtime_data = runtime_reset = _never_sent
 
     def runtime_window(self, increment: int) -> None:
-        """Ignore: credit for a stream that it was not sent."""
+        """Ignore credit for a stream that the runtime never got."""

@@ -1,9 +1,9 @@
-"""What a CRI runtime lists: pods and containers, item by item.
+"""ListPodSandbox and ListContainers: their requests, and their responses read item by item.
 
-Owns the requests of the two lists and what is read of an item: what names it, and no more.
+Owns the requests of the two lists and what is read of an item: only its ids and metadata.
 Must not know: who asks, what a verbose status says (``status``).
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. An item is read
-when it is asked for: a list of 16 MiB is not worked through in one piece.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. An item is parsed
+only when it is asked for: a list of 16 MiB does not block the event loop.
 """
 
 from collections.abc import Iterator
@@ -19,32 +19,35 @@ from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire import protobuf
 
 ITEMS = 1
-"""The field of both responses that holds the items."""
+"""Number of the field with the items, in both responses."""
 
 _M = TypeVar("_M", bound=Message)
 
 
 def pods_request(pod_id: str = "") -> bytes:
-    """Make a ListPodSandboxRequest: of all pods, or of one; its filter has a container's fields, in their places."""
+    """Make a ListPodSandboxRequest for all pods, or for one.
+
+    Its filter has the id in the same field as ListContainersRequest, so the two are the same bytes.
+    """
     return containers_request(pod_id)
 
 
 def containers_request(container_id: str = "") -> bytes:
-    """Make a ListContainersRequest: of all containers, or of one."""
+    """Make a ListContainersRequest for all containers, or for one."""
     if not container_id:
         return b""
     return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=container_id)).SerializeToString()
 
 
 def pods(message: bytes) -> Iterator[PodInfo]:
-    """Read a ListPodSandboxResponse: ids and metadata. Raises Unreadable."""
+    """Yield the pods of a ListPodSandboxResponse, with ids and metadata. Raises Unreadable."""
     for item in _items(api_pb2.PodSandbox, message):
         meta = item.metadata
         yield PodInfo(_id(item.id), meta.name, meta.uid, meta.namespace, meta.attempt)
 
 
 def containers(message: bytes) -> Iterator[ContainerInfo]:
-    """Read a ListContainersResponse: ids, their pods' ids, and metadata. Raises Unreadable."""
+    """Yield the containers of a ListContainersResponse, with ids, pod ids and metadata. Raises Unreadable."""
     for item in _items(api_pb2.Container, message):
         yield ContainerInfo(_id(item.id), item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
 

@@ -1,8 +1,8 @@
-"""Streams that we answer in a server's place: the answer, and what still comes on them.
+"""Streams that the proxy answers in the server's place: the answer, and the frames that still come on them.
 
-Owns how a status of ours looks on the wire.
+Owns how a gRPC status of the proxy's own is encoded.
 Must not know: why a call is refused, held calls.
-Invariant: nothing of such a stream goes on; its DATA is credited, so that the connection lives.
+Invariant: nothing of such a stream is passed on; its DATA is credited, so that the connection window stays open.
 """
 
 from typing import Protocol
@@ -13,14 +13,14 @@ from runtimeproxy.wire.flow import FlowControlledSender
 
 
 class AnsweredStreamOwner(Protocol):
-    """What a dropped stream needs of its connection."""
+    """The connection of a stream that the proxy answered itself."""
 
     client_out: FlowControlledSender
     runtime_out: FlowControlledSender
 
 
 def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
-    """Build a trailers-only answer; RST_STREAM(NO_ERROR) follows unless the client has half-closed (RFC 9113, 8.1)."""
+    """Build a gRPC Trailers-Only answer; RST_STREAM(NO_ERROR) follows unless the client half-closed (RFC 9113, 8.1)."""
     head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
     status = [(b"grpc-status", str(code).encode()), (b"grpc-message", grpc.percent_encode(text))]
     frames = http2.header_frames(stream, headers.build([*head, *status]), True)
@@ -28,7 +28,7 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
 
 
 class LocallyAnsweredStream:
-    """A stream that we answered ourselves: what either side still sends on it is dropped, its DATA credited."""
+    """A stream that the proxy answered itself: what either side still sends on it is dropped, its DATA credited."""
 
     def __init__(self, owner: AnsweredStreamOwner) -> None:
         self._owner = owner

@@ -1,8 +1,9 @@
-"""The CRI front's state beside one pair of connections: both directions, the streams that do not just pass.
+"""The CRI front's state of one pair of connections: both directions, and the streams that do not pass unchanged.
 
 Owns what is decided when a request's headers, SETTINGS, GOAWAY or the end of a connection come.
-Must not know: sockets, hook servers; the clock is handed in.
-Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not held, refused or an image call passes.
+Must not know: sockets, hook servers; the clock is a parameter.
+Invariant: bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSender.out``; whatever is not held,
+refused or an image call passes.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from runtimeproxy.wire.flow import FlowControlledSender
 from runtimeproxy.wire.headers import Field
 
 RETIRED_LIMIT = 1_000
-"""Ended streams that are remembered, so that late frames on them reach nobody who never saw them."""
+"""Ended streams that are remembered, so that late frames on them do not reach a peer that never got the stream."""
 
 _ASKED, _ANSWERING = Open.ASKED, Open.ANSWERING
 
@@ -34,25 +35,25 @@ AMBIGUOUS = (
 
 
 class ReaderEvents(Protocol):
-    """What the front is told by its reader."""
+    """Receives a Reader's events; the front's connection implements it."""
 
     def passes_unrecorded(self) -> bool:
-        """Tell whether a call that changes no record need not be held."""
+        """Called for a call that changes no record: return whether it passes without being held."""
 
     def held(self, stream: HeldStream) -> None:
-        """Take a call whose request is whole, or cannot be read (``problem``)."""
+        """Called when a held request is complete, or cannot be read (``problem``): run the call."""
 
     def settled(self, stream: HeldStream) -> None:
-        """Have a call that has its reply ``go_on``."""
+        """Called when a held call has its reply, or ended without one: call its ``go_on``."""
 
     def ambiguous(self) -> bool:
-        """Tell whether a request without exactly one :path may pass."""
+        """Called for a request without exactly one :path: return whether it may pass."""
 
     def image_link(self, link: ImageLink) -> None:
-        """Connect a link to the image endpoint."""
+        """Called with a new link: connect it to the image endpoint."""
 
     def wake(self) -> None:
-        """Write what is in the outlets."""
+        """Called when there are bytes to send outside of ``feed``: write them."""
 
 
 class Reader:
@@ -68,7 +69,7 @@ class Reader:
         self.open: dict[int, Open] = {}
         """Passing streams that the runtime has not ended."""
         self.highest = 0
-        """Highest stream id that was sent to the runtime."""
+        """Highest id of a stream that was sent to the runtime."""
         self.image: ImageLink | None = None
         self.events = events
         self.image_apart = image_apart
@@ -84,25 +85,25 @@ class Reader:
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
 
     def held_route(self, path: bytes) -> Route | None:
-        """Return the route of a call that is held, None for one that passes."""
+        """Return the route of a call to hold; None for one that passes."""
         route = HELD.get(path)
         if route is not None and route.operation in UNRECORDED and self.events.passes_unrecorded():
             return None
         return route
 
     def forget(self, stream: int) -> None:
-        """Let a stream just pass from now on."""
+        """Stop handling a stream: its frames pass unchanged from now on."""
         self.streams.pop(stream, None)
         self.runtime_out.ungovern(stream)
 
     def drop(self, stream: int) -> None:
-        """Drop what still comes on a stream that we answered."""
+        """Drop what still comes on a stream that the proxy answered itself."""
         self.runtime_out.ungovern(stream)
         self.streams[stream] = LocallyAnsweredStream(self)
         self.retire(stream)
 
     def retire(self, stream: int) -> None:
-        """Remember an ended stream for a while."""
+        """Remember an ended stream until RETIRED_LIMIT others have ended and nothing of it waits for the client."""
         self._retired.append(stream)
         if len(self._retired) > RETIRED_LIMIT:
             oldest = self._retired.popleft()
@@ -113,30 +114,30 @@ class Reader:
                 self.client_out.ungovern(oldest)
 
     def client_gone(self) -> None:
-        """End what the client waited for: calls not yet released are dropped (relay-rules C5)."""
+        """End the client's calls that are not yet released (relay-rules C5)."""
         for held in self.held:
             if held.state is CallState.HOLDING:
                 held.connection_lost()
 
     @property
     def keeps_answers(self) -> bool:
-        """Tell whether answers of the runtime wait for Post hooks."""
+        """Return whether answers of the runtime wait for Post hooks."""
         return any(held.kept for held in self.held)
 
     def runtime_gone(self) -> None:
-        """End calls that wait for the runtime."""
+        """End the calls that wait for the runtime's answer."""
         for held in self.held:
             held.connection_lost()
 
     def closed(self) -> None:
-        """Forget what still waits for a peer: nobody takes it any more."""
+        """Drop what still waits for a peer: both connections are closed."""
         self.client_out.drop_all()
         self.runtime_out.drop_all()
 
     def leave(self, client: bool, code: int, why: str) -> None:
-        """Tell the peer that broke the protocol, the client or the runtime, that its connection ends.
+        """Send GOAWAY with ``code`` to the peer that broke the protocol: the client, or else the runtime.
 
-        It is told where a frame may stand now: after the first SETTINGS, and not inside of DATA.
+        The frame leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
         """
         last = min(self.farewell.last, max(self.highest, self.farewell.highest_image)) if client else 0
         (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
@@ -161,13 +162,13 @@ class Reader:
             self.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
 
     def answer(self, stream: int, frames: bytes) -> None:
-        """Answer a request ourselves, and drop what still comes on its stream."""
+        """Answer a request in the server's place, and drop what still comes on its stream."""
         self.client_out.inject(frames)
         self.drop(stream)
 
 
 class FromClient(FrameRelay):
-    """Frames of the client."""
+    """The direction from the client to the runtime."""
 
     side = "client"
     _reader: Reader
@@ -175,10 +176,10 @@ class FromClient(FrameRelay):
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader, reader.client_out, reader.runtime_out)
         self._preface = b""
-        self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
+        self.feed = self._greet  # type: ignore[method-assign]  # until the preface has come: no test per read later
 
     def _greet(self, data: bytes) -> None:
-        """Take the connection preface, then what is behind it. Raises WireError."""
+        """Check and pass the HTTP/2 connection preface, then feed what follows it. Raises WireError."""
         missing = len(http2.PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
@@ -189,7 +190,7 @@ class FromClient(FrameRelay):
             self.feed(data[missing:])
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Pass requests of methods that nobody has a stake in, and trailers."""
+        """Pass trailers and requests of methods that are not held, and start holding calls whose headers may pass."""
         reader = self._reader
         if stream <= reader.highest:
             headers.check(block)
@@ -228,7 +229,7 @@ class FromClient(FrameRelay):
 
     def _request(self, block: HeaderBlock) -> None:
         reader = self._reader
-        if block.stream > reader.farewell.last:  # it is told, so that the client is sure that nothing came of it
+        if block.stream > reader.farewell.last:  # REFUSED_STREAM says that the request was not processed
             reader.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
             return
         fields = headers.walk(block.alone)
@@ -253,7 +254,10 @@ class FromClient(FrameRelay):
         reader.check_open()
 
     def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> HeldStream:
-        """Hold a call. Its headers go on at once: streams must open in order, and the runtime's deadline starts."""
+        """Start holding a call.
+
+        Its headers go on at once: streams must be opened in order, and the deadline at the runtime starts with them.
+        """
         reader = self._reader
         held = HeldStream(reader, route, stream, fields, half_closed)
         reader.highest = stream
@@ -264,14 +268,14 @@ class FromClient(FrameRelay):
         return held
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
-        """Keep the client's settings for the image endpoint."""
+        """Keep the client's settings for the image endpoint, and send them to one that is connected."""
         self._reader.client_settings.update(entries)
         if self._reader.image is not None:
             self._reader.image.client_settings(entries)
 
 
 class FromRuntime(FrameRelay):
-    """Frames of the runtime."""
+    """The direction from the runtime to the client."""
 
     side = "runtime"
     _reader: Reader
@@ -283,7 +287,7 @@ class FromRuntime(FrameRelay):
         return True
 
     def passed(self, stream: int, end: bool) -> None:
-        """Take headers or trailers of a reply."""
+        """Note that a reply's headers or trailers passed: the answer has begun, or ended."""
         streams = self._reader.open
         if end:
             streams.pop(stream, None)
@@ -298,5 +302,5 @@ class FromRuntime(FrameRelay):
         self._reader.open.pop(stream, None)
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Pass the runtime's GOAWAY with the image streams, and what was told before, in mind."""
+        """Return the runtime's GOAWAY with its last stream id adapted; see ``Goaway.runtime_goaway``."""
         return self._reader.farewell.runtime_goaway(payload, frame)

@@ -1,8 +1,8 @@
-"""Which gRPC paths are held and which go to the image endpoint.
+"""The gRPC paths that are held, and those that go to the image endpoint.
 
 Owns the table of paths of CRI v1 and v1alpha2.
 Must not know: frames, messages.
-Invariant: whatever is not in the table passes.
+Invariant: a path that is not in the table passes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ VERSIONS = ("v1", "v1alpha2")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A held method: its operation and the CRI version it was called in."""
+    """A held method: its operation, and the CRI version of its path."""
 
     operation: Operation
     version: str
@@ -30,5 +30,5 @@ IMAGE_PREFIXES: tuple[bytes, ...] = tuple(f"/runtime.{version}.ImageService/".en
 
 
 def runtime_path(version: str, method: str) -> str:
-    """Name the path of a RuntimeService method."""
+    """Return the path of a RuntimeService method."""
     return f"/runtime.{version}.RuntimeService/{method}"

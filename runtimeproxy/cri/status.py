@@ -1,10 +1,10 @@
-"""The runtime's own word on a pod or a container: requests for its verbose status, and the answers as values.
+"""PodSandboxStatus and ContainerStatus: make their requests, and parse the responses into values of ``model``.
 
-Owns what runtimes tell in ``info["info"]`` (JSON: containerd's has the config as it was created and the OCI runtime
-spec as it runs, CRI-O's the spec alone, others have none).
+Owns what runtimes put into ``info["info"]`` of a verbose status (JSON: containerd has the config as it was created and
+the OCI runtime spec as it runs, CRI-O the spec alone, others have none).
 Must not know: the Store, what the kubelet asked for, when a status is read.
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. A part that is
-missing, null, of a wrong type or no text is unknown, by itself: what else is told stands.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
+missing, null, of a wrong type or not valid text counts as unknown; the other parts are still used.
 JSON names: CRI's proto names (Go's encoding/json, containerd 1.6 to 2.x) and the OCI runtime spec, config-linux.
 """
 
@@ -34,28 +34,28 @@ _OCI_FIELDS: dict[tuple[str, ...], dict[str, str]] = {
     ("linux", "resources"): {"hugepage_limits": "hugepageLimits", "unified": "unified"},
     ("process",): {"oom_score_adj": "oomScoreAdj"},
 }
-"""Where the OCI runtime spec keeps each resource field."""
+"""Where the OCI runtime spec has each resource field: the path of an object, then CRI's name and the spec's name."""
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
 _NO_PARENT = frozenset({"/k8s.io", "/crio"})
-"""Where containerd and CRI-O put a container whose pod names no cgroup parent."""
+"""The cgroup parents that containerd and CRI-O use for a container whose pod names none."""
 _CRIO_LABEL = ("io.kubernetes.container.name", "POD")
-"""What CRI-O adds to the labels of a pod."""
+"""The label that CRI-O adds to each pod."""
 _CRIO_HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
-"""The annotation of the runtime spec in which CRI-O has a pod's runtime handler: its status has none."""
+"""The annotation in CRI-O's runtime spec that has a pod's runtime handler: its status has none."""
 _REPLACED = "\ufffd"
-"""Stands in JSON for each byte that is not UTF-8."""
+"""U+FFFD, which Go's encoding/json writes for each byte that is not UTF-8."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def pod_status_request(pod_id: str, *, verbose: bool = True) -> bytes:
-    """Make a PodSandboxStatusRequest; only the verbose status tells all."""
+    """Make a PodSandboxStatusRequest; only a verbose status has ``info``."""
     return api_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=verbose).SerializeToString()
 
 
 def container_status_request(container_id: str, *, verbose: bool = True) -> bytes:
-    """Make a ContainerStatusRequest; only the verbose status tells all."""
+    """Make a ContainerStatusRequest; only a verbose status has ``info``."""
     return api_pb2.ContainerStatusRequest(container_id=container_id, verbose=verbose).SerializeToString()
 
 
@@ -70,11 +70,11 @@ def read_container_state(message: bytes) -> api_pb2.ContainerState:
 
 
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
-    """Read a PodSandboxStatusResponse; ``pod_id`` is the one asked for, where the answer repeats none.
+    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id.
 
-    The cgroup parent is that of the config, else the one that the pause container has. Resources are the last that
-    UpdatePodSandboxResources set where the runtime tells them (containerd 2), else those of the config; the runtime
-    spec is no source, it is the pause container's. Raises Unreadable.
+    The cgroup parent is that of the config, else that of the pause container. Resources are the last that
+    UpdatePodSandboxResources set, where the runtime has them in ``info`` (containerd 2), else those of the config; the
+    runtime spec is not used, since it describes the pause container. Raises Unreadable.
     """
     response = decode(api_pb2.PodSandboxStatusResponse, message)
     status = response.status
@@ -97,10 +97,10 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
 
 
 def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
-    """Read a ContainerStatusResponse; ``container_id`` is the one asked for, where the answer repeats none.
+    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id.
 
-    ``pod_id`` is "" if the runtime does not tell it. Each resource field is what runs (the status, else the runtime
-    spec), else what the config asked for. Raises Unreadable.
+    ``pod_id`` is "" if the response does not name the pod. Each resource field is the value in effect (from the status,
+    else from the runtime spec), else the one in the config. Raises Unreadable.
     """
     response = decode(api_pb2.ContainerStatusResponse, message)
     status = response.status
@@ -122,7 +122,7 @@ def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
 
 
 def _info(info: Mapping[str, str]) -> Json:
-    """Parse the verbose part; empty if there is none."""
+    """Parse the JSON of a verbose status; empty if there is none or it cannot be parsed."""
     try:
         document = json.loads(info["info"]) if "info" in info else None
     except (ValueError, RecursionError):
@@ -131,12 +131,12 @@ def _info(info: Mapping[str, str]) -> Json:
 
 
 def _updated(info: Json, config: Json, name: str) -> Resources | None:
-    """Return resources of a pod: as updated, else as created."""
+    """Return the resources of a pod: as updated, else as created."""
     return _resources(_object(info, name), "linux") or _resources(config, name)
 
 
 def _resources(owner: Json, name: str) -> Resources | None:
-    """Read a LinuxContainerResources in JSON; None if there is none."""
+    """Read the LinuxContainerResources of JSON at ``name``; None if there is no object."""
     return _from_json(_object(owner, name), page_size="page_size") if isinstance(owner.get(name), dict) else None
 
 
@@ -155,9 +155,10 @@ def _from_json(values: Json, page_size: str) -> Resources:
 
 
 def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
-    """Lay what runs over what was asked for: what the machine does not support runs as nothing, but stays asked for.
+    """Return the resources in effect, ``runs``, over those of the config, ``asked``.
 
-    Runtimes set a swap limit equal to the memory limit where none was asked for: that is CRI's "not set".
+    A field that the machine does not support is not in effect and keeps the config's value. Where no swap limit was
+    asked for runtimes set one equal to the memory limit: that is returned as 0, "not set" in CRI.
     """
     effective = overlay(asked, named(runs))
     if effective is None or (asked and asked.memory_swap_limit_in_bytes):
@@ -168,9 +169,10 @@ def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
 
 
 def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
-    """Return the variables that the create request set, with the values that run.
+    """Return the variables that the create request set, with the values in effect.
 
-    The running environment also holds the image's variables: only where it is all that is told they count as set.
+    The environment of the process also has the image's variables: they are returned only where the runtime tells
+    nothing else. A variable with bytes that are not UTF-8 is left out.
     """
     runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):
@@ -190,7 +192,10 @@ def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
 
 
 def _is_base64_of(given: str, value: str) -> bool:
-    """Tell whether a replacement character is meant: a bytes field comes in base64, which hides nothing."""
+    """Return whether ``given`` is the base64 of ``value``, so that a U+FFFD in that was really set.
+
+    A runtime whose CRI has the value as bytes writes them to JSON in base64, without replacing any.
+    """
     try:
         return b64decode(given, validate=True) == value.encode()
     except ValueError:
@@ -200,7 +205,7 @@ def _is_base64_of(given: str, value: str) -> bool:
 def _cgroup_parent(spec: Json) -> str | None:
     """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd).
 
-    systemd's slices are nested by their names: a-b.slice lies in a.slice (systemd.slice(5)).
+    systemd's slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5)).
     """
     cgroups_path = _text(_object(spec, "linux"), "cgroupsPath")
     if not cgroups_path:
@@ -217,7 +222,7 @@ def _cgroup_parent(spec: Json) -> str | None:
 
 
 def _object(document: Json, *path: str) -> Json:
-    """Follow a path of objects; empty where it ends early."""
+    """Return the object at a path of names; empty if there is none."""
     for name in path:
         inner = document.get(name)
         document = inner if isinstance(inner, dict) else {}
@@ -235,7 +240,7 @@ def _text(owner: Json, name: str) -> str | None:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Tell a text that a message can carry: half a surrogate pair is valid JSON."""
+    """Return whether a value is text that protobuf can encode: JSON also allows half a surrogate pair."""
     return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
 
 
@@ -245,7 +250,7 @@ def _number(owner: Json, name: str, allowed: range) -> int | None:
 
 
 def _limits(limits: Iterable[Any], page_size: str) -> dict[str, int]:
-    """Read huge page limits; Go leaves a limit of 0 out."""
+    """Read huge page limits; a missing limit is 0, which Go's JSON encoder leaves out."""
     entries = [{"limit": 0, **limit} for limit in limits if isinstance(limit, dict)]
     read = {_text(entry, page_size): _number(entry, "limit", _UINT64) for entry in entries}
     return {size: limit for size, limit in read.items() if size is not None and limit is not None}
@@ -258,4 +263,4 @@ _READERS: dict[Kind, Callable[[Json, str, str], Any]] = {
     Kind.MAP: lambda values, name, _: {k: v for k, v in _object(values, name).items() if _is_text(k) and _is_text(v)},
 }
 _RESOURCE_READERS = {name: _READERS[kind] for name, (_, kind) in RESOURCE_TABLE.items()}
-"""Takes each resource field out of JSON; the last argument names the field that has a huge page's size."""
+"""Functions that read each resource field from JSON; their last argument is the name of a huge page's size field."""

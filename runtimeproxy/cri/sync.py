@@ -1,6 +1,6 @@
-"""Reads the state of a CRI runtime for ``runtimeproxy.core.sync``: the lists, then verbose status.
+"""Read the state of a CRI runtime for ``runtimeproxy.core.sync``: the lists, then verbose status.
 
-Owns which CRI version the state is read in.
+Owns the choice of the CRI version for reading the state.
 Must not know: when it is read, what is kept.
 Invariant: the state is read in v1 wherever the runtime has that (docs/architecture.rst).
 """
@@ -17,11 +17,11 @@ from runtimeproxy.model import records
 from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 
 ITEMS_AT_ONCE = 200
-"""Of a list, between two of which calls are served."""
+"""Items of a list that are read before the event loop may serve calls."""
 
 
 class CriState:
-    """Reads what the runtime has."""
+    """Reads the pods and containers that the runtime has."""
 
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
@@ -29,7 +29,10 @@ class CriState:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """List all pods and containers, and find out what the runtime is and which version it has."""
+        """Return the ids of all pods and containers; also learn the runtime's name and CRI version.
+
+        Raises BackendError, Unreadable.
+        """
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:
@@ -44,7 +47,10 @@ class CriState:
         return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
 
     def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
-        """Drop the record of each pod whose id is another one's by now: the runtime has lost its state."""
+        """Yield the pods, dropping each record whose id now belongs to another pod: the runtime has lost its state.
+
+        That is so where the uid differs; the records of the pod's containers are dropped with it.
+        """
         for pod in pods:
             known = self._store.pod(pod.id)
             if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):
@@ -58,7 +64,7 @@ class CriState:
         return None if info is None else self._store.read_pod(info)
 
     async def container(self, container_id: str) -> Subject | None:
-        """Read a container; its pod is in the Store, or is read as well."""
+        """Read a container, and its pod unless the Store has that. Raises BackendError, Unreadable."""
         info = await self._backend.container(self._version, container_id)
         if info is None:
             return None

@@ -1,9 +1,9 @@
-"""CRI requests as values of the model.
+"""Parse CRI requests into values of ``model``.
 
 Owns which part of a request becomes which part of a pod or a container, and the table of the resource fields.
 Must not know: how requests are held or edited (``edit``), what a status says (``status``).
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them.
-Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them.
+Field numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Kind(Enum):
-    """How a resource field stands on the wire."""
+    """The protobuf type of a resource field."""
 
     NUMBER = "int64"
     TEXT = "string"
@@ -50,8 +50,8 @@ RESOURCE_TABLE: dict[str, tuple[int, Kind]] = {
 """Field number and kind of every field of LinuxContainerResources, by its name in CRI and in the model."""
 
 SHORT_BYTES = 2 * FIELDS_LIMIT
-"""No field is shorter than a tag and a length: a message up to here cannot have too many. A longer one is not to be
-there in two forms more."""
+"""A message of up to so many bytes cannot have more than FIELDS_LIMIT fields, since the shortest field is a tag and a
+length. A longer one is not parsed into a second form, to save memory."""
 
 _WITHOUT_ID = "CRI message without an id"
 
@@ -73,8 +73,8 @@ def read_pod(message: bytes) -> PodInfo:
 def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
 
-    That is the pod's names, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
-    Unreadable. The envs stay as they came unless they have to be looked into.
+    The second is the pod's metadata, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
+    Unreadable. The envs of a short message stay encoded until they are needed.
     """
     request: Any
     envs: Mapping[str, str] | None = None
@@ -96,13 +96,13 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     resources = resources_of(linux.resources) if linux.HasField("resources") else None
     pod = _pod(request.sandbox_config) if request.HasField("sandbox_config") else None
     if envs is None:
-        del request, config, metadata, linux  # else a long env would be there once more while it is decoded
+        del request, config, metadata, linux  # so that decoding does not keep a long env in memory twice
         envs = _decoded(raw)
     return ContainerInfo("", pod_id, name, attempt, annotations, resources, envs), pod
 
 
 def read_id(message: bytes) -> str:
-    """Read the id in field 1 of a request or response of any other call. Raises Unreadable, also if it is empty."""
+    """Read the id in field 1 of a request or response of any other method. Raises Unreadable, also if it is empty."""
     found = _asked(api_pb2.Identified, message).id
     if not found:
         raise Unreadable(_WITHOUT_ID)
@@ -110,7 +110,7 @@ def read_id(message: bytes) -> str:
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
-    """Read an UpdateContainerResourcesRequest: the container's id, its Linux resources, the annotations.
+    """Read an UpdateContainerResourcesRequest and return the container's id, its Linux resources, the annotations.
 
     Raises Unreadable.
     """
@@ -122,7 +122,7 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
 
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
-    """Read an UpdatePodSandboxResourcesRequest: the pod's overhead, its resources. Raises Unreadable."""
+    """Read an UpdatePodSandboxResourcesRequest and return the pod's overhead and its resources. Raises Unreadable."""
     request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
     return (
         resources_of(request.overhead) if request.HasField("overhead") else None,
@@ -131,7 +131,7 @@ def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]
 
 
 def _asked(kind: type[_M], message: bytes) -> _M:
-    """Parse a request, unless too much would become of it. Raises Unreadable."""
+    """Parse a request. Raises Unreadable, also if it has more than FIELDS_LIMIT fields."""
     if len(message) > SHORT_BYTES:
         try:
             if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
@@ -160,7 +160,7 @@ def _pod(
     overhead: Resources | None = None,
     resources: Resources | None = None,
 ) -> PodInfo:
-    """Read what a container's create repeats of its pod, too."""
+    """Read a sandbox config, of a RunPodSandboxRequest or as a CreateContainerRequest repeats it."""
     metadata, labels, annotations = config.metadata, config.labels, config.annotations
     return PodInfo(
         "",
@@ -178,7 +178,7 @@ def _pod(
 
 
 def _decoded(entries: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Leave out what is not UTF-8: it cannot be told to a hook server."""
+    """Decode the entries, leaving out those that are not UTF-8: a hook message cannot contain them."""
     envs = {}
     for key, value in entries.items():
         try:

@@ -1,1 +1,1 @@
-"""The calls that are held in CRI mode, as the core sees them."""
+"""The held calls of CRI mode: subclasses of ``core.call.Call``."""

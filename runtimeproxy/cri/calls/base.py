@@ -1,8 +1,8 @@
-"""CRI's calls as the core sees them: one class a kind of operation.
+"""The base classes of CRI's held calls: one class for each kind of operation.
 
 Owns how a held stream's message becomes a subject, how an adjustment is put into it, what its outcome is.
 Must not know: frames, windows, hook servers.
-Invariant: a message that nobody changed is released as the very bytes that came.
+Invariant: an unchanged message is released as exactly the bytes that came.
 """
 
 from asyncio import AbstractEventLoop
@@ -22,12 +22,12 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire import grpc
 
 READ_FIRST_BYTES = 1 << 20
-"""A longer message is read before it is released: else what the runtime takes at once would be there beside all forms
-of the message. A shorter one is read while the runtime works."""
+"""A longer message is parsed before it is released, since parsing it afterwards would keep the bytes queued for the
+runtime in memory together with every parsed form. A shorter one is parsed while the runtime works."""
 
 
 class CriCall(Call):
-    """A held call; the subclasses know their messages."""
+    """A held call; each subclass reads one kind of message."""
 
     def __init__(self, held: HeldStream, backend: Backend, recorder: Metrics, loop: AbstractEventLoop) -> None:
         self.operation: Operation = held.route.operation
@@ -56,23 +56,23 @@ class CriCall(Call):
 
     @read_once
     def id(self) -> str:
-        """Return the id in the first field of the requests that have one. Raises Unreadable.
+        """Return the id in the request's first field. Raises Unreadable.
 
-        Runtimes take the beginning of an id for it, too, as crictl's users type it: it is the whole one once the
-        subject is known.
+        Runtimes also accept the beginning of an id, as crictl's users type it; once the subject is known this is the
+        full id.
         """
         return translate.read_id(self.message)
 
     def order_key(self) -> str:
-        """Name the subject by its id."""
+        """Return the subject's id. Raises Unreadable."""
         return self.id
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Return the message as it is released: the same object if nothing changes."""
+        """Return the message to release: the same object if nothing changes."""
         return self.message
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
-        """Edit and send on; the runtime's answer comes later."""
+        """Edit the message and send it on; the result becomes the runtime's answer."""
         message = self._held.message if subject is None else self.edited(subject, adjustment)
         if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
             with suppress(Unreadable):
@@ -86,31 +86,35 @@ class CriCall(Call):
         self._held.refuse(code, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def answer(self, reply: Reply) -> None:
-        """Let the kept frame go."""
+        """Send the client the frame that ends the runtime's answer, which was held back."""
         self._held.answer()
 
     def release_buffers(self) -> None:
-        """Count nothing of the request any more; of what may be asked about for minutes nothing is kept."""
+        """Return the request's bytes to the memory budget.
+
+        Of a call that changes no record the message is dropped, too: it may wait for minutes until its unknown outcome
+        is read from the runtime.
+        """
         self._held.free()
         if self.operation in hookpoints.UNRECORDED:
             self._held.message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """Read a pod from the runtime; what the Store knows under its whole id stands."""
+        """Read a pod from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self._backend.pod(self._version, pod_id)
         return None if info is None else store.read_pod(info)
 
     async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
-        """Read a container from the runtime, in the same way."""
+        """Read a container from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self._backend.container(self._version, container_id)
         return None if info is None else store.read_container(info)
 
 
 class PodCall(CriCall):
-    """StopPodSandbox, RemovePodSandbox: a pod by its id."""
+    """StopPodSandbox, RemovePodSandbox: the request names a pod by its id."""
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the pod up."""
+        """Return the pod from the Store, by its id or the beginning of it."""
         pod = store.pod(self.id)
         if pod is None:
             self.id = store.whole_pod_id(self.id)
@@ -118,7 +122,7 @@ class PodCall(CriCall):
         return None if pod is None else Subject(pod)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the pod."""
+        """Read the pod from the runtime."""
         pod = await self.read_pod(self.id, store)
         if pod is None:
             return None
@@ -126,7 +130,7 @@ class PodCall(CriCall):
         return Subject(pod)
 
     async def settle(self) -> Reply:
-        """Tell what became of a stop by the pod's state."""
+        """Return the outcome of an unanswered stop, read from the pod's state."""
         if self._held.state is not CallState.RELEASED:
             return NOT_DONE
         state = await self._backend.pod_state(self._version, self.id)
@@ -136,10 +140,10 @@ class PodCall(CriCall):
 
 
 class ContainerCall(CriCall):
-    """StopContainer, RemoveContainer: a container by its id, with its pod."""
+    """StopContainer, RemoveContainer: the request names a container by its id."""
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the container and its pod up."""
+        """Return the container, by its id or the beginning of it, and its pod from the Store."""
         container = store.container(self.id)
         if container is None:
             self.id = store.whole_container_id(self.id)
@@ -148,7 +152,7 @@ class ContainerCall(CriCall):
         return None if pod is None else Subject(pod, container)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for what the Store lacks."""
+        """Read from the runtime what the Store lacks of the container and its pod."""
         container = store.container(self.id) or await self.read_container(self.id, store)
         if container is None:
             return None
@@ -158,7 +162,7 @@ class ContainerCall(CriCall):
         return None if pod is None else records.was_read(pod, container)
 
     async def settle(self) -> Reply:
-        """Tell what became of a start or a stop by the container's state."""
+        """Return the outcome of an unanswered start or stop, read from the container's state."""
         if self._held.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER

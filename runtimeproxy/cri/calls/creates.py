@@ -2,7 +2,7 @@
 
 Owns how a create becomes a subject, how an adjustment is put into it, what its outcome is.
 Must not know: frames, windows, hook servers.
-Invariant: what is made is known by what the kubelet calls it until the runtime gives it an id.
+Invariant: until the runtime gives it an id, a new pod or container is identified by its metadata in the request.
 """
 
 from dataclasses import replace
@@ -16,23 +16,23 @@ from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo, PodRec
 
 
 class RunPodCall(CriCall):
-    """RunPodSandbox: the pod is in the request."""
+    """RunPodSandbox: the request describes the pod."""
 
     @read_once
     def asked(self) -> PodInfo:
-        """Return the pod as the kubelet asks for it. Raises Unreadable."""
+        """Return the pod that the kubelet asks for. Raises Unreadable."""
         return translate.read_pod(self.message)
 
     def order_key(self) -> str:
-        """Name the pod by what the kubelet calls it: it has no id yet."""
+        """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
         return f"{self.asked.namespace}/{self.asked.name}/{self.asked.uid}/{self.asked.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
-        """Read the pod."""
+        """Return the pod described in the request. Raises Unreadable."""
         return Subject(PodRecord(self.asked, self.asked))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Need nobody: the request has it all."""
+        """Return the pod described in the request: the runtime does not have it yet. Raises Unreadable."""
         return self.subject(store)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
@@ -46,40 +46,40 @@ class RunPodCall(CriCall):
 
 
 class CreateCall(CriCall):
-    """CreateContainer: the container is in the request, its pod in the Store."""
+    """CreateContainer: the request describes the container, the Store has its pod."""
 
     @read_once
     def asked(self) -> tuple[ContainerInfo, PodInfo | None]:
-        """Return the container as the kubelet asks for it, and what this request says of its pod. Raises Unreadable."""
+        """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
         return translate.read_container(self.message)
 
     def order_key(self) -> str:
-        """Name the container by its pod and name: it has no id yet."""
+        """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
         container, _ = self.asked
         return f"{container.pod_id}/{container.name}/{container.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the pod up."""
+        """Return the container in its pod from the Store; None if the Store lacks the pod."""
         container, _ = self.asked
         return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the pod."""
+        """Return the container in its pod, read from the runtime."""
         container, _ = self.asked
         return self._in(await self.read_pod(container.pod_id, store))
 
     def _in(self, pod: PodRecord | None) -> Subject | None:
-        """Return the container in its pod."""
+        """Return the container in ``pod``, with the pod's full id; None without a pod."""
         if pod is None:
             return None
         container, asked_pod = self.asked
-        if container.pod_id != pod.effective.id:  # but its beginning
+        if container.pod_id != pod.effective.id:  # the request has the beginning of the id
             container = replace(container, pod_id=pod.effective.id)
             self.asked = container, asked_pod
         return records.in_pod(pod, asked_pod, container)
 
     def unedited(self, store: Store) -> bool:
-        """Tell that no pod has a cgroup parent that a hook gave it."""
+        """Return whether no pod in the Store has a cgroup parent that a hook set."""
         return not store.has_moved_pods
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:

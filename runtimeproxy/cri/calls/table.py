@@ -1,4 +1,4 @@
-"""The table of held calls: which class each operation's are of.
+"""The class of held call for each operation.
 
 Owns nothing but the table.
 Must not know: what the classes do.

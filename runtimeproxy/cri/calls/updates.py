@@ -1,8 +1,8 @@
-"""CRI's calls that change the resources of what is there: updates, and a start with an update ahead of it.
+"""CRI's calls that change resources of existing pods and containers: updates, and a start with an update before it.
 
-Owns what such a call puts into the runtime and into the record, and how that is told from the runtime's state.
+Owns what such a call sets in the runtime and in the record.
 Must not know: frames, windows, hook servers.
-Invariant: the record has what the runtime has, also where an update names what no runtime changes.
+Invariant: the record equals what the runtime has, also where an update names a field that no runtime changes.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.values import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
 
 UPDATE_SECONDS = 10.0
-"""Time of the extra update of PreStartContainer where the caller gave no deadline."""
+"""Seconds for the extra update of PreStartContainer where the caller gave no deadline."""
 
 
 class UpdatePodCall(PodCall):
-    """UpdatePodSandboxResources: has no hook point, keeps the record right."""
+    """UpdatePodSandboxResources: it has no hook point and is held only to update the pod's record."""
 
     @read_once
     def asked(self) -> tuple[Resources | None, Resources | None]:
@@ -29,12 +29,12 @@ class UpdatePodCall(PodCall):
         return translate.read_pod_update(self.message)
 
     def order_key(self) -> str:
-        """Name the pod; a request that cannot be read to its end is no request to change."""
+        """Return the pod's id. Raises Unreadable if any part of the request cannot be read."""
         _ = self.asked
         return self.id
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Take over what the request sets."""
+        """Return the pod with the overhead and resources that the request sets, in original and effective values."""
         overhead, resources = self.asked
 
         def updated(pod: PodInfo) -> PodInfo:
@@ -45,12 +45,16 @@ class UpdatePodCall(PodCall):
 
 
 class StartCall(ContainerCall):
-    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+    """StartContainer: resources that a Pre hook sets go to the runtime in an UpdateContainerResources before it."""
 
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
+
+        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
+        call is ``state_unknown`` from then on.
+        """
         present = records.container_of(subject).effective.resources
         said = edit.said_in_update(adjustment.resources, present, lifts_memory=self._backend.lifts_memory)
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
@@ -70,24 +74,24 @@ class StartCall(ContainerCall):
 
 
 class UpdateCall(ContainerCall):
-    """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets what differs (hook-api)."""
 
     @read_once
     def said(self) -> EffectiveUpdate:
-        """Return what the request asks for, and what ``edited`` put in. Raises Unreadable."""
+        """Return what the request asks for, and what ``edited`` added to it. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(*translate.read_update(self.message)))
 
     def order_key(self) -> str:
-        """Name the container; a request that cannot be read to its end is no request to change."""
+        """Return the container's id. Raises Unreadable if any part of the request cannot be read."""
         _ = self.said
         return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Tell the record's original values overlaid by what this request sets."""
+        """Return the record's original values overlaid by what this request sets."""
         return records.told_of_update(subject, self.said.asked)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
+        """Put each field into the message whose value would differ in the runtime after the unedited message."""
         differing = records.differing(subject, self.said.asked, adjustment)
         present = records.container_of(subject).effective.resources
         said = edit.said_in_update(
@@ -99,7 +103,7 @@ class UpdateCall(ContainerCall):
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the runtime's apart."""
+        """Return the container with the kubelet's values and the runtime's values updated separately."""
         said = self.said
         taken = edit.taken_in_update(said.asked.resources)
         if taken is not said.asked.resources:
