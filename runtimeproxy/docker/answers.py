@@ -1,8 +1,8 @@
-"""The daemon's bytes on one connection: which are an answer's head or its body.
+"""Split the daemon's bytes on one connection into the heads and bodies of responses.
 
 Owns where the next answer starts.
 Must not know: the client's bytes, sockets, hook servers.
-Invariant: an answer passes as it comes; only that of a held call is kept.
+Invariant: an answer passes as it comes; only that of a held call is kept until its Post hooks are done.
 """
 
 from typing import Protocol
@@ -18,7 +18,7 @@ _SWITCHING = 101
 
 
 class AnswerSink(Protocol):
-    """Whoever takes what was read."""
+    """Receives the answers that were read; ``docker.reader.Reader`` implements it."""
 
     to_client: list[bytes]
 
@@ -29,7 +29,7 @@ class AnswerSink(Protocol):
 
 
 class Answers:
-    """Reads the answers of the daemon."""
+    """Reads the answers of the daemon on one connection."""
 
     def __init__(self, taker: AnswerSink, known: Known) -> None:
         self._taker = taker
@@ -38,17 +38,17 @@ class Answers:
         self._seen = 0
         self._body: Body | None = None
         self._head_bytes = 0
-        """The length of a head that has not gone out: it goes with its body's first bytes, uncopied if that is all."""
+        """Length in bytes of a head that waits to be sent with its body's first bytes, uncopied if both fill a read."""
         self._tunnel = False
         self._no_more = False
 
     @property
     def begun(self) -> bool:
-        """Tell whether the client has a part of an answer that is not whole."""
+        """Return whether the client has got a part of an answer whose end has not come."""
         return self._body is not None
 
     def feed(self, data: bytes) -> None:
-        """Take the daemon's bytes in any split. Raises WireError if they are no answers."""
+        """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
         if self._no_more:
             return
         exchange = self._taker.awaited()
@@ -84,7 +84,7 @@ class Answers:
             self._seen = size - at
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the first bytes of a buffer if all of them are of one body that passes."""
+        """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
         body, exchange = self._body, self._taker.awaited()
         if body is None or exchange is None or isinstance(exchange, HeldExchange) or not body.passes(buffer, size):
             return False
@@ -113,7 +113,7 @@ class Answers:
         return end or at
 
     def _remember(self, data: bytes, exchange: Exchange, head: ResponseHead) -> None:
-        """Keep an answer that is whole and after which the connection goes on as before."""
+        """Remember a complete answer, unless the connection changes after it."""
         if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
             self._known_answers.keep((data, exchange.method), None, len(data))
 
@@ -140,10 +140,10 @@ class Answers:
             self._taker.answered(exchange)
 
     def _begin_tunnel(self, exchange: Exchange, head: ResponseHead) -> None:
-        """Let everything pass from here on, whatever the status (relay-rules B2)."""
+        """Pass all bytes from now on, whatever the status (relay-rules B2)."""
         self._taker.to_client.append(head.raw)
         self._tunnel = True
-        self._taker.become_tunnel()  # before the call goes on: the client has this head, it waits for no turn
+        self._taker.become_tunnel()  # before the call continues: the client already gets this head
         if isinstance(exchange, HeldExchange):
             exchange.begin_reply(head)
             exchange.reply_whole()
@@ -167,11 +167,11 @@ class Answers:
             self._taker.answered(exchange)
 
     def stop(self) -> None:
-        """Read no further answer."""
+        """Ignore all further bytes of the daemon."""
         self._no_more = True
 
 
 def _another_protocol(data: bytes, at: int) -> str:
-    """Say what to look at if these are an HTTP/2 server's first bytes: SETTINGS, of less than 64 KiB, on stream 0."""
+    """Return a hint for the error text if an HTTP/2 server's first frame is here: SETTINGS below 64 KiB on stream 0."""
     settings = data[at : at + 1] == b"\0" and data[at + 3 : at + 9] == b"\x04" + bytes(5)
     return "; it speaks HTTP/2: is --backend-runtime-mode right?" if settings else ""

@@ -1,15 +1,15 @@
-"""What the Docker front asks the daemon itself: inspect, image, info, list, events, the extra update of PreStart.
+"""The requests that the proxy itself sends to dockerd: inspect, image, info, list, events, PreStart's extra update.
 
-Owns these calls, their limits and their errors; aiohttp, its exceptions included, is known in this file only, and is
-loaded by ``load`` or the first request, so that CRI mode never pays for it.
+Owns these requests, their limits and their errors. Only this file uses aiohttp and its exceptions; it is imported by
+``load`` or the first request, so that CRI mode never loads it.
 Must not know: held requests, the Store, what an inspected body says.
-Invariants: NotFound is an answer (None); everything else that fails is a BackendError, whose text holds nothing of a
-reply, but for that of ``update``. An update has a connection of its own, so that is not stale, and is never sent twice;
-what only reads may be sent again where a connection that was kept turns out to have ended (RFC 9110, 9.2.2).
+Invariants: what does not exist is the result None; everything else that fails is a BackendError, whose text has nothing
+of a reply, but for that of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice;
+a request that only reads may be sent again where a kept connection turns out to have ended (RFC 9110, 9.2.2).
 
-Paths have no version in front: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
-them and takes its newest API for them, while any one version is refused by some daemon (docs/docker-mode.rst,
-"Paths"). What is read here is spelt alike in all of them.
+Paths have no version prefix: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
+them to its newest API, while any one version is rejected by some daemon (docs/docker-mode.rst, "Paths"). The names read
+here are the same in all versions.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ LIST_LIMIT = 64 * 2**20
 """The longest list, in bytes: 10,000 containers with their labels."""
 
 KEPT_SECONDS = 0.25
-"""How long a connection is kept for the next reading: after a restart all of a node is read at once. aiohttp looks so
-often, so that one is closed after at most twice that: a second after a call nothing is left of it."""
+"""Seconds for which an idle connection is kept for the next request: after a restart the whole node is read at once.
+aiohttp checks at this interval, so an idle connection is closed after at most twice the time."""
 CHECK_SECONDS = 5.0
-"""How often a quiet stream is looked at: whether its connection still stands."""
+"""Seconds between two checks whether a quiet event stream still has its connection."""
 
 _LONGEST_TEXT = 1024
 _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
-"""What a daemon answers for what it does not have; 301 is its router's answer to "." and "..", which name nothing."""
+"""Statuses for what does not exist; 301 is the answer of dockerd's router to the names "." and "..", which are none."""
 
 
 ROWS_AT_ONCE = 200
-"""Of a list, between two of which calls are served."""
+"""Rows of a list that are read before the event loop may serve calls."""
 _DECODER = json.JSONDecoder()
 _LIST_BEGINS = re.compile(r"\s*\[\s*")
 _BETWEEN_ROWS = re.compile(r"\s*,?\s*")
@@ -57,7 +57,7 @@ _BETWEEN_ROWS = re.compile(r"\s*,?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened to a container: the daemon's word for it, the full id, nanoseconds since 1970."""
+    """An event of a container: dockerd's name of the action, the full id, nanoseconds since 1970."""
 
     action: str
     id: str
@@ -75,12 +75,12 @@ class Backend:
         self._endpoint = endpoint
         self._seconds = seconds
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        """By method."""
+        """One session for each HTTP method."""
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     @staticmethod
     def load() -> None:
-        """Load aiohttp: the first request would, and hold up the calls that are served then for a quarter second."""
+        """Import aiohttp now: the first request would, and delay the calls under way by a quarter of a second."""
         import aiohttp  # noqa: F401
         import yarl  # noqa: F401
 
@@ -94,11 +94,11 @@ class Backend:
         return await self._find("/images/{}/json", image_id) if image_id else None
 
     async def info(self) -> bytes:
-        """Read what the daemon says of itself. Raises BackendError."""
+        """Read the answer to GET /info. Raises BackendError."""
         return await self._get("GET /info", "/info", REPLY_LIMIT)
 
     async def pods_containers(self) -> list[tuple[str, str]]:
-        """List all pod sandboxes and containers of pods, running or not: full ids, and what the type label says.
+        """List all pod sandboxes and containers of pods, running or not, as pairs of full id and type label.
 
         Raises BackendError.
         """
@@ -111,10 +111,10 @@ class Backend:
             raise BackendError(f"{route}: the reply is no list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
-        """Send an update of our own, once.
+        """Send an update of the proxy's own, once, with a timeout in seconds.
 
-        Raises BackendError; if the daemon rejects it, with the daemon's words, which may repeat values: not to be
-        logged.
+        Raises BackendError. If the daemon rejects the update, the error has the daemon's message, which may repeat
+        values and must not be logged.
         """
         route = "POST /containers/{}/update"
         if seconds <= 0:
@@ -126,11 +126,11 @@ class Backend:
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
-        """Follow what happens to containers; the daemon has agreed once the context is entered.
+        """Open dockerd's stream of container events; it is open once the context is entered.
 
-        The daemon begins with what it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256 events). It
-        answers a moment before it listens for new ones, so only with a time before the request is none of them lost.
-        A quiet stream is waited on for ever. Raises BackendError, in the iterator also when the stream ends.
+        The daemon begins with the events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256
+        events). It answers a moment before it subscribes to new ones, so none is lost only if ``since_ns`` is before
+        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends.
         """
         route = "GET /events"
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
@@ -147,9 +147,9 @@ class Backend:
             response.close()
 
     async def close(self) -> None:
-        """Close all connections; requests under way fail. A later one opens anew."""
+        """Close all connections. Requests under way fail; a later request opens new connections."""
         sessions, self._sessions = self._sessions, {}
-        for reply in list(self._replies):  # the session alone would leave whoever reads one waiting for ever
+        for reply in list(self._replies):  # closing only the session would leave their readers waiting for ever
             reply.close()
         for session in sessions.values():
             await session.close()
@@ -172,7 +172,10 @@ class Backend:
     async def _ask(
         self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Return a reply's status and body. ``route`` is the method and the path without its values."""
+        """Send a request and return the reply's status and body.
+
+        ``route`` is the method and the path's template, for error texts without values. Raises BackendError.
+        """
         method = route.partition(" ")[0]
         with _failures(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
@@ -181,9 +184,10 @@ class Backend:
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
     ) -> "aiohttp.ClientResponse":
-        """Send a request and return its reply once the head is there.
+        """Send a request and return its reply once the head has come.
 
-        A full backlog is tried again, and so is a want of descriptors, as long as it may end within ``seconds``.
+        Connecting is tried again while the daemon's backlog is full, and while the proxy lacks file descriptors, as
+        long as another try still fits in ``seconds``.
         """
         import aiohttp
         from yarl import URL
@@ -205,7 +209,7 @@ class Backend:
             await asyncio.sleep(SCARCE_RETRY_SECONDS if scarce else RETRY_SECONDS)
 
     def _opened(self, method: str) -> "aiohttp.ClientSession":
-        """Return the session, which has as many connections as there are requests: held calls bound them."""
+        """Return the session for a method. Its connections are not limited: the number of held calls bounds them."""
         import aiohttp
 
         if method not in self._sessions:
@@ -214,7 +218,7 @@ class Backend:
                 connector=aiohttp.UnixConnector(self._endpoint, limit=0, **kept),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
-                # Newer daemons have several forms of the event stream and choose by Accept.
+                # Newer daemons have several formats of the event stream and choose by Accept.
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
                 auto_decompress=False,
             )
@@ -237,8 +241,10 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:
-    """Yield what is in a JSON list; calls are served meanwhile, as a full node's takes long. Raises ValueError, and
-    IndexError if it is cut."""
+    """Yield the elements of a JSON list, letting the event loop serve calls in between: a full node's list takes long.
+
+    Raises ValueError, and IndexError if the text ends inside the list.
+    """
     at, count = _LIST_BEGINS.match(text), 0
     if at is None:
         raise ValueError("no list")
@@ -249,14 +255,14 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
         count += 1
         if not count % ROWS_AT_ONCE:
             await asyncio.sleep(0)
-        end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+        end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
     if text[end + 1 :].strip():
         raise ValueError("something is behind the list")
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:
     begun: list[bytes] = []
-    """The parts of a line that has not ended."""
+    """The parts of the line whose end has not come."""
     length = 0
     while part := await _part(route, response):
         first, *others = part.split(b"\n")
@@ -274,18 +280,18 @@ async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenera
 
 
 async def _part(route: str, response: "aiohttp.ClientResponse") -> bytes:
-    """Return what comes next of a stream, however late; b"" at its end. Raises BackendError."""
+    """Return the next bytes of a stream, waiting without a limit; b"" at its end. Raises BackendError."""
     while True:
         with _failures(route), suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 return await response.content.readany()
-        # After a chunk that is none aiohttp closes the connection, but leaves whoever reads it waiting for ever.
+        # After a malformed chunk aiohttp closes the connection, but leaves the reader waiting for ever.
         if response.connection is None or response.connection.closed:
             raise BackendError(f"{route}: the stream broke off")
 
 
 def _event(line: bytes) -> Event | None:
-    """Read a line: None if it is empty or about something else than a container."""
+    """Parse a line of the event stream: None if it is empty or not about a container, UNREADABLE if it is invalid."""
     if not line.strip():
         return None
     try:
@@ -301,7 +307,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def _message(reply: bytes) -> str:
-    """Return the text of an error reply; "" if it has none."""
+    """Return the message of an error reply, cut to _LONGEST_TEXT characters; "" if it has none."""
     try:
         return str(json.loads(reply)["message"])[:_LONGEST_TEXT]
     except (ValueError, RecursionError, TypeError, KeyError):
@@ -312,7 +318,7 @@ def _message(reply: bytes) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Encode a reference for a path, so that it stays one segment and keeps bytes that are not UTF-8."""
+    """Percent-encode a reference as one path segment, keeping bytes that are not UTF-8."""
     return quote(name, safe="", errors="surrogateescape")
 
 
@@ -325,7 +331,7 @@ def _filters(**values: Collection[str]) -> str:
 
 @contextmanager
 def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
-    """Turn what aiohttp raises into a BackendError; only the class of the error is told, its text may quote a reply."""
+    """Turn aiohttp's exceptions into BackendError, with only the name of their class: their text may quote a reply."""
     import aiohttp
 
     try:

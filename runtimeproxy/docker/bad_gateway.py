@@ -1,8 +1,8 @@
-"""A client whose daemon is away: its first request is answered 502 (docs/docker-mode.rst, "Wire rules").
+"""Answer a client's first request with 502 while dockerd is not reachable (docs/docker-mode.rst, "Wire rules").
 
 Owns that one answer.
 Must not know: what the request asks for.
-Invariant: nothing is said before a request has come: HTTP's clients drop what they did not ask for.
+Invariant: nothing is sent before a request has come: HTTP clients discard an answer to no request.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
 
 WAIT_SECONDS = 10.0
-"""How long such a client may take to send its request's head, and then to close."""
+"""Seconds that such a client has to send its request's head and, after the answer, to close."""
 _STATUS = 502
 
 
 class BadGateway:
-    """Answers one client and ends; until then it is one of its front's connections."""
+    """Answers one client and closes; until then it is in the front's set of connections."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Drainable]) -> None:
         self._head = bytearray()
@@ -34,7 +34,7 @@ class BadGateway:
         self._endpoint.resume()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Wait for the end of the head, answer, and drop what comes behind it."""
+        """Collect the head of the first request, answer it once it is complete, and drop what follows."""
         if self._answered:
             return
         seen = len(self._head)
@@ -58,17 +58,17 @@ class BadGateway:
         """Do nothing: the answer is short."""
 
     def drain(self, refusing: bool) -> None:
-        """Take no request once ``refusing`` of a client that has begun none; what it sent before is still read."""
+        """With ``refusing``, stop a client that has begun no request from sending one; bytes sent before are read."""
         if refusing and not self._head and not self._shut:
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)
 
     def unfinished(self) -> Unfinished:
-        """Wait for a request that has begun, and for what may be among what was sent and not read."""
+        """Return one call while a request has begun or may be among bytes not yet read, and is not answered."""
         return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
 
     def part(self) -> None:
-        """Half-close: the client closes once it has read its answer."""
+        """Half-close toward the client, which closes once it has read its answer."""
         self._endpoint.finish()
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""A pod's cgroup parent in CRI's form and in Docker's.
+"""Convert a pod's cgroup parent between CRI's form and Docker's.
 
-Owns the difference: CRI names a path from the root of the cgroup tree in both drivers, Docker under systemd one slice.
+Owns the difference: CRI has a path from the root of the cgroup tree with both drivers, Docker under systemd one slice.
 Must not know: bodies, requests, the daemon.
-Invariant: what is no slice of systemd's is never changed; a slice survives the way to CRI's form and back.
-Source: systemd.slice(5): a-b.slice lies in a.slice, "-.slice" is the root, no part is empty; docs/docker-mode.rst.
+Invariant: what is not a systemd slice is never changed; a slice converted to CRI's form and back is the same.
+Source: systemd.slice(5): a-b.slice is inside a.slice, "-.slice" is the root, no part is empty; docs/docker-mode.rst.
 """
 
 import re
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Driver(Enum):
-    """Who makes the daemon's cgroups; the value is the CgroupDriver of its /info."""
+    """The daemon's cgroup driver; the value is the CgroupDriver of its /info."""
 
     __hash__ = object.__hash__
 
@@ -24,12 +24,12 @@ _SLICE = re.compile(r"([^-/]+(?:-[^-/]+)*)\.slice")
 
 
 def driver(text: str) -> Driver:
-    """Read the daemon's CgroupDriver; every other one ("none") takes paths as they are, like cgroupfs."""
+    """Return the driver for a CgroupDriver text; any unknown one ("none") takes paths unchanged, like cgroupfs."""
     return Driver.SYSTEMD if text == Driver.SYSTEMD.value else Driver.CGROUPFS
 
 
 def to_cri(parent: str, driver: Driver) -> str:
-    """Return HostConfig.CgroupParent as the path that CRI has; "" (the daemon's default) stays ""."""
+    """Return HostConfig.CgroupParent as CRI's path; "" (the daemon's default) stays ""."""
     if driver is Driver.CGROUPFS:
         return parent
     if parent == _ROOT:

@@ -1,11 +1,11 @@
-"""An adjustment put into the JSON body of a Docker request.
+"""Put an adjustment into the JSON body of a Docker request.
 
-Owns which part of an adjustment goes to which member of which body, what Docker's API cannot say, and the extra update
-of PreStartContainer.
+Owns which part of an adjustment goes to which member of which body, what Docker's API cannot express, and the extra
+update of PreStartContainer.
 Must not know: how JSON is rewritten (``wire.json``), who asked for a change, how a cgroup driver spells a parent.
-Invariant: a body differs in the changed members only, and without a change it is the very same object; the daemon's own
-checks hold (docs/docker-mode.rst, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources and
-UpdateContainer). Raises WireError where a body is no JSON or not of the request's kind.
+Invariant: a body differs in the changed members only, and without a change the result is the same object; the daemon's
+own checks hold (docs/docker-mode.rst, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources
+and UpdateContainer). Raises WireError where a body is not JSON or not of the request's kind.
 """
 
 import re
@@ -33,8 +33,8 @@ _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 def edit_pod(body: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put labels, annotations, resources and a cgroup parent into the create of a pod sandbox.
 
-    ``cgroup_parent`` is in the form of Docker's cgroup driver, None to leave the body's; the adjustment's own is not
-    looked at.
+    ``cgroup_parent`` is in the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is
+    ignored.
     """
     labels = {**adjustment.labels, **_labels(adjustment.annotations)}
     return _edit_create(body, labels, {}, adjustment.resources, cgroup_parent)
@@ -48,9 +48,9 @@ def edit_container(body: bytes, adjustment: Adjustment, cgroup_parent: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update as it is sent: its body, the resource fields put in, and the names of those that it cannot bring about.
+    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set.
 
-    A field put in as 0 or "" takes the request's own value back: the container keeps what it has.
+    A field put in as 0 or "" cancels the request's own value: the container keeps what it has.
     """
 
     body: bytes
@@ -59,7 +59,7 @@ class Update:
 
 
 def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
-    """Put resources into an update; ``present`` is what the container has now."""
+    """Put resources into the body of an update; ``present`` is what the container has now. Raises WireError."""
     if not changes:
         return Update(body, {}, ())
     asked = _object(parse(body), "the body")
@@ -70,7 +70,7 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
 
 
 def update_body(changes: Changes, present: Resources) -> Update:
-    """Make an update of its own that names only what is set; without ``resources`` there is no update to send."""
+    """Make an update that has only the changes; if the result has no ``resources`` there is no update to send."""
     return edit_update(b"{}", changes, present)
 
 
@@ -79,11 +79,14 @@ def left_out_of_create(changes: Changes) -> tuple[str, ...]:
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys()))
 
 
-# -- what Docker's API can say ---------------------------------------------------------------------------------------
+# -- the values that Docker's API takes ------------------------------------------------------------------------------
 
 
 def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into a create that has ``asked``: unlimited memory is 0, and a swap limit follows."""
+    """Return the fields to put into a create; ``asked`` are the body's own memory limits.
+
+    Unlimited memory is 0 in a create. A swap limit changes with the memory limit.
+    """
     said = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
     if said.get(_MEMORY) == _UNLIMITED:
         said[_MEMORY] = 0
@@ -93,10 +96,10 @@ def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceVal
 
 
 def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into an update that has ``asked``.
+    """Return the fields to put into an update; ``asked`` are the body's own memory limits.
 
-    0 and "" leave what is, so nothing lifts a memory limit; what has none keeps none. The daemon refuses memory above
-    the swap limit that it holds, so a swap limit always goes with a memory limit.
+    0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
+    daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
     """
     said = {name: changes[name] for name in _UPDATE_FIELDS if name in changes}
     if said.get(_MEMORY) == _UNLIMITED:
@@ -111,16 +114,19 @@ def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> d
 
 
 def _left_out(name: str, said: Changes, present: Resources) -> bool:
-    """Tell whether a changed field has no place in an update, or is not cleared by one."""
+    """Return whether an update cannot set a changed field: it has no such field, or cannot clear it."""
     return name not in said or (not said[name] and bool(getattr(present, name)))
 
 
 def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
-    """Return the memory limit and the swap limit that belong together once an update is through."""
+    """Return the memory limit and the swap limit from which a new swap limit is computed.
+
+    They are the update's own if it sets a swap limit, else those that the container has.
+    """
     held = present.memory_limit_in_bytes
     if asked.memory_swap_limit_in_bytes:
         return asked.memory_limit_in_bytes or held, asked.memory_swap_limit_in_bytes
-    return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default at create
+    return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default in a create
 
 
 # -- the members of a body -------------------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ def _labels(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _envs(elements: Any, envs: Mapping[str, str]) -> Elements:
-    """Set entries of Env: of several with one key the last one counts, also a bare key, which unsets a default."""
+    """Set entries of Env. Of several with one key the last counts, also a bare key, which unsets the image's value."""
     if not isinstance(elements, list):
         raise WireError("Env is no list")
     places = {element.partition("=")[0]: index for index, element in enumerate(elements) if isinstance(element, str)}
@@ -166,7 +172,7 @@ def _envs(elements: Any, envs: Mapping[str, str]) -> Elements:
 
 
 def _resources(asked: Object, said: Changes) -> dict[str, Edit]:
-    """Set resource fields; NanoCpus, another spelling of quota and period, gives way to them."""
+    """Set resource fields; a CPU quota or period clears NanoCpus, which means the same and excludes both."""
     edits: dict[str, Edit] = {}
     for name, value in said.items():
         edits |= _put(asked, RESOURCE_TABLE[name], value)
@@ -176,12 +182,12 @@ def _resources(asked: Object, said: Changes) -> dict[str, Edit]:
 
 
 def _put(asked: Object, key: str, value: Any) -> dict[str, Edit]:
-    """Put a value in, unless it is the zero that a missing member stands for."""
+    """Set a member, unless it is missing and the value is the zero that a missing member means."""
     return {key: Put(value)} if value or asked.get(key) else {}
 
 
 def _memory_of(asked: Object) -> Resources:
-    """Return the memory limits of a body."""
+    """Return the memory and swap limits of a body, in bytes. Raises WireError."""
     memory, swap = (_number(asked, RESOURCE_TABLE[name]) for name in (_MEMORY, _SWAP))
     return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
 

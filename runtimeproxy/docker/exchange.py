@@ -2,7 +2,7 @@
 
 Owns what is kept of a held request and of its answer, and its state.
 Must not know: other exchanges, sockets, what a body means.
-Invariant: a held request leaves once, whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
+Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
 REPLY_LIMIT = 1 << 20
-"""Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
+"""Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
 
 _NOT_MODIFIED = 304
 _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
-"""Statuses beside 2xx with which the daemon agreed (hook-api, "Applied to"); a start answered 304 started nothing."""
+"""Statuses that count as agreement beside 2xx (hook-api, "Applied to"); a start answered 304 started nothing."""
 
 
 def _nothing() -> None:
-    """Stand in for a listener that is not there yet."""
+    """Do nothing: the callback before one is set, and after the last event."""
 
 
 class Exchange:
@@ -39,15 +39,15 @@ class Exchange:
         """The answer to a HEAD has no body."""
         self.may_tunnel = may_tunnel
         self.plain = False
-        """True for one that stands for all requests of the same bytes: nothing in it changes."""
+        """True for an immutable exchange that all requests with the same bytes share; see ``Known``."""
         self.answered = False
-        """True once the client has the whole answer."""
+        """True once the whole answer has been sent to the client."""
         self.continued = False
-        """True once we told the client to go on (Expect: 100-continue), so that the daemon's word is swallowed."""
+        """True once the proxy sent the client 100 Continue, so that the daemon's own one is dropped."""
 
 
 class OwnAnswer(Exchange):
-    """An answer of ours to a request that the daemon never sees, in its turn among the others."""
+    """An answer by the proxy to a request that the daemon never gets, in its place among the other answers."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(None)
@@ -58,20 +58,20 @@ KNOWN_BYTES = 1 << 20
 
 
 class Known:
-    """Whole messages of all connections that are known again: clients and the daemon repeat theirs within a second.
+    """Caches of complete messages, for all connections: clients and the daemon repeat theirs within a second.
 
-    A message of more than ``longest`` bytes is not kept.
+    A message that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
     """
 
     def __init__(self, longest: int = 1024) -> None:
         self.longest = longest
         self.requests: Cache[bytes, Exchange] = Cache(KNOWN_BYTES)
-        """Requests that pass and have no body, with the exchange that all of the same bytes share."""
+        """Requests that pass and have no body, with the exchange that all requests with the same bytes share."""
         self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
-        """Answers, with the method that they answer."""
+        """Answers, each with the method of its request."""
 
     def add_request(self, exchange: Exchange) -> None:
-        """Keep a request that is no more than a head, and that nobody holds."""
+        """Remember a request without a body that is not held."""
         assert exchange.head is not None
         raw = exchange.head.raw
         if len(raw) <= self.longest:
@@ -80,7 +80,7 @@ class Known:
 
 
 class ExchangeOwner(Protocol):
-    """What a held exchange needs of its connection's reader."""
+    """The reader of a held exchange's connection; ``docker.reader.Reader`` implements it."""
 
     held_bytes: MemoryBudget
     settled: Callable[["HeldExchange"], None]
@@ -91,7 +91,7 @@ class ExchangeOwner(Protocol):
 
 
 class HeldExchange(Exchange):
-    """A request that waits for the hook servers, and whose answer waits for the Store."""
+    """A request that waits for the hook servers, and whose answer waits for the Store and the Post hooks."""
 
     head: RequestHead
 
@@ -108,21 +108,21 @@ class HeldExchange(Exchange):
         self._whole = False
         self._counted = 0
         self._collected = bytearray()
-        """What has come of the body; nothing once ``_body`` has it whole."""
+        """The part of the body that has come, as it came; empty once ``_body`` has all of it."""
         self._payload: bytes | bytearray = bytearray()
-        """What has come in the chunks of a chunked one."""
+        """The content of a chunked body without its chunking, as far as it has come."""
         self._body = b""
         self.reply_head: ResponseHead | None = None
-        """That of the daemon's answer, once it has begun."""
+        """The head of the daemon's answer; None before it has come."""
         self._reply_body: bytearray | None = bytearray()
-        """None once the answer is too long to be kept."""
+        """The body of the daemon's answer, as it came; None once the answer is too long to be kept."""
         self.kept = bytearray()
-        """What waits of the answer for the Post hooks."""
+        """The bytes of the answer that wait for the Post hooks."""
 
     # The request.
 
     def collect(self, part: bytes) -> bool:
-        """Take a part of the body as it came; False if it is too much to be kept."""
+        """Keep a part of the body as it came; return False if the body is too long, or the memory budget used up."""
         self._collected += part
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
@@ -134,12 +134,12 @@ class HeldExchange(Exchange):
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
-        """Take what is in the chunks of the body's next part."""
+        """Keep the content of the next part of a chunked body."""
         if not self.problem:
             self._payload += payload
 
     def withdraw(self) -> bytes:
-        """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
+        """End the holding of a request whose turn never came, and return its bytes; b"" if it is no longer held."""
         if self.state is not CallState.HOLDING:
             return b""
         self.state = CallState.ENDED
@@ -148,18 +148,18 @@ class HeldExchange(Exchange):
         return request
 
     def request_whole(self) -> None:
-        """Keep the request once from here on, whoever reads it: nothing more of it comes."""
+        """Called when the whole request has come: keep its bytes in their final form."""
         self._whole = True
         self._body = bytes(self._collected)
         self._collected.clear()
         self._payload = bytes(self._payload)
 
     def cut(self) -> None:
-        """Make a request unreadable whose client ended inside it."""
+        """Called at the client's EOF inside the body: make the request unreadable."""
         self.problem = "the request ends inside its body"
 
     def body(self) -> bytes:
-        """Return the body without its chunking. Raises WireError if it cannot be read."""
+        """Return the body without its chunking. Raises WireError if it cannot be read or has a Content-Encoding."""
         if self.problem:
             raise WireError(self.problem)
         if self.head.field("content-encoding"):
@@ -169,7 +169,7 @@ class HeldExchange(Exchange):
     def release(self, body: bytes | None) -> bool:
         """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8).
 
-        Returns False if it is no longer held; then nothing is sent.
+        Returns False, and sends nothing, if it is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False
@@ -186,7 +186,7 @@ class HeldExchange(Exchange):
         return True
 
     def refuse(self, status: int, message: str) -> bool:
-        """Answer in the daemon's place, which never sees the request. Returns False if it is no longer held."""
+        """Answer in the place of the daemon, which never gets the request. Returns False if it is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
@@ -206,7 +206,7 @@ class HeldExchange(Exchange):
         ended()
 
     def _free(self) -> None:
-        """Count nothing of the request any more: it is not kept."""
+        """Drop the request's bytes and return them to the memory budget."""
         self._owner.held_bytes.free(self._counted)
         self._counted = 0
         self._forget_body()
@@ -220,7 +220,7 @@ class HeldExchange(Exchange):
 
     @property
     def awaits_reply(self) -> bool:
-        """Tell whether the daemon has the request, and has not given its whole answer."""
+        """Return whether the daemon has the request and its answer is not yet complete."""
         return self.state is CallState.RELEASED and self.reply is None
 
     def begin_reply(self, head: ResponseHead) -> None:
@@ -228,7 +228,7 @@ class HeldExchange(Exchange):
         self.kept += head.raw
 
     def collect_reply(self, part: bytes) -> bytes:
-        """Keep a part of the answer's body; return what is too much to be kept and goes on now: all but one byte."""
+        """Keep a part of the answer's body; of an answer above REPLY_LIMIT return all but one byte, to send now."""
         self.kept += part
         if self._reply_body is not None and len(self.kept) <= REPLY_LIMIT:
             self._reply_body += part
@@ -239,7 +239,7 @@ class HeldExchange(Exchange):
         return going
 
     def reply_whole(self) -> None:
-        """Settle the call with the answer; one that was too long has no message."""
+        """Called when the whole answer has come: settle the call; an answer that was too long has no message."""
         head = self.reply_head
         assert head is not None
         body = bytes(self._reply_body or b"")
@@ -249,7 +249,7 @@ class HeldExchange(Exchange):
         self._settle(Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
-        """Settle the call of a request that the daemon could not be given: nothing happened."""
+        """Called when the daemon could not be reached to send the request: settle the call as one that did nothing."""
         self._settle(Reply(agreed=False, no_op=True))
 
     def answer(self) -> None:
@@ -261,10 +261,10 @@ class HeldExchange(Exchange):
         self._owner.settled(self)
 
     def go_on(self) -> None:
-        """Tell whoever waits for the reply."""
+        """Call the callback that waits for the reply."""
         self.on_reply()
         self._forget_listeners()
 
     def _forget_listeners(self) -> None:
-        """Leave no cycle for the garbage collector: they lead to the call and its fiber, which keep the exchange."""
+        """Drop the callbacks: they refer to the call and its fiber, and these to the exchange, which makes a cycle."""
         self.on_reply = self.on_ended = _nothing

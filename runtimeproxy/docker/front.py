@@ -1,8 +1,8 @@
-"""The Docker front: every client connection is paired with one to dockerd, held calls go to the lifecycle.
+"""The Docker front: it pairs each client connection with one to dockerd and gives held calls to the lifecycle.
 
-Owns the connections of the front, when its calls go on, and which requests are held.
+Owns the connections of the front, when its calls continue, and which requests are held.
 Must not know: how hook servers are asked, what a body means.
-Invariant: a call is run by the lifecycle: the client's leaving ends it only while the call is held (relay-rules C2).
+Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
 """
 
 import asyncio
@@ -41,7 +41,8 @@ from runtimeproxy.wire.http1 import BadMessage
 log = logging.getLogger(__name__)
 
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
-"""The hook points of both kinds of create: what a pod's hooks changed goes into its containers' creates."""
+"""The hook points of creates. Those of a container's cover a pod's: a container's create needs what the pod's hooks
+changed."""
 
 
 class DockerFront(FrontBase):
@@ -75,17 +76,17 @@ class DockerFront(FrontBase):
         self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
-        """The connections that pass round the hook servers (relay-rules B4)."""
+        """Connections that bypass the hook servers, since their client speaks HTTP/2 (relay-rules B4)."""
         manager.on_change = self._end_http2
 
     async def start(self) -> None:
-        """Follow the daemon's events from now on, and read its state in the background once they are followed."""
+        """Start following the daemon's events, and reading its state in the background once they are followed."""
         self._backend.load()
         self.sync.start()
         self._following = self.loop.create_task(self._events.run())
 
     async def _learn(self) -> None:
-        """Learn what the daemon says of itself, which a new daemon may say otherwise."""
+        """Read GET /info after each connect, since a restarted daemon may have other settings. Raises BackendError."""
         try:
             await self._lookup.learn_driver()
         except Unreadable as error:
@@ -107,7 +108,7 @@ class DockerFront(FrontBase):
         await self._backend.close()
 
     def _end_http2(self) -> None:
-        """Close the connections that pass round the hook servers, once that is not allowed any more."""
+        """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""
         if self.http2 and self.fails_anywhere():
             log.warning("%d connections that speak HTTP/2 are closed, as a plugin has policy Fail", len(self.http2))
             for connection in tuple(self.http2):
@@ -116,7 +117,10 @@ class DockerFront(FrontBase):
     # What is held.
 
     def intercepts(self, route: Route) -> bool:
-        """Tell whether a request is held: it creates something, names what is known, or is to be looked up."""
+        """Return whether to hold a request: a create, or one that names a known or not yet known subject with hooks.
+
+        A start or a stop is not held while no hook server is registered and no call waits.
+        """
         if route.action is Action.CREATE:
             return True
         kind, reference = BY_REFERENCE[route.action], route.reference
@@ -128,14 +132,14 @@ class DockerFront(FrontBase):
         return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
 
     def call(self, exchange: HeldExchange) -> DockerCall | None:
-        """Make the call of a held request; None if it is not a pod's."""
+        """Make the call of a held request; None for a create of a container without a pod."""
         kind = BY_REFERENCE.get(exchange.route.action)
         if kind is not None:
             return kind(exchange, self._daemon)
         try:
             body = body_of(exchange)
             if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_moved_pods:
-                exchange.release(None)  # nobody is asked and nothing put in: the daemon works while this is read
+                exchange.release(None)  # no hook, no edit: the daemon works while the body is parsed
             asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
         except Unreadable as error:
             return self._unreadable_create(exchange, str(error))
@@ -147,13 +151,13 @@ class DockerFront(FrontBase):
         return None
 
     def _unreadable_create(self, exchange: HeldExchange, problem: str) -> DockerCall:
-        """Make a call that fails: under the operation for which a plugin has policy Fail, if there is one."""
+        """Make the call of a create whose body cannot be read; its operation is one with policy Fail, if any has it."""
         if self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"]):
             return CreatePodCall(exchange, self._daemon, b"", problem)
         return CreateContainerCall(exchange, self._daemon, b"", problem)
 
     def fails_anywhere(self) -> bool:
-        """Tell whether a plugin with policy Fail is registered for any hook point."""
+        """Return whether a plugin with policy Fail is registered for any hook point."""
         return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
 
@@ -166,7 +170,7 @@ class DockerConnection:
         self._finished = False
         self._shut = False
         self._end_is_ours = False
-        """True once the client's EOF was read that we made, behind whole requests."""
+        """True once EOF was read that ``drain`` caused, not the client, after complete requests."""
         self._parted = False
         self.reader = Reader(self, front.held_bytes, front.known)
         self.client_bytes = self.reader.client_bytes
@@ -174,38 +178,42 @@ class DockerConnection:
         self.client_gone = self.reader.client_gone
         self.pair = Pair(front.loop, client, backend, self, front.buffer, front.hangups, self.reader)
 
-    # The pair's flow.
+    # The methods of relay.pair.Flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.reader.to_client, self.reader.to_daemon
 
     def client_ended(self) -> bool:
-        """Take the client's EOF; behind a held call it waits.
+        """Return True at the client's EOF if it must not be passed on now.
 
-        One that we made is not passed on: a daemon may end the calls of a client that ended.
+        It waits for a held call. One that ``drain`` caused is not passed on at all: a daemon may end the calls of a
+        client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.asks_nothing
         return self.reader.client_ended() or self._end_is_ours
 
     def backend_ended(self) -> bool:
-        """Take the daemon's EOF: of a tunnel it is one direction's end; a held call outlives it (B9, C5)."""
+        """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5).
+
+        It stays for the other direction of a tunnel, for a held call, and for an answer that is not sent yet.
+        """
         if self.reader.tunnel:
             self.pair.half_close()
             return True
         return self.reader.daemon_ended() or self._finished
 
     def closed(self) -> None:
-        """Forget the connection; calls that the daemon answered go on."""
+        """Forget the connection; calls that the daemon has answered still run to their end."""
         self.reader.client_gone()
         self._front.connections.discard(self)
         self._front.http2.discard(self)
 
-    # The end.
+    # Draining the connection.
 
     def drain(self, refusing: bool) -> None:
-        """Take no more requests as soon as the client is inside none, and part when all are answered.
+        """Accept no more requests once the client is inside none, and part when all are answered.
 
-        One who has asked nothing since it connected has still the time that ``refusing`` ends.
+        A client that has sent no request since it connected may still do so until ``refusing``.
         """
         if not self._shut and self.reader.asks_nothing and (refusing or self.reader.was_asked):
             self._shut = True
@@ -214,7 +222,10 @@ class DockerConnection:
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the requests, also those that may be among what was sent and not read, and bytes for a slow client."""
+        """Count the unanswered requests, also those that may be among bytes not yet read, and unfinished answers.
+
+        Bytes that wait for a slow client count as an answer that has begun.
+        """
         if self._parted:
             return Unfinished()
         calls, answers, streams = self.reader.unfinished()
@@ -222,7 +233,7 @@ class DockerConnection:
         return Unfinished(calls or int(unread), answers or int(not self.pair.delivered), streams)
 
     def part(self) -> None:
-        """Half-close behind what the client was given, and close once it has ended."""
+        """Half-close toward the client after the last answer, and close once the client has closed."""
         if not self._parted:
             self._parted = True
             self.pair.finish_client()
@@ -230,32 +241,35 @@ class DockerConnection:
     def close(self) -> None:
         self.pair.close()
 
-    # The reader's events.
+    # The methods of docker.reader.ReaderEvents.
 
     def held(self, exchange: HeldExchange) -> None:
-        """Run the call behind what is being read; what is not a pod's goes on at once."""
+        """Run the call once the bytes that came with it are read; a create without a pod is sent on at once."""
         front = self._front
         call = front.call(exchange)
         if call is None:
             exchange.on_reply = exchange.answer
             exchange.release(None)
-            if exchange.reply is not None:  # it has left already, in vain
+            if exchange.reply is not None:  # it was released in front.call, but the daemon was away
                 exchange.answer()
             return
         self.pair.later(partial(self._run, call, exchange))
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Have the call go on behind what is being read."""
+        """Continue the call, which has its reply, once the bytes that came with it are read."""
         self.pair.later(exchange.go_on)
 
     def _run(self, call: DockerCall, exchange: HeldExchange) -> None:
-        if exchange.state is not CallState.ENDED:  # the client may have left in the same breath
+        if exchange.state is not CallState.ENDED:  # the client may have left meanwhile
             fiber = self._front.lifecycle.run(call)
             if exchange.state is CallState.HOLDING:
                 exchange.on_ended = fiber.cancel
 
     def speaks_http2(self) -> bool:
-        """Let a client that speaks HTTP/2 pass, round the hooks, unless a plugin has policy Fail (relay-rules B4)."""
+        """Return whether a client that speaks HTTP/2 passes, bypassing the hook servers (relay-rules B4).
+
+        It does unless a plugin has policy Fail.
+        """
         self._front.recorder.count("http2_tunnels")
         passes = not self._front.fails_anywhere()
         if passes:
@@ -265,7 +279,7 @@ class DockerConnection:
         return passes
 
     def refused(self, error: BadMessage) -> None:
-        """Count a request that could be read in two ways."""
+        """Count and log a request that the proxy answered itself as malformed or ambiguous."""
         self._front.recorder.count("requests_refused")
         log.warning("a request was answered %d: %s", error.status, error)
 
@@ -282,20 +296,20 @@ class DockerConnection:
         return True
 
     def read_client(self, further: bool) -> None:
-        """Read the client further, or no further for now."""
+        """Resume or pause reading from the client."""
         self.pair.hold_client(not further)
 
     def wake(self) -> None:
-        """Write what waits."""
+        """Write the bytes that wait for both sides."""
         self.pair.flush()
 
     def client_done(self) -> None:
-        """Pass the client's EOF now, if it is its own."""
+        """Pass the client's EOF on now, unless ``drain`` caused it."""
         if not self._end_is_ours:
             self.pair.client_done()
 
     def finish(self) -> None:
-        """Half-close behind the last answer, and close when the client has, or after a time."""
+        """Half-close toward the client after the last answer, and close once the client has, or after a time."""
         self._finished = True
         self.pair.finish_client()
         self.pair.linger()

@@ -1,9 +1,9 @@
-"""What the daemon knows of a container, as the core's records: read when a call needs it and the Store lacks it.
+"""Read pods and containers from dockerd as the core's records, when a call needs them and the Store lacks them.
 
-Owns the reading by any reference, the list of pods and containers, the cgroup driver, and the memory of images and of
-what is no pod's.
+Owns reading by any reference, the list of pods and containers, the cgroup driver, and the caches of images and of
+containers that belong to no pod.
 Must not know: held requests, hook servers.
-Invariant: an answer of "no pod's" is remembered by full id only, never by name (relay-rules B10).
+Invariant: that a container belongs to no pod is remembered by its full id only, never by name (relay-rules B10).
 """
 
 from collections import OrderedDict
@@ -22,9 +22,9 @@ from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
-"""How many containers that are no pod's are remembered."""
+"""Most containers without a pod that are remembered."""
 IMAGES_REMEMBERED = 64
-"""Of how many images is remembered what they ship, some KiB each; an image's id is that of its content."""
+"""Most images whose labels and environment are remembered, some KiB each; an image's id identifies its content."""
 
 
 class Lookup:
@@ -36,11 +36,11 @@ class Lookup:
         self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, Shipped] = OrderedDict()
         self.driver: Driver | None = None
-        """Who makes the daemon's cgroups; None until the daemon was asked."""
+        """The daemon's cgroup driver; None until the daemon was asked."""
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
-        """Ask the daemon for its cgroup driver, and for the runtime that it names by itself.
+        """Ask the daemon for its cgroup driver and its default runtime, and keep both.
 
         Raises BackendError, Unreadable.
         """
@@ -49,20 +49,20 @@ class Lookup:
         self._default_runtime = runtime or status.DEFAULT_RUNTIME
 
     async def known_driver(self) -> Driver:
-        """Return the cgroup driver, asked for if need be. Raises BackendError, Unreadable."""
+        """Return the cgroup driver, asking the daemon if it is not known yet. Raises BackendError, Unreadable."""
         if self.driver is None:
             await self.learn_driver()
         assert self.driver is not None
         return self.driver
 
-    # What is no pod's.
+    # Containers that belong to no pod.
 
     def is_plain(self, container_id: str) -> bool:
-        """Tell whether a container is known to be no pod's."""
+        """Return whether a container is known to belong to no pod."""
         return container_id in self._plain
 
     def forget_plain(self, container_id: str) -> None:
-        """Forget that a container is no pod's."""
+        """Forget that a container belongs to no pod."""
         self._plain.pop(container_id, None)
 
     def _remember_plain(self, container_id: str) -> None:
@@ -73,15 +73,15 @@ class Lookup:
     # Subjects.
 
     def known(self, full_id: str) -> Subject | None:
-        """Return what the Store knows under a full id."""
+        """Return the pod or container that the Store has under a full id; None if it has none."""
         container = self._store.container(full_id)
         pod = self._store.pod(full_id if container is None else container.effective.pod_id)
         return None if pod is None else Subject(pod, container)
 
     async def read(self, reference: str) -> tuple[str, Subject] | None:
-        """Read what a reference names and its full id; None if there is none, or it is no pod's.
+        """Read what a reference names, and its full id; None if it does not exist or belongs to no pod.
 
-        What the Store knows under that id stands. Raises BackendError, Unreadable.
+        A record that the Store has under that id takes precedence. Raises BackendError, Unreadable.
         """
         reply = await self._backend.inspect(reference)
         if reply is None:
@@ -101,7 +101,7 @@ class Lookup:
         pod = await self.pod(asked.container.pod_id)
         if pod is None:
             return None
-        # Its pod alone may be unknown.
+        # The Store may have had the container and lacked only its pod.
         return full_id, records.was_read(pod, self._store.read_container(self.container_info(asked, pod, driver)))
 
     async def listed(self) -> Listed:
@@ -111,7 +111,7 @@ class Lookup:
         return Listed(pods, containers)
 
     async def container(self, container_id: str) -> Subject | None:
-        """Return a container with its pod; None if it is no pod's. Raises BackendError, Unreadable."""
+        """Return a container with its pod; None if it does not exist or has none. Raises BackendError, Unreadable."""
         found = await self.read(container_id)
         return None if found is None else found[1]
 
@@ -126,16 +126,16 @@ class Lookup:
         return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
 
     async def _inspected(self, full_id: str) -> RequestedPod | RequestedContainer | None:
-        """Read what a container was made of; None if it is no pod's, or not there."""
+        """Read what a container was created with; None if it does not exist or belongs to no pod."""
         reply = await self._backend.inspect(full_id)
         if reply is None:
             return None
         return await self._asked(reply, status.parse_inspect(reply, full_id))
 
     async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
-        """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
+        """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
 
-        What the image added is taken off, and only the image itself tells that.
+        What its image added is removed, for which the image has to be read.
         """
         if not translate.is_pods(reply):
             return None
@@ -144,7 +144,10 @@ class Lookup:
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> Shipped | None:
-        """Read an image, once: a node's containers are made of few, and all of them are read after a restart."""
+        """Return what an image adds to its containers, from a cache if possible; None if there is no such image.
+
+        A node's containers use few images, and all of the containers are read after a restart.
+        """
         shipped = self._images.get(image_id)
         if shipped is None:
             image = await self._backend.image(image_id)
@@ -163,7 +166,7 @@ class Lookup:
 
     @staticmethod
     def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
-        """Return a container with its cgroup parent in CRI's form; one that is its pod's is not its own."""
+        """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
         parent = _in_cri(asked, driver) or ""
         shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
         return replace(asked.container, cgroup_parent="" if parent in shared else parent)

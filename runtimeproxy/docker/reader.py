@@ -1,8 +1,8 @@
 """The state of one client's connection to dockerd: the requests that wait for their answers, in order.
 
-Owns whose turn it is, our own answers among the daemon's, and the change to a tunnel.
+Owns whose turn it is, the proxy's own answers among the daemon's, and the change to a tunnel.
 Must not know: sockets, the clock, what a body means, hook servers.
-Invariant: whatever is not held leaves as the very bytes that came, in order and at once (relay-rules B).
+Invariant: what is not held leaves as exactly the bytes that came, in order and at once (relay-rules B).
 """
 
 from collections import deque
@@ -21,47 +21,47 @@ DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-servic
 
 
 class ReaderEvents(Protocol):
-    """What the reader tells its connection."""
+    """Receives a Reader's events; the front's connection implements it."""
 
     def intercepts(self, route: Route) -> bool: ...
     def held(self, exchange: HeldExchange) -> None:
-        """Take a held request that is whole, or cannot be read, and whose turn it is."""
+        """Called in its turn for a held request that is complete, or cannot be read: run the call."""
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Have a call that waits for the daemon no longer ``go_on``."""
+        """Called when a held call no longer waits for the daemon: call its ``go_on``."""
 
     def speaks_http2(self) -> bool:
-        """Take a client that speaks HTTP/2; False if it is not to pass."""
+        """Called when the client speaks HTTP/2: return whether its bytes may pass."""
 
     def refused(self, error: BadMessage) -> None: ...
     def redial(self) -> bool:
-        """Connect to the daemon anew; False if it is away."""
+        """Called to make a new connection to the daemon: return False if that fails."""
 
     def read_client(self, further: bool) -> None: ...
     def client_done(self) -> None:
-        """Pass the client's EOF now."""
+        """Called when all that came before the client's EOF was sent: pass the EOF on."""
 
     def wake(self) -> None:
-        """Write what waits, outside of any reading."""
+        """Called when there are bytes to send, also outside of any reading: write them."""
 
     def finish(self) -> None:
-        """End the connection behind the last answer."""
+        """Called after the last answer: end the connection once that is sent."""
 
 
 class Reader:
-    """One connection; ``to_client`` and ``to_daemon`` collect what goes out."""
+    """One connection; ``to_client`` and ``to_daemon`` collect the bytes to send."""
 
     def __init__(self, events: ReaderEvents, held_bytes: MemoryBudget, known: Known) -> None:
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
         self.held_bytes = held_bytes
         self.tunnel = False
-        """True once the connection is a pipe: bytes pass unread."""
+        """True once the connection is a tunnel: bytes pass unread."""
         self._events = events
         self._pending: deque[Exchange] = deque()
         self._finished = False
         self._refused = False
-        """True once the client sent what cannot be read: nothing that it sends passes any more, nor in a tunnel."""
+        """True once the client sent an unreadable request: nothing that it sends passes any more, not even a tunnel."""
         self._daemon_ended = False
         self._requests = Requests(self, known)
         self._answers = Answers(self, known)
@@ -73,7 +73,7 @@ class Reader:
     # From both sides.
 
     def client_bytes(self, data: bytes) -> None:
-        """Take the client's bytes in any split."""
+        """Read the client's bytes, split at any point."""
         if self._refused or self._finished:
             return
         if self.tunnel:
@@ -82,39 +82,39 @@ class Reader:
             self._requests.feed(data)
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the client's first ``size`` bytes on if they pass as they are."""
+        """Send the client's first ``size`` bytes on if they pass unchanged; return whether they do."""
         if self.tunnel and not self._refused:
             send(size)
         return self.tunnel or self._requests.passes(buffer, size, send)
 
     def client_ended(self) -> bool:
-        """Take the client's EOF; True if it must wait for what comes before it (relay-rules B1)."""
+        """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1)."""
         return self._requests.end() and not self.tunnel and not self._finished
 
     def client_gone(self) -> None:
-        """End the held calls of a client that gets nothing more; those the daemon answered go on."""
+        """End the held calls of a client that has closed; those that the daemon has answered run to their end."""
         self._stop()
 
     def daemon_bytes(self, data: bytes) -> None:
-        """Take the daemon's bytes in any split. Raises WireError if they are no answers."""
+        """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
         if self.tunnel:
             self.to_client.append(data)
         else:
             self._answers.feed(data)
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the daemon's first ``size`` bytes on if they pass as they are."""
+        """Send the daemon's first ``size`` bytes on if they pass unchanged; return whether they do."""
         if self.tunnel:
             send(size)
         return self.tunnel or self._answers.passes(buffer, size, send)
 
     def daemon_ended(self) -> bool:
-        """Take the daemon's EOF; True if the client must be kept: for a held call, or an answer that waits.
+        """Return True at the daemon's EOF if the client's connection stays open: for a held call, or a kept answer.
 
-        Whoever is inside a body is let send on for a moment: a daemon may answer before it has read a request and
-        leave, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
-        A request that was sent gets EOF and no 502 of ours: behind EOF a Go client repeats what is safe to repeat (GET
-        and HEAD, on a connection that has served before), and behind an answer it repeats nothing (run, docker CLI 28).
+        A client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
+        close, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
+        A request that was sent gets EOF, not a 502 by the proxy: after EOF a Go client repeats what is safe to repeat
+        (GET and HEAD, on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28).
         """
         self._daemon_ended = True
         first = self._pending[0] if self._pending else None
@@ -130,17 +130,17 @@ class Reader:
 
     @property
     def asks_nothing(self) -> bool:
-        """Tell whether the client is inside no request, and none of its requests may yet make a tunnel."""
+        """Return whether the client is inside no request, and none of its requests may still make a tunnel."""
         may_tunnel = self.tunnel or any(exchange.may_tunnel for exchange in self._pending)
         return self._requests.whole and not may_tunnel
 
     @property
     def was_asked(self) -> bool:
-        """Tell whether the client has begun a request since it connected."""
+        """Return whether the client has begun a request since it connected."""
         return self._requests.began
 
     def unfinished(self) -> tuple[int, int, int]:
-        """Count the requests that wait for their answers, the answers that have begun to pass, and the tunnel."""
+        """Return how many requests wait for their answers, how many answers have begun to pass, and the tunnels."""
         if self.tunnel:
             return 0, 0, 1
         calls = len(self._pending) or int(not self._requests.whole)
@@ -150,37 +150,40 @@ class Reader:
     # Requests.
 
     def begun(self, exchange: Exchange) -> None:
-        """Take a request whose head was read."""
+        """Called when a request's head was read: its answer is expected in this order."""
         self._pending.append(exchange)
         if exchange.head is not None and exchange.head.expects_continue and self.is_turn_of(exchange):
             self._continue(exchange)
 
     def is_turn_of(self, exchange: Exchange) -> bool:
-        """Tell whether every earlier request has its answer."""
+        """Return whether every earlier request has its answer."""
         return exchange is self._pending[0]
 
     def held_whole(self, exchange: HeldExchange) -> None:
-        """Take a held request that is whole; the hook servers are asked when all before it are answered (B7)."""
+        """Called when a held request is complete, or no more of it is read.
+
+        Its call runs once all requests before it are answered (relay-rules B7).
+        """
         if self.is_turn_of(exchange):
             self._events.held(exchange)
 
     def speaks_http2(self) -> bool:
-        """Make a tunnel for a client that speaks HTTP/2, or end its connection (relay-rules B4)."""
+        """Turn the connection of a client that speaks HTTP/2 into a tunnel, or end it (relay-rules B4)."""
         self.tunnel = self._events.speaks_http2()
         if not self.tunnel:
             self._finish()
         return self.tunnel
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
-        """Answer what cannot be read, in its turn, and end the connection behind it (relay-rules B7).
+        """Answer an unreadable request in its turn, and end the connection after the answer (relay-rules B7).
 
-        ``inside`` is the request whose body it broke; the daemon will never have it whole.
+        ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
         """
         self._refused = True
         self._events.refused(error)
         if inside is not None:
             if self._has_begun(inside):
-                self._finish()  # there is no place for another answer
+                self._finish()  # a second answer is not possible
                 return
             self._pending.remove(inside)
             if isinstance(inside, HeldExchange):
@@ -189,13 +192,13 @@ class Reader:
         self._turn()
 
     def _has_begun(self, exchange: Exchange) -> bool:
-        """Tell whether the daemon has answered a request, or has begun to."""
+        """Return whether the daemon has answered a request, or has begun to."""
         if isinstance(exchange, HeldExchange):
             return exchange.reply_head is not None
         return exchange.answered or (self._answers.begun and exchange is self._pending[0])
 
     def _continue(self, exchange: Exchange) -> None:
-        """Tell a client that waits for it to send the body of a held request (relay-rules B6)."""
+        """Send 100 Continue if the client waits for it before the body of a held request (relay-rules B6)."""
         assert exchange.head is not None
         if exchange.head.expects_continue and self._requests.collecting(exchange):
             exchange.continued = True
@@ -204,14 +207,14 @@ class Reader:
     # Answers.
 
     def awaited(self) -> Exchange | None:
-        """Name the request whose answer comes next; None if none was sent."""
+        """Return the request whose answer comes next; None if the daemon has none to answer."""
         if not self._pending:
             return None
         first = self._pending[0]
         return None if isinstance(first, HeldExchange) and not first.awaits_reply else first
 
     def closes(self) -> None:
-        """Drop what is pipelined behind an answer with Connection: close (relay-rules B9)."""
+        """Drop the requests pipelined after one whose answer has Connection: close (relay-rules B9)."""
         answered = self._pending.popleft()
         if self._pending:
             self._drop_pending()
@@ -219,7 +222,7 @@ class Reader:
         self._pending.append(answered)
 
     def answered(self, exchange: Exchange) -> None:
-        """Take the end of an answer; that of a held call waits for the Post hooks."""
+        """Called when an answer is complete; that of a held call now waits for the Post hooks."""
         if exchange.plain and len(self._pending) == 1:
             self._pending.popleft()
         elif isinstance(exchange, HeldExchange):
@@ -228,7 +231,7 @@ class Reader:
             self._done(exchange)
 
     def become_tunnel(self) -> None:
-        """Make a pipe of the connection: what the client sent behind its request goes on first (relay-rules B3)."""
+        """Turn the connection into a tunnel; bytes that the client sent after its request go first (relay-rules B3)."""
         self.tunnel = True
         last = self._pending[-1]
         rest = last.withdraw() if isinstance(last, HeldExchange) else b""
@@ -243,7 +246,7 @@ class Reader:
     # Turns.
 
     def _done(self, exchange: Exchange) -> None:
-        """Forget an exchange whose answer the client has, and let the next one have its turn."""
+        """Forget an exchange whose answer was sent, and begin the next one's turn."""
         exchange.answered = True
         self._pending.popleft()
         if self._daemon_ended:
@@ -253,7 +256,7 @@ class Reader:
         self._requests.answered(exchange)
 
     def _turn(self) -> None:
-        """Let the first exchange have its turn."""
+        """Begin the turn of the first exchange: send the proxy's own answer, or run the held call."""
         first = self._pending[0] if self._pending else None
         if isinstance(first, OwnAnswer):
             self._answer_last(first.answer)
@@ -265,7 +268,7 @@ class Reader:
                 self._events.held(first)
 
     def _answer_last(self, answer: bytes) -> None:
-        """Give the client an answer of ours to the first request, and end the connection behind it."""
+        """Send an answer of the proxy's own to the first request, and end the connection after it."""
         self._pending.popleft()
         self.to_client.append(answer)
         self._finish()
@@ -276,12 +279,12 @@ class Reader:
         self._events.finish()
 
     def _stop(self) -> None:
-        """Read nothing more of either side."""
+        """Stop reading both sides."""
         self._drop_pending()
         self._answers.stop()
 
     def _drop_pending(self) -> None:
-        """Forget the requests that the client has no answer to, and what follows them."""
+        """Forget the requests without an answer and the bytes after them, and end the held ones."""
         dropped = tuple(self._pending)
         self._pending.clear()
         self._requests.stop()
@@ -292,9 +295,9 @@ class Reader:
     # From held exchanges.
 
     def send_request(self, exchange: HeldExchange, request: bytes, body: bytes = b"") -> None:
-        """Send a released request; the daemon's connection may have ended meanwhile (relay-rules B9).
+        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9).
 
-        ``body`` is a long one: it is written by itself, as nothing is put before it without a copy.
+        A long body is passed as ``body`` and written by itself, since joining it with the head would copy it.
         """
         if self._daemon_ended and not self._events.redial():
             self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
@@ -309,7 +312,7 @@ class Reader:
         self._events.wake()
 
     def send_refusal(self, exchange: HeldExchange, status: int, message: str, close: bool) -> None:
-        """Answer a held request in the daemon's place."""
+        """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
         close |= self._daemon_ended
         answer = http1.response(status, message, close=close)
         if close:
@@ -320,7 +323,7 @@ class Reader:
         self._events.wake()
 
     def answer(self, exchange: HeldExchange) -> None:
-        """Let the answer to a held call go."""
+        """Send the client the answer to a held call."""
         if self._pending and self._pending[0] is exchange and exchange.reply is not None:
             self.to_client.append(bytes(exchange.kept))
             self._done(exchange)

@@ -1,9 +1,9 @@
-"""The client's bytes on one connection: which are a request's head, its body, or of what follows.
+"""Split the client's bytes on one connection into the heads and bodies of requests.
 
-Owns where the next request starts, and what holds the reading up.
+Owns where the next request starts, and which request stops the parsing.
 Must not know: the daemon's answers, sockets, hook servers.
-Invariant: behind a request that is held, or that may become a tunnel, nothing is read, and no body that is held before
-its turn (relay-rules B3, B7).
+Invariant: nothing is parsed after a request that is held or that may become a tunnel, and the body of a held request is
+not collected before its turn (relay-rules B3, B7).
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
 
 READ_AHEAD_BYTES = 64 * 1024
-"""What is read behind a request that holds the connection up (relay-rules B1)."""
+"""Bytes that may wait unparsed after a request that stops the parsing, before reading pauses (relay-rules B1)."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
-"""How a client begins that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
+"""The beginning of the connection preface of a client that speaks HTTP/2 without upgrade (RFC 9113, 3.4)."""
 
 
 class RequestSink(ExchangeOwner, Protocol):
-    """Whoever takes what was read."""
+    """Receives the requests that were read; ``docker.reader.Reader`` implements it."""
 
     to_daemon: list[bytes]
     intercepts: Callable[[Route], bool]
@@ -49,12 +49,12 @@ class Requests:
         self._rest = bytearray()
         self._seen = 0
         self._reading = False
-        """True while what follows is in hand and not in ``_rest``."""
+        """True while ``_read`` parses bytes that are not in ``_rest``."""
         self.began = False
-        """True once anything of a request has come since the connection was made."""
+        """True once the first byte of a request has come on the connection."""
         self._body: Body | None = None
         self._newest: Exchange | None = None
-        """The request whose body is being read, or that was read last."""
+        """The request whose body is being read, or the last one that was read."""
         self._collecting: HeldExchange | None = None
         self._held_up_by: Exchange | None = None
         self._no_more = False
@@ -63,7 +63,7 @@ class Requests:
         """True while the client's EOF waits for what came before it."""
 
     def feed(self, data: bytes) -> None:
-        """Take the client's bytes in any split."""
+        """Read the client's bytes, split at any point."""
         if len(data) <= self._known_bytes and data in self._known_requests and self._between:
             self.began = True
             self._taker.to_daemon.append(data)
@@ -80,7 +80,7 @@ class Requests:
             self._read_rest()
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the first bytes of a buffer if all of them are of one body that passes."""
+        """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
         body = self._body
         if body is None or self._collecting is not None or self._held_up_by is not None:
             return False
@@ -92,21 +92,21 @@ class Requests:
 
     @property
     def inside_body(self) -> bool:
-        """Tell whether a body that is read is still to come to its end."""
+        """Return whether a body is being read and its end has not come."""
         return self._body is not None and self._held_up_by is None
 
     @property
     def whole(self) -> bool:
-        """Tell whether all that has come was whole requests, and all of them were read."""
+        """Return whether all bytes that have come were complete requests, and all of them are parsed."""
         return self._body is None and not self._rest
 
     @property
     def _between(self) -> bool:
-        """Tell whether the next byte is a request's first."""
+        """Return whether the next byte is the first of a request."""
         return self._body is None and self._held_up_by is None and not self._no_more and not self._rest
 
     def _read_rest(self) -> None:
-        """Read what has waited, if a head is whole now."""
+        """Parse the bytes that have waited, if they have a complete head now."""
         if self._body is None and self.began:
             try:
                 if not http1.head_end(self._rest, 0, self._seen):
@@ -171,7 +171,7 @@ class Requests:
             self._collecting = exchange if self._body is not None else None
             self._taker.begun(exchange)
             if self._collecting is not None and not self._taker.is_turn_of(exchange):
-                self._held_up_by = exchange  # before its turn nobody could be asked: what comes of it is not kept
+                self._held_up_by = exchange  # hooks cannot be asked before its turn, so its body is not collected yet
         else:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
@@ -200,7 +200,7 @@ class Requests:
             self._end_body()
 
     def _end_body(self) -> None:
-        """Ask about a held request that is whole, and read nothing behind one that must be answered first."""
+        """Report a held request that is complete, and stop parsing after one that must be answered first."""
         newest = self._newest
         assert newest is not None
         if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
@@ -210,7 +210,7 @@ class Requests:
             self._held_up_by = newest
 
     def hold_up(self, exchange: HeldExchange) -> None:
-        """Read nothing behind a held request that is whole, or of which no more is read."""
+        """Report a held request that is complete or of which no more is read, and stop parsing after it."""
         self._collecting = None
         if self._held_up_by is None:
             self._held_up_by = exchange
@@ -221,25 +221,25 @@ class Requests:
         self.stop()
         self._taker.unreadable(error, inside)
 
-    # From the taker.
+    # Called by the RequestSink.
 
     def collecting(self, exchange: Exchange) -> bool:
-        """Tell whether the body of a held request is still to come."""
+        """Return whether the body of a held request is still to come."""
         return self._collecting is exchange
 
     def turn(self) -> None:
-        """Read the body of the request that waited for its turn: those before it have their answers."""
+        """Read the body of the request that waited for its turn, now that those before it are answered."""
         self._held_up_by = None
         self._go_on()
 
     def released(self) -> None:
-        """Let what follows the held request go: the rest of a body that was too long to be kept, or the EOF."""
+        """Continue after the held request was sent: with the rest of a body too long to be kept, or with the EOF."""
         if self._body is not None:
             self._held_up_by = None
         self._go_on()
 
     def answered(self, exchange: Exchange) -> None:
-        """Read behind a request that has its answer now."""
+        """Continue parsing after a request that stopped it, now that it is answered."""
         if self._held_up_by is exchange:
             self._held_up_by = None
             self._go_on()
@@ -257,23 +257,23 @@ class Requests:
             self._taker.client_done()
 
     def _read_ahead(self) -> None:
-        """Read the client further, unless enough waits behind a request that holds the reading up."""
+        """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
         further = self._held_up_by is None or len(self._rest) <= READ_AHEAD_BYTES
         if further != self._further:
             self._further = further
             self._taker.read_client(further)
 
     def end(self) -> bool:
-        """Take the client's EOF; True if it must wait for what came before it (relay-rules B1).
+        """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1).
 
-        The beginning of a head goes nowhere: no daemon acts on it.
+        An incomplete head is dropped: no daemon acts on it.
         """
         self._cut()
         self.end_waits = self._unsent
         return self.end_waits
 
     def _cut(self) -> None:
-        """Ask about a held request of whose body no more comes."""
+        """Report a held request as unreadable whose body ends before it is complete."""
         if self._collecting is not None and self._held_up_by is None:
             self._collecting.cut()
             self._body = None
@@ -281,18 +281,18 @@ class Requests:
 
     @property
     def _unsent(self) -> bool:
-        """Tell whether something that came is still to be sent to the daemon."""
+        """Return whether bytes that came are still to be sent to the daemon."""
         first = self._held_up_by
         holding = isinstance(first, HeldExchange) and first.state is CallState.HOLDING
         return holding or (first is not None and bool(self._rest))
 
     def last(self) -> None:
-        """Read no further request: the daemon closes the connection behind an answer."""
+        """Parse no further request: the daemon closes the connection after an answer."""
         self._no_more = True
         self._rest.clear()
 
     def stop(self) -> bytes:
-        """Read nothing more at all; return what was not read."""
+        """Stop parsing for good and return the bytes that were not parsed."""
         rest = bytes(self._rest)
         self._rest.clear()
         self._body = self._collecting = self._held_up_by = None

@@ -1,4 +1,4 @@
-"""Docker's names of what the hook protocol speaks of.
+"""Docker's names for the resource fields and labels that the hook protocol uses.
 
 Owns the table of resource fields and the labels that dockershim and cri-dockerd set.
 Must not know: bodies, requests, any wire format.
@@ -15,7 +15,7 @@ RESOURCE_TABLE: dict[str, str] = {
     "cpuset_mems": "CpusetMems",
     "memory_swap_limit_in_bytes": "MemorySwap",
 }
-"""Field of ``Resources`` -> key of Docker's HostConfig; a field that is not here has no place in Docker's API."""
+"""Maps a field of ``Resources`` to its key in Docker's HostConfig; Docker's API has no other fields."""
 
 LABEL_PREFIX = "annotation."
 """What dockershim puts before the key of a CRI annotation to make it a label."""

@@ -1,4 +1,4 @@
-"""Which requests are held, and which may turn their connection into a tunnel.
+"""Decide which requests are held, and which may turn their connection into a tunnel.
 
 Owns dockerd's routing decision on a method and a request target, for the calls that matter to the proxy.
 Must not know: heads, bodies, containers.
@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_plus
 
 
 class Action(Enum):
-    """What a held request asks for."""
+    """The operation that a held request asks for."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow
 
@@ -60,9 +60,9 @@ _UNCLEAN = re.compile(r"//|/\.\.?(?:/|\Z)")
 
 
 def route(method: str, target: str) -> Route | None:
-    """Return what a held request asks for; None if the request passes.
+    """Return the route of a request to hold; None if the request passes.
 
-    A DELETE without a reference passes too: dockerd refuses it.
+    A DELETE without a reference passes too: dockerd rejects it.
     """
     if method not in _HELD or ("containers/" not in target and "%" not in target):
         return None
@@ -70,7 +70,7 @@ def route(method: str, target: str) -> Route | None:
 
 
 def may_upgrade(method: str, target: str) -> bool:
-    """Tell whether the connection may become a tunnel without an Upgrade field (dockerd's old-style hijack)."""
+    """Return whether the connection may become a tunnel without an Upgrade field (dockerd's old-style hijack)."""
     if method not in _UPGRADING or (method == "GET" and "/ws" not in target and "%" not in target):
         return False
     return (_upgrades if len(target) <= _CACHED_LENGTH else _upgrades.__wrapped__)(method, target)
@@ -94,7 +94,7 @@ def _upgrades(method: str, target: str) -> bool:
 
 
 def _read_target(target: str) -> tuple[str, str]:
-    """Return the decoded path and the query as it stands; no path if Go refuses the target or mux redirects it."""
+    """Return the decoded path, "" if Go's parser rejects the target or mux redirects it, and the raw query."""
     path, _, query = target.partition("?")
     if not path.startswith("/"):
         path = _ABSOLUTE.sub("", path)
@@ -110,4 +110,4 @@ def _name(query: str) -> str:
 
 
 _NAMED = re.compile(r"(?:\A|&)(?:n|%6[Ee])(?:a|%61)(?:m|%6[Dd])(?:e|%65)(?:=([^&]*))?(?=&|\Z)")
-"""Of a long query nothing else is unquoted: that takes as long as a flood."""
+"""The ``name`` parameter, however it is percent-encoded. Nothing else is decoded: a long query would take long."""

@@ -1,16 +1,16 @@
-"""The daemon's own word on a pod or a container: what inspect says, as values.
+"""Parse dockerd's inspect of a pod or a container into values of ``model``.
 
-Owns what inspect shows that the create did not ask for, and takes it off again (docs/architecture.rst).
+Owns which parts of an inspect the create did not ask for, and removes them (docs/architecture.rst).
 Must not know: the Store, the daemon's client, when something is inspected.
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. A part that is
-missing, null or of a wrong type is unknown, by itself: what else is told stands.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
+missing, null or of a wrong type counts as unknown; the other parts are still used.
 
-What dockerd puts into a container when it is created (moby's daemon/commit.go and daemon/daemon_unix.go, 20.10 to 28):
-the image's env entries behind the request's own, where their keys are new; the image's labels, where their keys are
+What dockerd adds to a container when it is created (moby's daemon/commit.go and daemon/daemon_unix.go, 20.10 to 28):
+the image's env entries after the request's own, where their keys are new; the image's labels, where their keys are
 new; Runtime, where none was asked for; MemorySwap = 2 x Memory where it was 0, and -1 where the kernel does not account
-for swap. It discards what the kernel has no controller for: that is lost. PATH, HOSTNAME and the like, and the daemon's
-default cgroup parent, come at start and are not shown. Health checks, ports, IPC mode and more are added too, but are
-not read here.
+for swap. It discards what the kernel has no controller for: inspect cannot show that. PATH, HOSTNAME and the like, and
+the daemon's default cgroup parent, are added at start and are not shown. Health checks, ports, IPC mode and more are
+added too, but are not read here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from runtimeproxy.model.values import TEXT_FIELDS, ContainerInfo, PodInfo, Resou
 from runtimeproxy.wire.json import Object
 
 DEFAULT_RUNTIME = "runc"
-"""The DefaultRuntime of a daemon that is not told another one."""
+"""The DefaultRuntime of a daemon whose configuration names none."""
 
 _KUBELETS = ("io.kubernetes.", f"{LABEL_PREFIX}io.kubernetes.")
 
@@ -37,12 +37,12 @@ _PARTS: Mapping[str, Any] = {
         **{key: str if name in TEXT_FIELDS else int for name, key in RESOURCE_TABLE.items()},
     },
 }
-"""What is read of an inspected container or image, with its type; in a map and in a list there are texts."""
+"""The members read of an inspected container or image, with their types; those of an Object or a list are texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What an image gives to its containers."""
+    """The labels and environment that an image gives to its containers."""
 
     labels: Labels = field(default_factory=dict)
     env: Sequence[str] = ()
@@ -57,9 +57,9 @@ def read_info(reply: bytes) -> tuple[str, str]:
 
 @reads_json
 def parse_inspect(reply: bytes, full_id: str = "") -> Object:
-    """Return what is read of an inspected container or image, as far as it is known.
+    """Return the members of an inspected container or image that are read, without those that are unknown.
 
-    ``full_id`` is the one asked for, where the reply repeats none. Raises Unreadable.
+    ``full_id`` is used where the reply repeats no id. Raises Unreadable.
     """
     known = _known(translate.document(reply), _PARTS)
     if known.get("Id"):
@@ -68,7 +68,7 @@ def parse_inspect(reply: bytes, full_id: str = "") -> Object:
 
 
 def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
-    """Return the parts that are told in their type."""
+    """Return the members named in ``parts`` that have the right type."""
     members: list[tuple[str, Any]] = []
     for name, kind in parts.items():
         value = owner.get(name)
@@ -96,10 +96,10 @@ def read_image(reply: bytes) -> Shipped:
 def read_inspect(
     inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
-    """Read what is ``parse_inspect`` of a container; None if it is not a pod's.
+    """Return what an inspected container was created with; None if it belongs to no pod.
 
-    ``shipped`` is its image's part; None if that is gone: its part stays in. ``default_runtime`` is the DefaultRuntime
-    of the daemon's /info. Raises Unreadable.
+    ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
+    whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
     config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
     shipped = shipped or Shipped()
@@ -119,7 +119,7 @@ def read_inspect(
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How far a container is; one that has ended is ``started`` and not ``running``."""
+    """Whether a container was ever started, and whether it runs; one that has ended was started and does not run."""
 
     started: bool
     running: bool
@@ -134,7 +134,7 @@ _LIVES = {
 
 @reads_json
 def read_life(reply: bytes) -> Life:
-    """Read how far an inspected container is. Raises Unreadable."""
+    """Read the State of an inspected container. Raises Unreadable."""
     state = translate.object_of(translate.document(reply), "State")
     try:
         return _LIVES[translate.text_of(state, "Status")]
@@ -143,26 +143,28 @@ def read_life(reply: bytes) -> Life:
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
-    """Leave out the image's labels, but for the kubelet's in a container that dockershim named.
+    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim.
 
-    An image committed from a pod's container has them too; without them the container would be nobody's.
+    An image committed from a pod's container has the kubelet's labels, too. Without them the container would count as
+    one without a pod.
     """
     kept = _KUBELETS if translate.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
 
 def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
-    """Return the entries before those that dockerd added of the image; the fewest where two answers are possible.
+    """Return the request's own env entries: those before the image's, which dockerd added.
 
-    To nothing it adds all of them, else the first of each key that is new (runconfig's merge). Where it cannot have
-    made the list of this image, what the image has too is left out.
+    If the request had none dockerd adds all of the image's entries, else the first entry of each key that is new
+    (runconfig's merge). Where several splits are possible the one with the fewest own entries is returned. Where this
+    image cannot have led to the list, all entries that the image has are removed.
     """
     if list(merged) == list(shipped):
         return []
     offered = _first_of_each_key(shipped)
     place = {entry: number for number, entry in enumerate(offered.values())}
     begin, following = len(merged), len(place)
-    while begin and place.get(merged[begin - 1], following) < following:  # in the image's order: may have been added
+    while begin and place.get(merged[begin - 1], following) < following:  # in the image's order, so perhaps added
         begin -= 1
         following = place[merged[begin]]
     own = {_key(entry) for entry in merged[:begin]}
@@ -193,20 +195,20 @@ def _first_of_each_key(entries: Sequence[str]) -> dict[str, str]:
 
 
 def _own_pod(pod: PodInfo, default_runtime: str) -> PodInfo:
-    """Take the default runtime and the swap limit off: dockershim asks for no swap limit of a sandbox."""
+    """Remove the default runtime and dockerd's swap limit: dockershim sets no swap limit on a sandbox."""
     handler = "" if pod.runtime_handler == default_runtime else pod.runtime_handler
     resources = pod.resources and _own_swap(pod.resources, uncounted=0)
     return replace(pod, runtime_handler=handler, resources=resources)
 
 
 def _own_container(container: ContainerInfo) -> ContainerInfo:
-    """Take dockerd's swap limit off: dockershim asks for one that equals the memory limit."""
+    """Remove dockerd's swap limit: dockershim sets one equal to the memory limit."""
     resources = container.resources
     return replace(container, resources=resources and _own_swap(resources, resources.memory_limit_in_bytes))
 
 
 def _own_swap(resources: Resources, uncounted: int) -> Resources:
-    """Return what was asked for; that is ``uncounted`` where the kernel does not account for swap."""
+    """Return the resources with the swap limit asked for: ``uncounted`` if the kernel does not account for swap."""
     memory, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
     if memory > 0 and swap in (2 * memory, -1):
         return replace(resources, memory_swap_limit_in_bytes=uncounted if swap == -1 else 0)

@@ -1,9 +1,9 @@
-"""Follows the daemon's events, so that the Store holds nothing that is gone or that somebody else has changed.
+"""Follow dockerd's events, so that the Store has nothing that is gone or was changed by another client.
 
-Owns the following of the stream: connecting again, what each event means for the Store.
+Owns the event stream: reconnecting, and what each event means for the Store.
 Must not know: held requests, HTTP, lists, how a record is read again.
-Invariant: a record goes only if the daemon said so. Whoever lists the containers is told so once the stream is
-followed, so nothing falls between the list and the events.
+Invariant: a record is removed only if the daemon said so. The containers are listed only after the stream is followed,
+so no change is lost between the list and the events.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from runtimeproxy.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 5.0
-"""So long after the stream is followed again what the daemon remembers of before has been told."""
+"""Seconds after reconnecting in which the daemon sends the events that it remembers from before."""
 
 
 class EventFollower:
     """Follows one daemon for one Store.
 
-    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it,
-    beyond the Store, holds no longer (relay-rules B10). ``on_connected`` is awaited after each connect; a BackendError
-    from it counts as the daemon's being away. ``on_missed`` is called after that, and whenever something may have
-    happened that was not heard of. ``wall_clock_ns`` counts from 1970.
+    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
+    outside the Store is no longer valid (relay-rules B10). ``on_connected`` is awaited after each connect; a
+    BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may
+    have been missed. ``wall_clock_ns`` returns nanoseconds since 1970.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class EventFollower:
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.expected_updates: Counter[str] = Counter()
-        """How many events of updates are still to come that are our own, by full id."""
+        """How many events of the proxy's own updates are still to come, by full id."""
         self.changes = 0
-        """How often something was changed behind our back."""
+        """How many changes by other clients the events have shown."""
         self._backend = backend
         self._store = store
         self._recorder = recorder
@@ -58,32 +58,32 @@ class EventFollower:
         self._since_ns = 0
         self._away = False
         self._overdue: Counter[str] = Counter()
-        """Those from before the stream was lost: the daemon may have ended with their events."""
+        """The expected updates from before the stream was lost: a daemon that restarted has lost their events."""
         self._dropping: asyncio.TimerHandle | None = None
 
     def expect_update(self, container_id: str) -> None:
-        """Take the next update of a container for our own; say so before the update is sent."""
+        """Treat the next update event of a container as the proxy's own; call this before the update is sent."""
         self.expected_updates[container_id] += 1
 
     def no_update(self, container_id: str) -> None:
-        """Take back an expectation: the daemon did not agree, so there is no event."""
+        """Cancel an expected update event: the daemon did not agree to the update, or the event has come."""
         for expected in (self.expected_updates, self._overdue):
             expected[container_id] -= 1
             if expected[container_id] <= 0:
                 del expected[container_id]
 
     def forget(self, container_id: str) -> None:
-        """Forget what was changed behind our back; it is read anew when it is needed."""
+        """Forget the record of a container that another client changed; it is read again when it is needed."""
         self.changes += 1
         self._store.forget(container_id)
 
     def gone(self, container_id: str) -> None:
-        """Drop all that is remembered, beyond the Store, of what the daemon no longer has."""
+        """Drop what is remembered, outside the Store, of a container that the daemon no longer has."""
         self.expected_updates.pop(container_id, None)
         self._on_gone(container_id)
 
     async def run(self) -> None:
-        """Follow for ever; cancel to stop."""
+        """Follow the events until cancelled, reconnecting with increasing delays."""
         loop = asyncio.get_running_loop()
         self._since_ns = self._wall_clock_ns()
         delay = FIRST_RETRY_SECONDS
@@ -96,12 +96,12 @@ class EventFollower:
             delay = min(2 * delay, LONGEST_RETRY_SECONDS)
 
     async def _attempt(self) -> None:
-        """Connect and follow until that fails."""
+        """Connect and follow the events until that fails; log and count the failure."""
         try:
             await self._follow()
         except BackendError as error:
             self._lost(str(error))
-        except Exception as error:  # a fault of our own must not end the following for good; its text may hold values
+        except Exception as error:  # a bug must not end the following for good; the error's text may have values
             self._recorder.count("internal_errors", operation="events")
             log.error("internal error in following the daemon's events", exc_info=error)
             self._lost("internal error")
@@ -128,23 +128,23 @@ class EventFollower:
             self._overdue = Counter(self.expected_updates)
 
     def _drop_overdue(self) -> None:
-        """Expect no more what the daemon would have told of by now: else somebody else's update is taken for ours."""
+        """Cancel the overdue expectations, so that another client's update is not taken for the proxy's own."""
         for container_id, count in tuple(self._overdue.items()):
             for _ in range(count):
                 self.no_update(container_id)
 
     def _take(self, event: Event) -> None:
-        if event is UNREADABLE:  # it may have told of what is gone
+        if event is UNREADABLE:  # it may have been a container's end
             self._recorder.count("backend_events_unreadable")
             self._on_missed()
             return
-        self._since_ns = event.time_ns + 1  # after a loss the daemon goes on here: nothing is lost, nothing comes twice
+        self._since_ns = event.time_ns + 1  # after a loss the stream continues here: no event is lost or repeated
         meaning = _MEANINGS.get(event.action)
         if meaning is not None:
             self._recorder.count("backend_events", action=event.action)
             meaning(self, event.id)
 
-    # What the events mean. oom, die, kill, start and restart change nothing in the Store.
+    # One method for each event. oom, die, kill, start and restart change nothing in the Store.
 
     def _destroyed(self, container_id: str) -> None:
         self._store.tombstone(container_id)
@@ -154,7 +154,7 @@ class EventFollower:
         self._on_gone(container_id)
 
     def _updated(self, container_id: str) -> None:
-        """Forget what somebody else changed."""
+        """Forget the container's record, unless the update is the proxy's own."""
         if self.expected_updates[container_id] > 0:
             self.no_update(container_id)
         else:
@@ -172,4 +172,4 @@ _MEANINGS: dict[str, Callable[[EventFollower, str], None]] = {
     "rename": EventFollower._renamed,
     "update": EventFollower._updated,
 }
-"""What is asked for, and what it means."""
+"""The events that are asked for, and the method that handles each."""

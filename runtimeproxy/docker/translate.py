@@ -1,14 +1,14 @@
-"""Docker's bodies as values of the model.
+"""Parse the bodies of Docker's requests into values of ``model``.
 
-Owns which part of a create or an update becomes which part of a pod or a container, and what a name says.
+Owns which part of a create or an update becomes which part of a pod or a container, and the parts of a name.
 Must not know: how a body is edited (``edit``), what inspect adds (``status``), the forms of a cgroup parent.
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. The same pod gives
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. The same pod gives
 the same hook message as in CRI mode, as far as dockershim passes it on (docs/docker-mode.rst, "Bodies").
 
-What dockershim adds to the kubelet's own is taken off again: its labels, and the cpu shares and the OOM score of every
-pause container. Without them a sandbox has no resources, as in CRI, where they are the pod's and not the pause
+What dockershim adds to the kubelet's values is removed: its labels, and the CPU shares and the OOM score of every pause
+container. Without them a sandbox has no resources, as in CRI, where resources are the pod's and not the pause
 container's. ``runtime_handler`` is HostConfig.Runtime: "" where the pod names none, as in CRI. Half a surrogate pair in
-a text is what Go makes of it, U+FFFD, so that a body and what inspect tells of it later are equal.
+a text becomes U+FFFD, as in Go, so that a body equals what inspect shows of it later.
 """
 
 import re
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RequestedPod:
-    """A pod sandbox, and its cgroup parent in Docker's form, None if unknown; the pod's own is ""."""
+    """A pod sandbox, and its cgroup parent in Docker's form, None if unknown; ``pod.cgroup_parent`` is not set."""
 
     pod: PodInfo
     cgroup_parent: str | None
@@ -51,7 +51,7 @@ class RequestedPod:
 
 @dataclass(frozen=True, slots=True)
 class RequestedContainer:
-    """A container of a pod, and its cgroup parent in Docker's form, None if unknown; the container's own is ""."""
+    """A container of a pod, and its cgroup parent in Docker's form, None if unknown; ``container`` has none set."""
 
     container: ContainerInfo
     cgroup_parent: str | None
@@ -59,10 +59,10 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """What the name of a pod or a container says (docs/docker-mode.rst, "Names and labels").
+    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels").
 
-    It is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with a seventh part after a conflict of names; POD stands
-    for the container of a sandbox.
+    The name is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod
+    sandbox has POD for the container.
     """
 
     container: str
@@ -89,7 +89,7 @@ _EMPTY = Object(())
 
 
 def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function raise Unreadable where the JSON cannot be read, or can be read in two ways."""
+    """Decorate a function so that WireError, of JSON that is invalid or ambiguous, becomes Unreadable."""
 
     @wraps(read)
     def reads(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -102,7 +102,7 @@ def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def parse_name(name: str) -> DockerName | None:
-    """Read a name, with or without the leading "/" that inspect shows; None if dockershim gave none of the kind."""
+    """Parse a name, with or without the leading "/" that inspect shows; None if it has not dockershim's form."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -111,13 +111,16 @@ def parse_name(name: str) -> DockerName | None:
 
 
 def is_pods(body: bytes) -> bool:
-    r"""Tell whether a create may be a pod's, without reading it: only \u could hide the label's name."""
+    r"""Return whether a body may be that of a pod or its container, without parsing it.
+
+    It has the name of the type label, or a \u escape, which could hide that name.
+    """
     return _TYPE_TEXT in body or b"\\u" in body
 
 
 @reads_json
 def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | None:
-    """Read a create; None if it is not a pod's. ``name`` is the one that its query asks for. Raises Unreadable."""
+    """Read a create; None if it belongs to no pod. ``name`` is the one in the request's query. Raises Unreadable."""
     config = _asked(body)
     labels = labels_of(config)
     if kind_of(labels) is None:
@@ -127,7 +130,7 @@ def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | N
 
 @reads_json
 def read_update(body: bytes) -> Resources:
-    """Read the resources that an update sets; dockerd takes no OOM score there. Raises Unreadable."""
+    """Read the resources that an update sets; Docker's update has no OOM score. Raises Unreadable."""
     return _resources(_asked(body), without=_NOT_UPDATED)
 
 
@@ -147,9 +150,9 @@ def kind_of(labels: Labels) -> str | None:
 
 
 def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
-    """Return the pod or container of these labels. Labels are the better source; only a name has the attempt.
+    """Return the pod or container with these labels. They take precedence over the name, which alone has the attempt.
 
-    Raises Unreadable for a container that does not name its sandbox.
+    Raises Unreadable for a container whose labels do not name its sandbox.
     """
     parent = text_of(host, "CgroupParent")
     if kind_of(labels) == POD_TYPE:
@@ -208,7 +211,7 @@ def _resources(owner: Object, without: str = "") -> Resources:
 
 
 def _pod_resources(pause: Resources) -> Resources | None:
-    """Return what a pause container has beyond that of every other one; None if that is nothing."""
+    """Return the resources of a pause container without those that every one has; None if none are left."""
     return overlay(None, {field: value for field, value in named(pause).items() if _OF_PAUSE.get(field) != value})
 
 
@@ -216,19 +219,19 @@ def _pod_resources(pause: Resources) -> Resources | None:
 
 
 def _asked(body: bytes) -> Object:
-    """Parse a request's body, unless too much would become of it."""
+    """Parse a request's body. Raises Unreadable, also if it has more than FIELDS_LIMIT tokens."""
     if json.has_more_tokens(body, FIELDS_LIMIT):
         raise Unreadable(TOO_MANY_FIELDS)
     return document(body)
 
 
 def document(text: bytes) -> Object:
-    """Parse a JSON text that is an object."""
+    """Parse a JSON text that is an object. Raises WireError if it is invalid, Unreadable if it is no object."""
     return _checked(json.parse(text), Object, "the whole document")
 
 
 def id_of(owner: Object) -> str:
-    """Return the Id, which must not be empty."""
+    """Return the Id. Raises Unreadable if it is missing or empty."""
     value = text_of(owner, "Id")
     if not value:
         raise Unreadable("JSON document without an Id")
@@ -267,7 +270,7 @@ def _number_of(owner: Object, name: str) -> int:
 
 
 def _plain(values: Iterable[Any]) -> bool:
-    """Tell whether all values are texts in ASCII: they are what Go reads, as they stand."""
+    """Return whether all values are ASCII texts, which need no conversion to be what Go reads."""
     try:
         return all(map(str.isascii, values))
     except TypeError:
@@ -275,13 +278,13 @@ def _plain(values: Iterable[Any]) -> bool:
 
 
 def _text(value: Any, name: str) -> str:
-    """Return a text as Go reads it: null in a list or a map is an empty one."""
+    """Return a text as Go reads it: null in a list or a map is "", half a surrogate pair U+FFFD."""
     text = _checked("" if value is None else value, str, name)
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _checked(value: Any, kind: type[_T], name: str) -> _T:
-    """Check a value's type; True is no number."""
+    """Return a value of exactly the type ``kind``, so that True is no int. Raises Unreadable for another type."""
     if type(value) is not kind:
         raise Unreadable(f"JSON document with a value of the wrong type in {name}")
     return value

@@ -1,1 +1,1 @@
-"""The calls that are held in Docker mode, as the core sees them."""
+"""The held calls of Docker mode: subclasses of ``core.call.Call``."""

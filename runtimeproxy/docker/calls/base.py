@@ -1,8 +1,8 @@
-"""Docker's calls as the core sees them: what all of them do (``creates`` and ``references`` have the single ones).
+"""The base class of Docker's held calls; ``creates`` and ``references`` have its subclasses.
 
 Owns how a held request is released and refused, and what the calls of all connections share.
 Must not know: heads, chunks, connections, hook servers, what a body means.
-Invariant: a request that nobody changed is released as the very bytes that came.
+Invariant: an unchanged request is released as exactly the bytes that came.
 """
 
 from asyncio import AbstractEventLoop
@@ -35,7 +35,7 @@ class Daemon:
 
 
 def body_of(exchange: HeldExchange) -> bytes:
-    """Return the body of a request, which is kept as long as that is held. Raises Unreadable."""
+    """Return the body of a request that is still held. Raises Unreadable."""
     try:
         return exchange.body()
     except WireError as error:
@@ -43,7 +43,7 @@ def body_of(exchange: HeldExchange) -> bytes:
 
 
 class DockerCall(Call):
-    """A held call; the subclasses know their requests."""
+    """A held call; each subclass reads one kind of request."""
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon, operation: Operation) -> None:
         self.operation = operation
@@ -62,29 +62,29 @@ class DockerCall(Call):
             self._reply.set_result(self._exchange.reply)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
-        """Return the body as it is released; None if nothing changes."""
+        """Return the body to release; None if nothing changes."""
         return None
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
-        """Edit and send on; the daemon's answer comes later."""
+        """Edit the request and send it on; the result becomes the daemon's answer."""
         self.send(None if subject is None else self.edited(subject, adjustment))
         return self._reply
 
     def send(self, body: bytes | None) -> bool:
-        """Send the request on: as it came if ``body`` is None. Return False if it is no longer held."""
+        """Send the request on, as it came if ``body`` is None; return False if it is no longer held."""
         return self._exchange.release(body)
 
     def refuse(self, error: HookError) -> None:
-        """Answer 500 with a message that names plugin, hook point and reason."""
+        """Answer the client with status 500 and a message that names plugin, hook point and reason."""
         self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def answer(self, reply: Reply) -> None:
-        """Let the daemon's own answer go."""
+        """Send the client the daemon's own answer, which was held back."""
         self._exchange.answer()
 
     def release_buffers(self) -> None:
-        """Do nothing: what has a body has no Post hooks, and is over with its answer."""
+        """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
 
     def leave_out(self, names: tuple[str, ...]) -> None:
-        """Tell of the fields that a hook server set and that Docker's API cannot carry."""
+        """Report the fields that a hook server set and that Docker's API cannot carry."""
         self._daemon.recorder.left_out(self.operation.value, names, by="Docker")

@@ -2,7 +2,7 @@
 
 Owns how a create becomes a subject, how an adjustment is put into its body, what its outcome is.
 Must not know: heads, chunks, connections, hook servers.
-Invariant: the record says what the daemon was asked for; the kubelet's own values stay beside it.
+Invariant: the record has what the daemon was asked for, and beside it the kubelet's own values.
 """
 
 from dataclasses import replace
@@ -24,13 +24,13 @@ _A = TypeVar("_A", RequestedPod, RequestedContainer)
 
 
 class CreateCall(DockerCall, Generic[_A]):
-    """A create of a pod sandbox or of a container of a pod: all but its pod is in the request.
+    """A create of a pod sandbox or of a container in a pod.
 
-    ``asked`` is what the body asks for, or in words why that cannot be read.
+    ``asked`` is what the body asks for, or a text that says why that cannot be read.
     """
 
     _released: bytes | None = None
-    """The body that was put in the place of the request's own."""
+    """The edited body; None if the request's own was released."""
 
     def __init__(
         self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | str
@@ -53,7 +53,10 @@ class CreateCall(DockerCall, Generic[_A]):
 
     @property
     def released(self) -> _A:
-        """Return what the daemon was asked for: its own rules stand behind an edit, so that is read again."""
+        """Return what the daemon was asked for. An edited body is parsed again, as an edit also obeys dockerd's checks.
+
+        Raises Unreadable.
+        """
         if self._released is None:
             return self.asked
         made = translate.read_create(self._released, self._name)
@@ -68,12 +71,15 @@ class CreatePodCall(CreateCall[RequestedPod]):
         super().__init__(exchange, daemon, Operation.RUN_POD_SANDBOX, body, asked)
 
     def order_key(self) -> str:
-        """Name the pod by what the kubelet calls it: it has no id yet."""
+        """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
         pod = self.asked.pod
         return f"{pod.namespace}/{pod.name}/{pod.uid}/{pod.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
-        """Read the pod; its cgroup parent cannot be told before the daemon's driver is known."""
+        """Return the pod described in the request; None until dockerd's cgroup driver is known, as its parent needs it.
+
+        Raises Unreadable.
+        """
         asked, driver = self.asked, self._daemon.lookup.driver
         if driver is None:
             return None
@@ -81,7 +87,7 @@ class CreatePodCall(CreateCall[RequestedPod]):
         return Subject(PodRecord(pod, pod))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon for its driver."""
+        """Ask the daemon for its cgroup driver and return the pod. Raises BackendError, Unreadable."""
         await self._daemon.lookup.known_driver()
         return self.subject(store)
 
@@ -100,28 +106,28 @@ class CreatePodCall(CreateCall[RequestedPod]):
 
 
 class CreateContainerCall(CreateCall[RequestedContainer]):
-    """CreateContainer; the pod is in the Store."""
+    """CreateContainer: the request describes the container, the Store has its pod."""
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: RequestedContainer | str) -> None:
         super().__init__(exchange, daemon, Operation.CREATE_CONTAINER, body, asked)
 
     def order_key(self) -> str:
-        """Name the container by its pod and name: it has no id yet."""
+        """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
         container = self.asked.container
         return f"{container.pod_id}/{container.name}/{container.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the pod up."""
+        """Return the container in its pod from the Store; None if the pod or dockerd's cgroup driver is not known."""
         driver = self._daemon.lookup.driver
         return None if driver is None else self._in(store.pod(self.asked.container.pod_id), driver)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon for what is not known: the pod, the driver."""
+        """Ask the daemon for the cgroup driver and the pod as needed, and return the container in its pod."""
         driver = await self._daemon.lookup.known_driver()
         return self._in(await self._daemon.lookup.pod(self.asked.container.pod_id), driver)
 
     def _in(self, pod: PodRecord | None, driver: Driver) -> Subject | None:
-        """Return the container in its pod; of that the request repeats the cgroup parent, and no labels."""
+        """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
         if pod is None:
             return None
         asked = self.asked
@@ -131,7 +137,7 @@ class CreateContainerCall(CreateCall[RequestedContainer]):
         return replace(subject, container=ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
-        """Tell that no pod has a cgroup parent that a hook gave it."""
+        """Return whether no pod in the Store has a cgroup parent that a hook set."""
         return not store.has_moved_pods
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:

@@ -1,9 +1,9 @@
-"""Docker's calls that name a container by a reference: start, stop, update, remove; one class an action.
+"""Docker's calls that name a container by a reference: start, stop, update, remove; one class for each action.
 
-Owns what a reference's subject makes of the call, the update ahead of a start, and which updates are our own.
+Owns which operation a call is, given its subject, the update before a start, and which update events are the proxy's.
 Must not know: heads, chunks, connections, hook servers.
-Invariant: an update is expected as our own only where the record is going to tell of it; else its event has the
-container read anew.
+Invariant: an update's event is expected only where the record will have the update; otherwise the event causes the
+container to be read again.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.values import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
 
 UPDATE_SECONDS = 10.0
-"""Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
+"""Seconds for the extra update of PreStartContainer: Docker's clients send no deadline."""
 
 
 class ReferenceCall(DockerCall):
-    """A call on something that exists: a container or a pod sandbox, by id, id prefix or name."""
+    """A call on an existing container or pod sandbox, named by id, id prefix or name."""
 
     container_operation: Operation
     pod_operation: Operation | None = None
-    """What it is where the reference names a pod sandbox; None = nothing that anybody is asked about."""
+    """The operation if the reference names a pod sandbox; None if such a call has no hook points and just passes."""
     points: tuple[HookPoint, ...]
     """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
 
     def __init_subclass__(cls) -> None:
-        """Find the hook points of what such a call can be, once for all of them."""
+        """Set ``points`` of a subclass: the hook points of both its operations."""
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
@@ -46,26 +46,29 @@ class ReferenceCall(DockerCall):
         self._id = ""
         self._found = False
         self._changes_seen: int | None = None
-        """How often the daemon had told of somebody else's changes when it was asked for the subject, if it was."""
+        """``EventFollower.changes`` when the daemon was asked for the subject; None if it was not asked."""
         known = daemon.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
 
     def order_key(self) -> str:
-        """Name the subject by its id, or by the reference as long as that is not known."""
+        """Return the subject's id, or the reference as long as the id is not known."""
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the subject up; an event may have had the Store forget it since."""
+        """Return the subject from the Store; None if it is not there.
+
+        If a dockerd event has made the Store forget it since the call found it, the call is ``state_unknown``.
+        """
         known = self._daemon.lookup.known(self._id) if self._id else None
         self.state_unknown |= self._found and known is None
-        # Nobody forgot what only this call knew, though it may be what was changed.
+        # A subject that only this call has read is not in the Store to be forgotten, but may have changed as well.
         self.state_unknown |= self._changes_seen not in (None, self._daemon.events.changes)
         self._found |= known is not None
         return known
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon what the reference names."""
+        """Read from the daemon what the reference names. Raises BackendError, Unreadable."""
         self._changes_seen = self._daemon.events.changes
         found = await self._daemon.lookup.read(self._reference)
         if found is None:
@@ -74,7 +77,7 @@ class ReferenceCall(DockerCall):
         return self._take(*found)
 
     def _take(self, full_id: str, subject: Subject) -> Subject | None:
-        """Learn from its subject what the call is; None if nobody is asked about it."""
+        """Set the call's id and operation by its subject and return that; None if the call has no operation."""
         operation = self.pod_operation if subject.container is None else self.container_operation
         if operation is None:
             return None
@@ -82,7 +85,7 @@ class ReferenceCall(DockerCall):
         return subject
 
     async def settle(self) -> Reply:
-        """Tell what became of a start or a stop by how far the container is."""
+        """Return the outcome of an unanswered start or stop, read from the container's state."""
         if self._exchange.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
@@ -108,13 +111,17 @@ class RemoveCall(ReferenceCall):
 
 
 class StartCall(ReferenceCall):
-    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+    """StartContainer: resources that a Pre hook sets go to the daemon in an update before it."""
 
     container_operation = Operation.START_CONTAINER
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
+
+        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
+        call is ``state_unknown`` from then on.
+        """
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out)
@@ -131,7 +138,7 @@ class StartCall(ReferenceCall):
 
 
 class UpdateCall(ReferenceCall):
-    """UpdateContainerResources: hooks see the kubelet's originals, the daemon gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets what differs (hook-api)."""
 
     container_operation = Operation.UPDATE_CONTAINER_RESOURCES
     _expecting = False
@@ -139,7 +146,7 @@ class UpdateCall(ReferenceCall):
     def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
         super().__init__(exchange, daemon)
         self._body: bytes | str
-        """The request's, or in words why that cannot be read."""
+        """The request's body, or a text that says why it cannot be read."""
         try:
             self._body = body_of(exchange)
         except Unreadable as error:
@@ -154,25 +161,25 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def said(self) -> EffectiveUpdate:
-        """Return what the request asks for, and what ``edited`` put in; it has no place for annotations.
+        """Return what the request asks for, and what ``edited`` added to it; Docker's update has no annotations.
 
         Raises Unreadable.
         """
         return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
 
     def order_key(self) -> str:
-        """Name the container; a request that cannot be read to its end is no request to change."""
+        """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
         _ = self.said
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Tell the record's original values overlaid by what this request sets."""
+        """Return the record's original values overlaid by what this request sets."""
         return records.told_of_update(subject, self.said.asked)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
-        """Put in each field whose result differs from what the daemon would hold after these bytes alone."""
+        """Put each field into the body whose value would differ in the daemon after the unedited request."""
         effective = records.container_of(subject).effective.resources or NO_RESOURCES
-        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that was only repeated goes with it
+        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
         update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
         self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
@@ -180,21 +187,24 @@ class UpdateCall(ReferenceCall):
         return None if update.body is self.body else update.body
 
     def send(self, body: bytes | None) -> bool:
-        """Send on; the daemon's event of it will be our own, if the record is going to tell of it."""
+        """Send the request on; expect the daemon's event of it if the record will have the update."""
         self._expecting = self._exchange.state is CallState.HOLDING and self._is_recorded()
         if self._expecting:
             self._daemon.events.expect_update(self._id)
         return super().send(body)
 
     def _is_recorded(self) -> bool:
-        """Tell whether the container is known and the request can be read; else the event has it read anew."""
+        """Return whether the record will have the update: the container is known and the request can be read.
+
+        Otherwise the update's event causes the container to be read again.
+        """
         try:
             return bool(self._id and self.said)
         except Unreadable:
             return False
 
     def _take_reply(self) -> None:
-        """Take the reply: the event of an update that the daemon did not agree to is not our own."""
+        """Set the call's reply; an update that the daemon did not agree to has no event to expect."""
         super()._take_reply()
         reply = self._exchange.reply
         if self._expecting and reply is not None and not reply.agreed:
@@ -202,7 +212,7 @@ class UpdateCall(ReferenceCall):
             self._daemon.events.no_update(self._id)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the daemon's apart."""
+        """Return the container with the kubelet's values and the daemon's values updated separately."""
         return records.updated(subject, self.said, adjustment)
 
 
