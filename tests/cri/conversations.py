@@ -1,5 +1,7 @@
-"""Conversations of a client with a runtime through the reader: several calls at once, framed in every way that HTTP/2
-allows, their frames mixed, cut anywhere; held calls go through the whole core. Both peers have credit for everything.
+"""Random conversations of a client with a runtime through the reader.
+
+Several calls at once, framed in every way that HTTP/2 allows, their frames interleaved and split anywhere; held calls
+go through the whole core. Both peers have flow-control credit for everything.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
 FRAME_BYTES = 16_384
 
 Unit = tuple[Raw, ...]
-"""Frames that nothing may stand between; their stream is put in when the call has one."""
+"""Frames that must follow each other directly; their stream id is set once the call has one."""
 
 EXTRA: tuple[Fields, ...] = (
     (),
@@ -45,7 +47,7 @@ ASIDES: tuple[tuple[Unit, ...], ...] = (
 )
 PADS = (None, None, 0, 255)
 HOW = st.sampled_from(tuple(product(EXTRA, SHAPES, ASIDES, PADS)))
-"""More fields, the shape of the header block, frames behind it, padding of the first DATA: one draw, as each costs."""
+"""Extra fields, the shape of the header block, frames after it, padding of the first DATA; one draw, for speed."""
 PIECES = st.lists(st.integers(0, 40) | st.just(FRAME_BYTES), max_size=3)
 REQUEST_ENDS = st.sampled_from(("with data", "with data", "late", "with trailers"))
 REPLY_ENDS = st.sampled_from(("agreed", "agreed", "agreed", "failed", "failed at once", "reset", "without trailers"))
@@ -59,7 +61,7 @@ def gzip(message: bytes) -> bytes:
 
 
 def header_unit(fields: Fields, shape: str = "plain", end: bool = False) -> Unit:
-    """Return a header block in one of the shapes that frames give it."""
+    """Return a header block in one of the shapes that HTTP/2 frames allow."""
     octets, flags = encoded(fields), END_STREAM * end
     match shape:
         case "continued":
@@ -72,7 +74,7 @@ def header_unit(fields: Fields, shape: str = "plain", end: bool = False) -> Unit
 
 
 def data_units(body: bytes, sizes: Iterable[int], pad: int | None, end: bool) -> Iterator[Unit]:
-    """Cut a body into DATA frames; only the first one is padded."""
+    """Split a body into DATA frames; only the first one is padded."""
     for size in chain(sizes, repeat(FRAME_BYTES)):
         size -= 0 if pad is None else min(size, pad + 1)
         piece, body = body[:size], body[size:]
@@ -136,14 +138,14 @@ def answers(draw: st.DrawFn, method: Method) -> list[Unit]:
 
 
 ORDER = st.lists(st.integers(0, 4), max_size=20)
-"""Whose frames are next, among those that have any left."""
+"""Which queue's frames are next, among those that have any left."""
 PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(PING, number & 1, 0, b"%08d" % number),)), max_size=2)
-"""PINGs with even numbers, and with odd ones ACKs that nobody asked for."""
+"""PINGs (even numbers), and ACKs of PINGs that were never sent (odd numbers)."""
 FIRST_STREAM = 3
 
 
 def mixed(queues: list[list[bytes]], order: list[int], in_turn: bool) -> Iterator[tuple[int, bytes]]:
-    """Put what several queues have in one order, with the queue's number; ``in_turn``: they begin in their order."""
+    """Yield the items of several queues interleaved, with the queue's number; ``in_turn``: queues begin in order."""
     left = [list(reversed(queue)) for queue in queues]
     begun = {at for at, queue in enumerate(queues) if not queue}
     for pick in chain(order, repeat(0)):
@@ -158,7 +160,7 @@ def mixed(queues: list[list[bytes]], order: list[int], in_turn: bool) -> Iterato
 
 @dataclass(frozen=True)
 class Conversation:
-    """Calls at once; ``pings`` are the frames of no stream."""
+    """Concurrent calls; ``pings`` are the frames of stream 0."""
 
     calls: list[Call]
     pings: tuple[list[Unit], list[Unit]] = ([], [])
@@ -179,7 +181,7 @@ class Conversation:
 
     @cached_property
     def answers(self) -> list[tuple[int, bytes]]:
-        """Return what the runtime sends, with the stream whose request it needs for it."""
+        """Return what the runtime sends, each with the stream whose request must have come before."""
         queues = [_on(0, self.pings[1]), *(_on(stream, call.answered) for stream, call in self.streams.items())]
         streams = [0, *self.streams]
         return [(streams[at], unit) for at, unit in mixed(queues, self.orders[1], in_turn=False)]
@@ -193,7 +195,7 @@ class Conversation:
         return b"".join(unit for _, unit in self.answers)
 
     def allowed(self, whole: set[int]) -> int:
-        """Return how much the runtime may have sent when it has these requests."""
+        """Return how many bytes the runtime may have sent once it has these requests."""
         length = 0
         for stream, unit in self.answers:
             if stream not in whole:
@@ -212,7 +214,7 @@ def conversations(methods: tuple[Method, ...] = METHODS, most: int = 10) -> st.S
 
 
 Step = tuple[str, int, float | None]
-"""Who sends next, the client or the runtime, at most how many bytes, and how long the core may go on behind that."""
+"""Who sends next, the client ("c") or the runtime, at most how many bytes, and seconds for the core to run after it."""
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(
         st.sampled_from("ccr"), st.integers(1, 60) | st.integers(1, 4_000), st.sampled_from((None, 0.0, 0.0, 0.3))
@@ -220,16 +222,16 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
     max_size=25,
 )
 WAIT_SECONDS = 5.0
-"""As much as all that is asked one after the other needs; the time is not real."""
+"""Virtual seconds, enough for all hook calls one after the other."""
 
 ROOM = Settings(((0x4, 2**24),)).wire() + Credit(0, 2**30).wire()
-"""Windows for all that is sent."""
+"""Flow-control windows large enough for all that is sent."""
 ACK = Ack().wire()
 ASKED, ANSWERED = Headers(1, peer.VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
 
 
 class Core(peer.FakeEvents):
-    """The front of readers: held calls go through the core of a fake node, which has a hook server or none."""
+    """The readers' front: held calls go through the core of a fake node, with a hook server or without."""
 
     def __init__(self, behaviour: Behaviour | None = None, delay_seconds: float = 0.0) -> None:
         super().__init__()
@@ -252,7 +254,7 @@ class Core(peer.FakeEvents):
         return self.node.lifecycle.passes_unrecorded()
 
     def held(self, stream: HeldStream) -> None:
-        """Run the call as the front does, behind what is being read."""
+        """Run the call as the front does, once the bytes being read are done."""
         self.loop.call_soon(self._run, stream)
 
     def settled(self, stream: HeldStream) -> None:
@@ -267,7 +269,7 @@ class Core(peer.FakeEvents):
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def connection(self) -> Play:
-        """Return a connection whose SETTINGS are exchanged, and on which both sides have sent a header block."""
+        """Return a connection that has exchanged SETTINGS, and on which both sides have sent a header block."""
         play = Play()
         play.reader.events = self
         play.client.sends(peer.PREFACE + ROOM)
@@ -300,7 +302,7 @@ class Came:
 Half = tuple[list[tuple[int, bytes]], bool]
 """One side of a stream: its blocks, its body and its reset in order, by the frames' types; whether it has ended."""
 Compare = Callable[[Call, Half, Half], None]
-"""Checks what came of a call's request, the last argument, against what was sent."""
+"""Compares what came of a call's request, the last argument, with what was sent."""
 
 
 def equal(call: Call, sent: Half, came: Half) -> None:
@@ -316,7 +318,7 @@ class Stage:
         self._sent = self._replied = 0
 
     def step(self, who: str, size: int, seconds: float | None = WAIT_SECONDS) -> None:
-        """Let one side send so many bytes, and time pass for the core; None: not even a turn of the loop."""
+        """Send up to ``size`` bytes of one side, then run the core for ``seconds``; None: not even one loop turn."""
         (self._send if who == "c" else self._reply)(size)
         if seconds is not None and self.conversation.held:
             self.core.wait(seconds)
@@ -344,7 +346,7 @@ class Stage:
             self.step("r", len(self.conversation.replied))
 
     def cut(self, place: int) -> None:
-        """Let each side send all of its own in two pieces, with what is held moved on after each."""
+        """Send all bytes of each side in two pieces, cut at ``place``, and run the core after each piece."""
         for who, rest in (("c", len(self.conversation.sent)), ("r", len(self.conversation.replied))):
             self.step(who, place)
             self.step(who, rest)
@@ -354,7 +356,7 @@ class Stage:
         return self._sent, self._replied, len(self.at_runtime.frames), len(self.at_client.frames)
 
     def check(self, same: Compare = equal) -> None:
-        """Check that each side got what the other one sent; ``same`` compares a held call's request with what came."""
+        """Check that each side got what the other sent; ``same`` compares a held call's request with what came."""
         conversation, play = self.conversation, self.play
         assert (self._sent, self._replied) == (len(conversation.sent), len(conversation.replied))
         for frames, came, back, outlet in (
@@ -376,7 +378,7 @@ def acks(frames: list[Raw]) -> list[Raw]:
 
 
 def passing(frames: list[Raw], held: frozenset[int]) -> list[Raw]:
-    """Return the frames that pass whatever becomes of the calls that are held."""
+    """Return the frames that pass whatever happens to the held calls."""
     hop_by_hop = {DATA, HEADERS, CONTINUATION, RESET, WINDOW_UPDATE}
     return [
         frame
@@ -390,7 +392,7 @@ def passing(frames: list[Raw], held: frozenset[int]) -> list[Raw]:
 def half(frames: list[Raw], stream: int) -> Half:
     """Return one side of a stream.
 
-    A block that was held back may begin with a size update of its own (relay-rules A1).
+    A block that was held back may begin with a table size update that the proxy added (relay-rules A1).
     """
     parts: list[tuple[int, bytes]] = []
     own = [frame for frame in frames if frame.stream == stream and frame.kind in (DATA, HEADERS, CONTINUATION, RESET)]

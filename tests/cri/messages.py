@@ -1,5 +1,6 @@
-"""Every method of both CRI versions (kubernetes/cri-api: runtime.v1, and the last runtime.v1alpha2), and messages
-of any content, put together field by field: in any order and number, among some that nobody knows.
+"""Every method of both CRI versions (kubernetes/cri-api: runtime.v1, and the last runtime.v1alpha2); random messages.
+
+A message has its fields in any order and number, with unknown fields among them.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ ONLY_IN_V1 = """
 
 @dataclass(frozen=True)
 class Method:
-    """A row; ``request`` and ``reply`` are None where the fakes do not declare the message: it passes unread."""
+    """A CRI method; ``request`` and ``reply`` are None where the fakes do not declare the message: it passes unread."""
 
     version: str
     service: str
@@ -67,16 +68,16 @@ METHODS = tuple(
 VARINT, LENGTH_DELIMITED = 0, 2
 
 ODD = (
-    b"\xa2\x06\x02\xff\xfe",  # field 100: no text
+    b"\xa2\x06\x02\xff\xfe",  # field 100: not UTF-8
     b"\xab\x06\x08\x01\x0b\x0c\xac\x06",  # a group, and a group in it
-    b"\x92\x3f\x81\x80\x00\x7f",  # a long way to write a length
-    b"\x88\x80\x00\x00",  # a long way to write the tag of field 1; of another type than most messages' field 1
+    b"\x92\x3f\x81\x80\x00\x7f",  # a length in more bytes than needed
+    b"\x88\x80\x00\x00",  # the tag of field 1 in more bytes than needed, of another type than most
     b"\xe5\x07\x01\x02\x03\x04",
     b"\xe1\x07\x01\x02\x03\x04\x05\x06\x07\x08",
     b"\x0d\x0a\x01p\x00",
     b"\xf8\xff\xff\xff\x0f\x01",  # the greatest field number
 )
-"""Fields that nobody knows, or knows in another type."""
+"""Fields that no message has, or has with another type."""
 
 
 def varint(value: int) -> bytes:
@@ -98,13 +99,13 @@ def tag(number: int, wire_type: int) -> bytes:
 NUMBERS = st.sampled_from((0, 1, 2, 127, 128, 100_000, 2**31, 2**63 - 1, 2**63, 2**64 - 1)).map(varint) | (
     st.sampled_from((b"\x80\x00", b"\x85\x80\x80\x00")) | st.integers(0, 2**64 - 1).map(varint)
 )
-"""Also in more bytes than needed."""
+"""Values, also encoded in more bytes than needed."""
 IDS = {"pod_sandbox_id": (b"p1", b"p1", b"p2", b""), "container_id": (b"c1", b"c1", b"c2", b"")}
 """A fake node has p1 and c1."""
 WORDS = (b"", b"a", b"A", b"B", b"2MB", b"0-3", b"io.kubernetes.pod.uid", b"/kubepods/pod1", "é".encode(), b"app")
 TEXTS = st.sampled_from((*WORDS, *WORDS[1:], b"not UTF-8: \xff")) | st.text(max_size=6).map(str.encode)
 KEYS = st.sampled_from((b"a", b"A", b"2MB", b"")) | TEXTS
-"""Few, so that some occur twice."""
+"""Few different keys, so that some occur twice."""
 OCTETS = st.sampled_from(WORDS) | st.binary(max_size=6)
 
 
@@ -128,9 +129,9 @@ def _field(field: FieldDescriptor) -> st.SearchStrategy[bytes]:
 
 @cache
 def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
-    """Return any fields of a message; a short message has all of them, in order, about as often.
+    """Return random fields of a message; a message type of few fields has all of them, in order, in half the cases.
 
-    A map's entry has none that nobody knows: parsers do not agree on what such an entry is.
+    A map's entry gets no unknown fields: parsers do not agree on the meaning of such an entry.
     """
     known = [_field(field) for field in message.fields]
     odd = [] if message.GetOptions().map_entry else [st.sampled_from(ODD)]
@@ -139,17 +140,17 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 
 
 SHORT_FIELDS = 3
-"""Map entries, what has an id only, a create with its two configs."""
+"""Most fields of a short type: map entries, requests with only an id, a create with its two configs."""
 
 BULK = tag(1000, LENGTH_DELIMITED) + length_delimited(bytes(range(251)) * 80)
-"""Longer than a DATA frame may be."""
+"""An unknown field, longer than a DATA frame may be."""
 TIMES: Sequence[int] = (*(1,) * 14, 2, 60)
-"""How often the fields are there: a list may be long."""
+"""How often the fields are repeated: lists may be long."""
 TAILS = (*(b"",) * 7, BULK)
 
 
 def messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
-    """Return messages of a type, most of them short; of None any bytes."""
+    """Return messages of a type, most of them short; for None any bytes."""
     fields = OCTETS if descriptor is None else fields_of(descriptor)
     return st.builds(
         lambda found, times, tail: found * times + tail, fields, st.sampled_from(TIMES), st.sampled_from(TAILS)

@@ -1,6 +1,6 @@
-"""A scripted peer for every side of a CRI pair: what is sent and what is expected is written in the same words.
+"""Scripted peers for every side of a CRI pair; what is sent and what is expected are written in the same form.
 
-Bytes are built and read with hyperframe and hpack: nothing of the proxy is tested by itself.
+Bytes are built and read with hyperframe and hpack, so that the proxy's code is not tested with itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,12 +46,12 @@ def refusal(code: int, text: bytes) -> Fields:
 
 
 def grpc(body: bytes, compressed: int = 0) -> bytes:
-    """Return a message behind its 5-byte prefix."""
+    """Return a message with its 5-byte gRPC prefix."""
     return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
 
 
 def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Encode fields without a dynamic table."""
+    """Encode header fields without HPACK's dynamic table."""
     encoder = Encoder()
     encoder.header_table_size = 0
     return encoder.encode(list(fields)).removeprefix(b"\x20")
@@ -99,7 +99,7 @@ class Credit:
     increment: int
 
     def wire(self) -> bytes:
-        # By hand, as hyperframe builds none of 0.
+        # By hand, as hyperframe cannot build padding of 0 bytes.
         return (4).to_bytes(3, "big") + b"\x08\x00" + self.stream.to_bytes(4, "big") + self.increment.to_bytes(4, "big")
 
 
@@ -110,7 +110,7 @@ class Settings:
     entries: tuple[tuple[int, int], ...] = ()
 
     def wire(self) -> bytes:
-        # By hand, as hyperframe keeps no entry twice.
+        # By hand, as hyperframe cannot build an entry twice.
         body = b"".join(_SETTING.pack(*entry) for entry in self.entries)
         return len(body).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + body
 
@@ -142,7 +142,7 @@ class GoAway:
 
 @dataclass(frozen=True)
 class Raw:
-    """A frame of any type, byte by byte."""
+    """A frame of any type, given by its bytes."""
 
     kind: int
     flags: int
@@ -168,7 +168,7 @@ def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
 
 
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy has for it comes out of ``outlet``."""
+    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``outlet``."""
 
     def __init__(self, feed: Callable[[bytes], None], outlet: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
@@ -180,7 +180,7 @@ class Side:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def got_bytes(self) -> bytes:
-        """Return the bytes that came since the last time; as the front does, ACKs that wait go with them."""
+        """Return the bytes that came since the last call, with the ACKs that wait, as the front sends them."""
         if self._outlet.out:
             self._outlet.acknowledge()
         data = b"".join(self._outlet.out)
@@ -188,7 +188,7 @@ class Side:
         return data
 
     def got(self) -> list[Frame]:
-        """Return the frames that came since the last time; the preface must have come before the first one."""
+        """Return the frames that came since the last call; the preface must come before the first one."""
         data = self.got_bytes()
         if self._preface and data:
             assert data.startswith(PREFACE)
@@ -251,7 +251,7 @@ def split(data: bytes) -> Iterable[Raw]:
 
 
 class FakeEvents:
-    """The front of a reader: keeps what it is told, and answers as set."""
+    """A reader's front: records the events, and answers with values that a test sets."""
 
     def __init__(self) -> None:
         self.calls: list[HeldStream] = []
@@ -288,13 +288,13 @@ class Play:
         self.held_bytes = MemoryBudget(process_limit)
         self.now = 0.0
         self.reader = Reader(self.events, self.held_bytes, image_apart, lambda: self.now)
-        # Behind the preface it has another ``feed``.
+        # After the preface the reader has another ``feed``.
         self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
         self._images: list[Side] = []
 
     def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":
-        """Exchange SETTINGS and their ACKs, and forget them."""
+        """Exchange SETTINGS and their ACKs, and drop what both sides got."""
         self.client.sends(PREFACE, client)
         self.runtime.sends(runtime, Ack())
         self.client.sends(Ack())
@@ -304,7 +304,7 @@ class Play:
 
     @property
     def call(self) -> HeldStream:
-        """Return the newest call that the front was told of."""
+        """Return the newest held call."""
         return self.events.calls[-1]
 
     @property
@@ -324,7 +324,7 @@ Frames = bytes | Sequence[Frame]
 
 
 class Step(NamedTuple):
-    """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
+    """An action and all its effects: what each side gets, and for how many calls hooks are asked."""
 
     act: Act
     to_client: Frames = ()
@@ -346,7 +346,7 @@ def image(*frames: Frame | bytes) -> Act:
 
 
 def passes(*frames: Frame) -> Step:
-    """Have the client send what the runtime gets as it is."""
+    """Send the client's frames, which the runtime must get unchanged."""
     return Step(client(*frames), to_runtime=frames)
 
 
@@ -363,13 +363,13 @@ def refuse(play: Play) -> None:
 
 
 def answered(play: Play) -> None:
-    """Let the answer to the newest call go: its Post hooks are done."""
+    """Send the answer to the newest call on, as when its Post hooks are done."""
     play.call.answer()
 
 
 @dataclass(frozen=True)
 class Greets:
-    """Stands first in a conversation where the SETTINGS matter."""
+    """The first action of a conversation that does not begin with the usual exchange of SETTINGS."""
 
     client: Settings = Settings()
     runtime: Settings = Settings()
@@ -379,7 +379,7 @@ class Greets:
 
 
 def converse(*steps: Step, play: Play | None = None) -> Play:
-    """Play the steps, and check after each what came of it; both sides have greeted unless ``play`` is given."""
+    """Play the steps and check the effects of each; SETTINGS are exchanged before, unless ``play`` is given."""
     if play is None:
         play = Play() if isinstance(steps[0].act, Greets) else greeted()
     for number, step in enumerate(steps):

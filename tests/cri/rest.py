@@ -1,4 +1,4 @@
-"""What a change of a message left alone: its bytes, in order, without the fields that the change names.
+"""The bytes of a message, in order, without the fields that a change names: a change must leave them alone.
 
 The protobuf reader is not the proxy's.
 """
@@ -18,14 +18,14 @@ KEY, VALUE = 1, 2
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries with these keys are named; ``wire_type`` is that of their values."""
+    """Names the map or list entries with these keys; ``wire_type`` is that of their values."""
 
     keys: frozenset[bytes]
     wire_type: int
 
 
 Named = Mapping[int, Union[int, Entries, "Named"]]
-"""By field number: the wire type of a scalar that is named, the entries that are, or what is inside of a message."""
+"""By field number: the wire type of a named scalar, the named entries, or the named fields of a message."""
 Leaf = tuple[tuple[int | bytes, ...], bytes]
 
 
@@ -71,9 +71,10 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def rest(message: bytes, named: Named, path: tuple[int | bytes, ...] = ()) -> Iterator[Leaf]:
-    """Yield the fields that are not named, in order; those of a message that comes in parts in its last part's place.
+    """Yield the fields that are not named, in order.
 
-    Of an entry that is named, the last one with its key, all but the value is left.
+    The fields of a message that comes in several parts are yielded at the place of the last part. Of a named entry (the
+    last one with its key) everything but the value is yielded.
     """
     found = list(fields(message))
     for at, field in enumerate(found):
@@ -105,9 +106,9 @@ def _key(entry: bytes) -> bytes:
 
 
 def assert_rest_is_untouched(before: bytes, after: bytes, named: Named) -> None:
-    """Check that two messages are equal byte by byte but for the fields named; a new entry has its key and a value.
+    """Check that two messages are equal byte by byte but for the named fields; a new entry has its key and a value.
 
-    Where one is the beginning of the other, what stands behind it is nothing but fields named.
+    Where one message begins with the other, only named fields may follow.
     """
     if after.startswith(before):
         before, after = b"", after[len(before) :]
@@ -131,7 +132,7 @@ def entries(values: Mapping[str, object], wire_type: int = LENGTH_DELIMITED) -> 
 
 
 def in_resources(changes: Mapping[str, ResourceValue]) -> Named:
-    """Name fields of LinuxContainerResources; a swap limit may move with a memory limit."""
+    """Name fields of LinuxContainerResources; a swap limit may change with a memory limit."""
     swap = {"memory_swap_limit_in_bytes": 0} if "memory_limit_in_bytes" in changes else {}
     return {_RESOURCES[name].number: _named_resource(name, value) for name, value in (swap | dict(changes)).items()}
 

@@ -1,6 +1,7 @@
-"""Every method of both CRI versions, with any messages, several calls at once, cut anywhere: all comes as it was sent.
+"""Every method of both CRI versions, with random messages, several calls at once, split anywhere, arrives unchanged.
 
-Without a hook server and with one that changes nothing; one that changes something changes the fields that it names.
+That is without a hook server and with one that changes nothing; one that changes something changes only the fields that
+it names.
 """
 
 import logging
@@ -23,14 +24,14 @@ from tests.fakes.plugins import NOTHING
 
 HELD_METHODS = tuple(method for method in METHODS if method.path in HELD)
 OFTEN_HELD = METHODS + HELD_METHODS * 2
-"""About half of what is drawn of these."""
+"""Methods to draw from, of which about half are held."""
 SHORT = 300
-"""Bytes of each side up to which a conversation is cut at every place."""
+"""Most bytes of each side for a conversation to be cut at every place."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quiet() -> Iterator[None]:
-    """Say nothing of messages that cannot be read: there are thousands."""
+    """Disable warnings of messages that cannot be read: there are thousands."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -111,7 +112,7 @@ def test_what_no_hook_names_is_as_sent(conversation: talk.Conversation, steps: l
             stage = talk.Stage(conversation, core)
             stage.run(steps)
             stage.check(same)
-            if behaviour is None or conversation.held:  # else there is nothing to ask about
+            if behaviour is None or conversation.held:  # else no hook server would be asked
                 cut_everywhere(conversation, core, same)
             assert core.node.recorder.total("internal_errors") == 0
             failures = [labels for name, labels in core.node.recorder.counters if name == "hook_failures"]

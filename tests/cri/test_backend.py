@@ -1,4 +1,4 @@
-"""What the proxy asks a runtime itself, of a real gRPC server on a unix socket: status, lists, updates, its state."""
+"""The proxy's own calls to a runtime, a real gRPC server on a unix socket: status, lists, updates, its state."""
 
 import asyncio
 import time
@@ -222,14 +222,14 @@ def state(backend: Backend) -> CriState:
 
 
 def lacks(runtime: FakeRuntime, version: str | None) -> None:
-    """Let the runtime not know a version, as containerd answers."""
+    """Make the runtime answer as containerd does for a CRI version that it lacks."""
     for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus"):
         path = f"/runtime.{version}.RuntimeService/{method}"
         runtime.inject(path, Injection(code=Code.UNIMPLEMENTED, details="unknown service"))
 
 
 def versions(runtime: FakeRuntime) -> set[str]:
-    """Return which versions answered, and forget what was asked."""
+    """Return the CRI versions that answered, and forget the requests."""
     paths = {received.path for received in runtime.received if received.path not in runtime.injections}
     runtime.received.clear()
     return {path.split(".")[1] for path in paths}

@@ -1,4 +1,4 @@
-"""A peer that breaks the protocol is told and its connection ends; what is kept of a peer is bounded.
+"""A peer that breaks the protocol gets GOAWAY and its connection ends; what is kept of a peer is bounded.
 
 relay-rules A1, A3, A8; fault matrix X1.
 """
@@ -179,7 +179,7 @@ BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
     "index above 61 after the ACK": ([peer.raw_headers(1, b"\xbe")], "dynamic table"),
     "block cut": ([peer.raw_headers(1, BLOCK + b"\x40")], "ends inside a field"),
     "fields": ([peer.raw_headers(1, BLOCK + b"\x82" * 300)], "too many fields"),
-    # 1 MiB of DATA waits, all but the 65,535 bytes that the runtime takes
+    # 1 MiB of DATA waits, but for the 65,535 bytes that the runtime's window allows
     "above the pair's window": ([Headers(1, VERSION), *[FULL] * 64, Data(1, b"x")], "above the connection window"),
 }
 

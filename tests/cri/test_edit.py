@@ -1,4 +1,4 @@
-"""Editing CRI requests: the parser says what changed, the bytes say that nothing else did."""
+"""Editing CRI requests: parsing shows what changed, comparing bytes that nothing else did."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,7 +34,7 @@ ALL_RESOURCES: Changes = {
     "memory_swap_limit_in_bytes": -1,
 }
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
-"""Bytes that are not UTF-8, a group, and a field with a long length: no message has them."""
+"""Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
 
 
 def limits(values: Mapping[str, ResourceValue]) -> cri.LinuxContainerResources:
@@ -167,7 +167,7 @@ NOVEL = Adjustment(
     resources={"cpuset_cpus": "0", "cpu_shares": 2, "cpu_quota": -1, "unified": {"cpu.idle": "1"}}
     | {"hugepage_limits": {"1GB": 0}},
 )
-"""Of each kind something that the request does not have, or that stands in the place of one value."""
+"""Changes of each kind: of something that the request does not have, or of one value."""
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
 
 
 def test_entry_keeps_what_nobody_knows_in_it() -> None:
-    """As containerd's parser does; protobuf's own for Python takes no such entry for one of the map."""
+    """As in containerd's parser; protobuf's Python parser does not accept such an entry as one of the map."""
     before, after = (b"\x22\x0b\x0a\x01a" + b"\xa2\x06\x02\xff\xfe" + b"\x12\x01" + value for value in (b"1", b"2"))
     request = b"\x0a\x01c" + before
     assert edit.edit_update(request, {}, {"a": "1"}) is request
@@ -285,7 +285,7 @@ def as_is(value: str | None, change: str | None) -> str | None:
 
 
 def said(resources: Resources | None, change: Mapping[str, ResourceValue] = {}) -> Resources:
-    """Tell what resources mean after a change; unset and set to nothing mean the same."""
+    """Return resources after a change, without a difference between unset and set to nothing."""
     return overlay(resources, change) or Resources()
 
 
@@ -315,7 +315,7 @@ def update_with(message: bytes, change: Adjustment) -> object:
 
 @dataclass(frozen=True)
 class Kind:
-    """A request that can be changed: how it is edited, what it means with a change, what a change names."""
+    """A request that can be changed: how it is edited, how it reads with a change, which fields a change names."""
 
     name: str
     edit: Callable[[bytes, Adjustment], bytes]
@@ -323,7 +323,7 @@ class Kind:
     names: Callable[[Adjustment], rest.Named]
 
     def reads(self, message: bytes) -> bool:
-        """Tell whether a message can be read; one that cannot is never edited."""
+        """Return whether a message can be read; one that cannot is never edited."""
         try:
             self.with_change(message, NO_ADJUSTMENT)
         except Unreadable:
@@ -352,9 +352,9 @@ def test_edited_request_means_the_request_with_the_change(kind: Kind, data: st.D
 
 
 def parsed(message: bytes, name: str) -> list[bytes]:
-    """Return what parsers make of a message, in a form that can be compared: also what they do not know.
+    """Return the results of parsing a message with both schemas, serialized for comparison, unknown fields included.
 
-    That of the runtime's side refuses more: all that is a text is UTF-8 there.
+    The runtime's schema rejects more messages: there all text fields must be UTF-8.
     """
     kinds: list[type[Message]] = [getattr(api, name) for api in (api_pb2, cri)]
     with suppress(DecodeError):
@@ -410,4 +410,4 @@ def test_any_bytes_are_edited_or_refused(kind: Kind, head: bytes, tail: bytes) -
             assert kind.edit(result, EVERYTHING) is result
         except WireError as error:
             refused = str(error)
-    assert not refused or "out of range" in refused  # field number 0, which upb takes and Go refuses
+    assert not refused or "out of range" in refused  # field number 0, which upb accepts and Go rejects

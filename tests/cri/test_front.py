@@ -29,7 +29,7 @@ from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAwa
 from tests.relay.test_dial import fill_backlog
 
 TURNS = 30
-"""Of the loop, in which all that was sent is read and written on."""
+"""Turns of the event loop, in which all that was sent is read and written on."""
 CREATED = (Headers(1, peer.CREATE), Data(1, peer.grpc(b"create"), end=True))
 END, END_3 = Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
@@ -50,7 +50,7 @@ def read(written: bytes) -> list[Frame]:
 
 
 class Scene:
-    """A client, the runtime, and an image service where there is one; ``do`` is done with each call that is held."""
+    """A client, the runtime, and perhaps an image service; ``do`` is called with each held call."""
 
     def __init__(self, images: str = "") -> None:
         self.loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ class Scene:
         await self.turns()
 
     def ended(self) -> bool:
-        """Read what has come to the client, and tell whether it sees the end."""
+        """Read what has come to the client, and return whether it sees EOF."""
         with suppress(BlockingIOError):
             while piece := self.client.recv(1 << 20):
                 self.came += piece
@@ -112,7 +112,7 @@ class Scene:
         return False
 
     def answered(self, stream: int) -> bool:
-        """Tell whether the client has the whole answer to a call."""
+        """Return whether the client has the whole answer to a call."""
         self.ended()
         return any(frame.stream == stream and frame.flags & 1 for frame in peer.split(self.came))
 
@@ -229,7 +229,7 @@ async def test_nothing_waits_for_a_connection_that_has_ended(scene: Scene, monke
 
 @pytest.fixture
 async def congested(scene: Scene) -> Scene:
-    """Return a connection whose client's window an answer has used up; a create is released."""
+    """Return a connection on which an answer has used up the client's window and a create is released."""
     await scene.send(scene.client, *CREATED)
     scene.calls[0].release(None)
     await scene.send(scene.client, Headers(3, peer.VERSION), Data(3, peer.grpc(b""), end=True))
@@ -239,7 +239,7 @@ async def congested(scene: Scene) -> Scene:
 
 
 async def leave(scene: Scene) -> None:
-    """Let the runtime answer the create and leave, and the hooks after it be done."""
+    """Answer the create as the runtime, close the runtime's connection, and finish the Post hooks."""
     await scene.send(scene.runtime, *ANSWER)
     await scene.hang_up(scene.runtime)
     await scene.answer(scene.calls[0])
@@ -267,7 +267,7 @@ async def test_c5_credit_is_waited_for_a_moment(congested: Scene, monkeypatch: p
 
 
 async def test_c5_passing_answer_that_waits_for_credit_goes_out_before_the_end(congested: Scene) -> None:
-    """We give the runtime more credit than the client has given: it takes its answer for sent, and leaves."""
+    """The proxy gives the runtime more credit than the client gave, so the runtime may send all and close."""
     await congested.send(congested.runtime, Data(3, b"y" * 10_000), END_3)
     await congested.hang_up(congested.runtime)
     assert not congested.ended()
@@ -284,7 +284,7 @@ async def test_c5_client_that_has_left_is_not_waited_for(congested: Scene) -> No
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the client seem to read nothing, and little be kept of what its own frames are answered."""
+    """Make the client seem to read nothing, and lower the limit for answers to its own frames."""
     monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
     monkeypatch.setattr(Pair, "delivered", property(lambda _: False))
 
@@ -299,7 +299,7 @@ async def test_data_that_credit_lets_out_are_no_answer_to_the_clients_frames(con
 
 @pytest.fixture
 async def busy(scene: Scene) -> Scene:
-    """Return a connection with calls of all kinds; the first create is answered, the hooks after it are not done."""
+    """Return a connection with calls of all kinds; the first create is answered, its Post hooks are not done."""
     await scene.send(scene.client, *CREATED)
     scene.calls[0].release(None)
     events = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
@@ -340,7 +340,7 @@ async def test_c5_nothing_is_waited_for_inside_of_a_frame_that_has_no_end(busy: 
 
 
 async def test_runtimes_bytes_that_wait_are_no_answer_to_the_clients_frames(busy: Scene, unread: None) -> None:
-    """They wait for the end of the turn where a held call goes on, and may be the last byte of a frame."""
+    """They wait for the end of the loop turn in which a held call continues, and may be the last byte of a frame."""
     faults: list[object] = []
     busy.loop.set_exception_handler(lambda _, context: faults.append(context))
     long = Data(5, bytes(8_000)).wire()
@@ -390,7 +390,7 @@ def listener(tmp_path: Path) -> AsyncIterator[socket.socket]:
 
 @pytest.fixture
 async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
-    """Return a connection with an image call whose answer has begun, and a call of the runtime."""
+    """Return a connection with an image call whose answer has begun, and a call to the runtime."""
     scene = await Scene(listener.getsockname()).greet(Settings(((4, 2**30),)))
     await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
     await scene.accept(listener)
@@ -400,7 +400,7 @@ async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
 
 
 def credit(heard: bytes) -> int:
-    """Add up the connection's credit in what the image service has heard."""
+    """Return the sum of the connection's WINDOW_UPDATEs that the image service got."""
     frames = peer.split(heard.removeprefix(PREFACE))
     return sum(int.from_bytes(frame.body, "big") for frame in frames if (frame.kind, frame.stream) == (8, 0))
 

@@ -1,4 +1,4 @@
-"""The end of a connection: GOAWAY, streams that come too late, what is not finished (relay-rules A11)."""
+"""The end of a connection: GOAWAY, streams opened too late, what is not finished (relay-rules A11)."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.returns(GoAway(1)),
         Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
     ],
-    # GOAWAY of ours
+    # GOAWAY of the proxy
     "a drain sends two GOAWAYs, each once": [
         peer.passes(ASK, CREATED),
         ASKS_TO_LEAVE,

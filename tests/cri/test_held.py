@@ -22,7 +22,7 @@ CANCEL = Reset(1, 8)
 FULL = Data(1, bytes(16_384))
 PACKED = (*CREATE, (b"grpc-encoding", b"gzip"))
 STEP = 2**18
-"""Credit is given in steps of so much."""
+"""Credit is given in steps of this many bytes."""
 LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
 
 HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], asks=1)
@@ -227,7 +227,7 @@ PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
 def test_message_is_read_and_leaves_whole(
     fields: peer.Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
 ) -> None:
-    """Promise 10: what a long one costs is counted once, with what its compression hid."""
+    """Promise 10: a long request's bytes are counted once, and its decompressed message as well."""
     play = peer.Play().greet(runtime=Settings(((4, 2**24),)))
     play.runtime.sends(Credit(0, 2**24))
     play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
@@ -300,7 +300,7 @@ def test_a4_inflated_message_is_counted() -> None:
 
 
 def test_request_counts_until_its_call_is_over() -> None:
-    """Whether it has left or waits for the runtime's credit; Post hooks may be told behind the answer."""
+    """That is so whether it has left or waits for the runtime's credit: Post hooks may need it after the answer."""
     play = peer.greeted()
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):
@@ -434,7 +434,7 @@ def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, re
 
 
 class Listener:
-    """Stands for a call, which its task and its stream keep."""
+    """Stands for a call, to which its fiber and its stream refer."""
 
     def told(self) -> None: ...
 
@@ -447,7 +447,7 @@ def is_answered(play: peer.Play) -> None:
 
 @pytest.mark.parametrize("end", [peer.refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
 def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[peer.Play], None]) -> None:
-    """Thousands of calls that keep themselves would wait for the garbage collector."""
+    """Thousands of calls in reference cycles would wait for the garbage collector."""
     play = peer.converse(HOLD)
     listener = Listener()
     play.call.on_reply = play.call.on_ended = listener.told

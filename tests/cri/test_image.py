@@ -15,7 +15,7 @@ FULL = Data(1, bytes(16_384))
 NOTHING = Settings()
 GREETING = [Settings(((1, 0),)), peer.OPENED]
 STEP = Credit(0, 2**18)
-"""Credit of the connection is given in steps of so much."""
+"""Credit of the connection is given in steps of this many bytes."""
 
 
 def pull(*frames: peer.Frame, settings: Settings = NOTHING) -> list[Step]:

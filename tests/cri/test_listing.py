@@ -1,4 +1,4 @@
-"""The lists of a CRI runtime, read item by item: names and ids, and nothing else of them."""
+"""The lists of a CRI runtime, read item by item: only ids and metadata."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What just passes: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
+"""What passes unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
 from hpack import Encoder
@@ -16,7 +16,7 @@ from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset,
 ASK, END, END_3 = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 FULL, ALL_BUT_ONE = Data(1, bytes(16_384)), Data(1, bytes(16_383))
 WINDOW = [FULL, FULL, FULL, ALL_BUT_ONE]
-"""All that a peer takes at first."""
+"""DATA that fill a peer's default window."""
 BLOCK = peer.block(peer.VERSION)
 PASSED = Settings(((1, 0),))
 CALL = peer.grpc(b"m")
@@ -39,7 +39,7 @@ PASSING: dict[str, list[Step]] = {
         peer.passes(END_3),
     ],
     "PRIORITY and frames of unknown types pass on a held stream, too": [HOLD, peer.passes(PRIORITY, UNKNOWN)],
-    # A1: the first block behind each ACK starts with a size update, all others are the same bytes
+    # A1: the first block after each ACK starts with a size update, all others are the same bytes
     "A1: a size update ahead of the first block behind an ACK": [
         Step(
             client(peer.raw_headers(1, BLOCK), peer.raw_headers(3, BLOCK)),
@@ -73,7 +73,7 @@ PASSING: dict[str, list[Step]] = {
         Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
     ],
     "A4: credit of a passing stream passes": [peer.passes(ASK, Credit(1, 7)), peer.returns(Credit(1, 8))],
-    # A8: DATA are cut through
+    # A8: DATA pass before their frame is complete
     "A8: DATA leave before their frame is whole": [
         peer.passes(ASK),
         *(Step(client(part), to_runtime=part) for part in (LONG[:9], LONG[9:12], LONG[12:])),
@@ -118,7 +118,7 @@ PASSING: dict[str, list[Step]] = {
         Step(runtime(*[FULL] * 4, END, Reset(1, 0)), to_client=WINDOW),
         Step(client(Credit(0, 1)), to_client=[Data(1, b"\0"), END, Reset(1, 0)]),
     ],
-    # A9: PINGs go hop by hop beside a peer that is heard of
+    # A9: PINGs are hop by hop while the other peer was heard recently
     "A9: an ACK leaves with what its sender is sent next": [
         HOLD,
         Step(client(Ping(b"a client"))),
@@ -374,7 +374,7 @@ ASKED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
 LAST = GoAway(2**31 - 1)
 Moves = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
-"""Who sends, the peer that asks or the other one; what it sends; what the peer and the other one get."""
+"""Who sends, the peer that sends the PINGs or the other one; what it sends; what the peer and the other one get."""
 
 
 def numbered(count: int, ack: bool = False) -> list[peer.Frame]:
@@ -411,7 +411,7 @@ PINGS: dict[str, Moves] = {
         ("peer", FLOOD[2:3], [], FLOOD[2:3]),
         ("other", ACKS[1:3], ACKS[1:3], []),
     ],
-    # A server that leaves asks by one whether its GOAWAY has arrived, and takes no more calls once that is so.
+    # By a PING a closing server finds out whether its GOAWAY has arrived, and then accepts no more calls.
     "behind a GOAWAY PINGs pass": [
         ("peer", [ASKED, LAST, ARRIVED[0]], [], [LAST, ARRIVED[0]]),
         ("other", [ARRIVED[1]], [ACKNOWLEDGED, ARRIVED[1]], []),

@@ -1,4 +1,4 @@
-"""The table of paths: what is held, what goes to the image endpoint, and that all else passes."""
+"""The table of paths: what is held, what goes to the image endpoint, and that every other path passes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading statuses, whatever a runtime tells; the JSON is in the form of containerd 1.6.20, shortened."""
+"""Parsing statuses, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
 
 import json
 from collections.abc import Callable
@@ -258,7 +258,7 @@ def test_envs(given: object, runs: list[str], expected: dict[str, str]) -> None:
 
 
 def test_envs_of_a_runtime_that_tells_no_config_are_those_that_run() -> None:
-    """So does CRI-O; which of them the image has nobody tells."""
+    """CRI-O does so, and does not tell which of them the image has."""
     assert container({"runtimeSpec": {"process": {"env": ["PATH=/bin", "A=1"]}}}).envs == {"PATH": "/bin", "A": "1"}
 
 
@@ -351,7 +351,7 @@ JSON = st.recursive(
 
 
 def paths(document: dict[str, Any], above: str = "") -> list[str]:
-    """Name every place in a document, as with_value takes it."""
+    """Return the path of every place in a document, in the form for with_value."""
     inside = (paths(value, f"{above}{key}.") for key, value in document.items() if isinstance(value, dict))
     return [*(above + key for key in document), *chain.from_iterable(inside)]
 

@@ -1,4 +1,4 @@
-"""Reading CRI requests. They are made from the fakes' wider messages: what is not read must not matter."""
+"""Parsing CRI requests. They are made from the fakes' messages with more fields: those not read must not matter."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,7 +77,7 @@ def test_table_is_the_protocols_and_the_models() -> None:
 
 OURS = {"Identified", "KeyValue"}
 AS_CAME = "WithEntries"
-"""The end of the names of messages that have the envs as they came."""
+"""The suffix of the names of messages that keep the envs encoded."""
 
 
 @pytest.mark.parametrize("name", sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - OURS))
@@ -163,7 +163,7 @@ ODD_ENVS = {
 
 @pytest.mark.parametrize("entries", [(), PLAIN], ids=["none", "some"])
 def test_envs_are_told_as_they_came(entries: tuple[bytes, ...]) -> None:
-    """No matter in which order key and value stand, and whether they are there."""
+    """That is so whatever the order of key and value, and whether both are there."""
     container = created(*entries)
     assert isinstance(container.envs, Envs)
     assert container.envs == (MEANT if entries else {})
@@ -235,7 +235,7 @@ MANY = 300_000
 EMPTY_ENVS = b"\x12" + varint(2 * MANY) + b"\x32\x00" * MANY
 EMPTY_PAGES = b"\x0a" + varint(2 * MANY) + b"\x42\x00" * MANY
 IN_LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
-"""Empty huge page limits in the resources in the config's linux."""
+"""The field ``linux`` of a config, with empty huge page limits in its resources."""
 
 
 @pytest.mark.parametrize(

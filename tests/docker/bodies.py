@@ -1,4 +1,4 @@
-"""A pod and its container as dockershim asks for them, whole structs, and what must be read of them."""
+"""The complete create bodies that dockershim sends for a pod and its container, and the values to be read from them."""
 
 from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
@@ -34,11 +34,11 @@ TOLD_POD = PodInfo(
     annotations={"note": "pod"},
     cgroup_parent=PARENT,
 )
-"""What hook servers are told of ``POD``."""
+"""The values of ``POD`` in a hook message."""
 ASKED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
-"""What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
+"""What the kubelet asks for with ``CONTAINER``: dockershim adds the swap limit."""
 ANNOTATIONS = {
     "io.kubernetes.container.hash": "d464c1e4",
     "io.kubernetes.container.restartCount": "2",
@@ -50,4 +50,4 @@ ANNOTATIONS = {
 TOLD = ContainerInfo(
     pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"}
 )
-"""What hook servers are told of ``CONTAINER``."""
+"""The values of ``CONTAINER`` in a hook message."""

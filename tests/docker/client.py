@@ -12,7 +12,7 @@ HOST = "Host: docker"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A final answer; ``raw`` is all of it, framing included."""
+    """A final answer; ``raw`` is all of its bytes, framing included."""
 
     status: int
     headers: dict[str, str]
@@ -25,13 +25,13 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Return the text of an error."""
+        """Return the message of an error in JSON."""
         assert self.headers["content-type"] == "application/json"
         return str(self.json["message"])
 
 
 def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
-    """Return a request as a Go client writes it: a length wherever a body may be."""
+    """Return a request as a Go client writes it: with Content-Length wherever a body may be."""
     head = [f"{method} {target} HTTP/1.1", HOST]
     if body:
         head.append("Content-Type: application/json")
@@ -60,7 +60,7 @@ class Client:
         self.writer.write(data)
 
     def half_close(self) -> None:
-        """Send no more, but read on."""
+        """Send EOF, but read on."""
         self.writer.write_eof()
 
     def abort(self) -> None:
@@ -96,6 +96,6 @@ class Client:
                 return raw, body
 
     async def ended(self) -> bytes:
-        """Read to the end of the connection. Raises TimeoutError."""
+        """Read until EOF. Raises TimeoutError."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.reader.read()

@@ -1,4 +1,4 @@
-"""The parts that most tests of Docker mode stand on: the front's node, the scripted daemon, and a backend of it."""
+"""Fixtures for most tests of Docker mode: a node with the front, the scripted daemon, and a backend for it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,14 +12,14 @@ from tests.docker.node import Node
 
 @pytest.fixture
 async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """Run a node; ``on_node`` gives it options."""
+    """Run a node; ``on_node`` sets its options."""
     async with Node(tmp_path, **getattr(request, "param", {})) as node:
         yield node
 
 
 @pytest.fixture
 async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
-    """Run a scripted daemon, whose clients have all left in the end."""
+    """Run a scripted daemon, and check at the end that all its clients have left."""
     async with Daemon(str(tmp_path / "docker.sock")) as daemon:
         yield daemon
         await daemon.left()

@@ -1,4 +1,4 @@
-"""A scripted daemon on a unix socket: it answers HTTP/1.1 requests as a test says, byte by byte if need be.
+"""A scripted daemon on a unix socket: it answers HTTP/1.1 requests with the bytes that a test gives.
 
 What no test scripted is answered 404. What dockerd would answer tests/fakes/dockerd.py knows.
 """
@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 EVENTS = "/events"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 PATIENCE_SECONDS = 10.0
-"""How long a busy machine may take."""
+"""Seconds that a busy machine may take."""
 TURNS = 100
-"""Of the event loop, in which most things come that come from this very loop."""
+"""Turns of the event loop, in which most things happen that depend on this loop only."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so. Raises TimeoutError if it does not come."""
+    """Wait until a condition is true. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         for turn in count():
             if condition():
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Request(NamedTuple):
-    """What a client asked."""
+    """A request that a client sent."""
 
     method: str
     target: str
@@ -57,20 +57,20 @@ def chunk(data: bytes) -> bytes:
 
 
 def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> bytes:
-    """Return a line as dockerd writes it, labels included."""
+    """Return a line of dockerd's event stream, labels included."""
     actor = {"ID": container_id, "Attributes": {"name": "k8s_x", "secret": "canary-4711"}}
     said = {"Type": "container", "Action": action, "Actor": actor, "scope": "local", "timeNano": time_ns, **more}
     return json.dumps(said).encode() + b"\n"
 
 
 class Then(Enum):
-    """What a connection does behind an answer; one that waits sends what a test says (``send``)."""
+    """What a connection does after an answer; one that waits sends what a test gives to ``send``."""
 
     GO_ON, CLOSE, WAIT = range(3)
 
 
 class Daemon:
-    """The daemon; ``connections`` are those that are open, of which some are ``waiting``."""
+    """The daemon; ``connections`` are the open ones, of which some are ``waiting``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -99,11 +99,11 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def script(self, path: str, raw: bytes, then: Then = Then.GO_ON) -> None:
-        """Answer so what is asked of a path."""
+        """Set the answer for a path, and what the connection does after it."""
         self._replies[path] = (raw, then)
 
     def hang(self, path: str) -> None:
-        """Say nothing to what is asked of a path."""
+        """Give requests for a path no answer."""
         self.script(path, b"", Then.WAIT)
 
     def send(self, data: bytes) -> None:
@@ -136,7 +136,7 @@ class Daemon:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; return whether the connection stays."""
+        """Answer one request; return whether the connection stays open."""
         request = await _read(reader)
         self.requests.append(request)
         raw, then = self._replies.get(request.path, (reply(b'{"message": "none"}', 404), Then.GO_ON))

@@ -1,4 +1,4 @@
-"""JSON documents: any one, a changed one, and what is none."""
+"""JSON documents: random ones, changed ones, and invalid ones."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 def changed(body: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
-    """Copy a body with values at paths of keys with slashes between them."""
+    """Return a copy of a body with other values at paths, whose keys are separated by slashes."""
     copy: dict[str, Any] = json.loads(json.dumps(body))
     for path, value in changes.items():
         *parents, last = path.split("/")
@@ -25,4 +25,4 @@ JSON = st.recursive(
     max_leaves=4,
 )
 NO_DOCUMENTS = [b"", b"canary", b"[]", b"null", b"5", b'"canary"', b"{} {}", b'{"a":"\xff"}', b"[" * 100_000]
-"""What is no JSON object."""
+"""Bytes that are not a JSON object."""

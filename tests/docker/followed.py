@@ -1,4 +1,4 @@
-"""What the proxy makes of a client's bytes, told without a proxy: the requests that it follows, or why it refuses.
+"""The requests that the proxy's parser finds in a client's bytes, or why it refuses them; no proxy runs.
 
 Every request is answered as soon as it is whole, so that nothing stays unread behind one that may upgrade.
 """
@@ -20,7 +20,7 @@ from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
 
 class Followed(NamedTuple):
-    """A request as the proxy follows it; its body is without chunks, as far as it came."""
+    """A request as the proxy's parser finds it; its body is without chunking, as far as it came."""
 
     head: RequestHead
     body: bytes
@@ -28,13 +28,13 @@ class Followed(NamedTuple):
 
 @dataclass
 class Connection:
-    """Takes what ``Requests`` reads; nothing is held."""
+    """Receives what ``Requests`` reads; nothing is held."""
 
     to_daemon: list[bytes] = field(default_factory=list)
     rule: Rule | None = None
     """Why the connection was refused."""
     inside: bool = False
-    """Whether it was refused inside a body: then an answer of the daemon may have begun."""
+    """True if it was refused inside a body: an answer of the daemon may have begun then."""
     http2: bool = False
     _begun: list[tuple[Exchange, int]] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Connection:
         self._requests = Requests(self, Known())
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in pieces of these sizes, what is left in one."""
+        """Read bytes in pieces of these sizes, and the rest in one."""
         places = [0]
         for size in sizes:
             places.append(places[-1] + size)
@@ -66,14 +66,14 @@ class Connection:
         ]
 
     def cut(self, data: bytes) -> bool:
-        """Tell whether of all the bytes the last were only the beginning of a head: they go nowhere."""
+        """Return whether the last bytes were only the beginning of a head, which is not passed on."""
         return self.rule is None and len(b"".join(self.to_daemon)) < len(data)
 
     @property
     def targets(self) -> list[str]:
         return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
 
-    # What ``Requests`` asks.
+    # The methods of docker.requests.RequestSink.
 
     def intercepts(self, route: Route) -> bool:
         return False
@@ -82,7 +82,7 @@ class Connection:
         raise AssertionError("a request is held")
 
     def begun(self, exchange: Exchange) -> None:
-        """Know where its body begins."""
+        """Record where the request's body begins."""
         self._begun.append((exchange, len(self.to_daemon)))
 
     def speaks_http2(self) -> bool:
@@ -93,10 +93,10 @@ class Connection:
         self.rule, self.inside = error.rule, inside is not None
 
     def read_client(self, further: bool) -> None:
-        """Read always."""
+        """Do nothing: reading never pauses."""
 
     def client_done(self) -> None:
-        """Know of no daemon."""
+        """Do nothing: there is no daemon."""
 
 
 def _payload(head: RequestHead, raw: bytes) -> bytes:
@@ -117,14 +117,14 @@ PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5
 PIECES += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
 PIECES += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
 PIECES += [b"Host: i\r\n", SECRET]
-"""What, in another place or once too often, may be read in two ways."""
+"""Pieces that make a request ambiguous in another place, or when repeated."""
 
 _SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
-    """Return the stream of a short form with up to four changes in it."""
+    """Return the stream of a short form, with up to four changes."""
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, min(len(changed), 300)))
@@ -139,7 +139,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def answers(raw: bytes) -> list[bytes]:
-    """Return the final answers in what a daemon sent, without their times."""
+    """Return the final answers in what a daemon sent, with the same Date in all."""
     return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
 
 
@@ -151,7 +151,10 @@ OURS = b"runtimeproxy: "
 
 
 def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:
-    """Check that the daemon's answers come, and then ours, unless the daemon ended before or its answer has begun."""
+    """Check that the daemon's answers come first, then the proxy's.
+
+    The proxy's may be missing if the daemon closed before, or if its answer has begun.
+    """
     rule = read.rule
     assert rule is not None
     if through and OURS in through[-1]:

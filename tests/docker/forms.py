@@ -13,21 +13,21 @@ MIB = 1 << 20
 CRLF = b"\r\n"
 NO_CHUNKS = b"0\r\n\r\n"
 N = b"%x" % len(SECRET)
-"""The length of the hidden request as a chunk has it."""
+"""The length of the hidden request in hexadecimal, as in a chunk's first line."""
 
 TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
-"""One that passes, one that is held, one that may be."""
+"""Targets: one that passes, one that is held, one that may be held."""
 
 
 class Form(NamedTuple):
-    """A form: its name, and what is sent for a target."""
+    """A form: its name, and a function that returns the bytes for a target."""
 
     name: str
     build: Callable[[str], bytes]
 
 
 def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1", end: str = "\r\n") -> bytes:
-    """Return a POST with a Host; fields are latin-1."""
+    """Return a POST request with a Host field; fields are encoded in latin-1."""
     return end.join((f"POST {target} {version}", "Host: h", *fields, "", "")).encode("latin-1") + body
 
 
@@ -40,13 +40,16 @@ def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
 
 
 def lengths(values: str) -> Form:
-    """Put lengths, with | between them, N for the right one, M for 0."""
+    """Return a form with these Content-Lengths, separated by |: N is the right one, M is 0."""
     filled = values.replace("N", str(len(SECRET))).replace("M", "0").split("|")
     return Form(f"CL {values}", posted(*(f"Content-Length:{one}" for one in filled), body=SECRET))
 
 
 def coded(values: str) -> Form:
-    """Put transfer codings, with | between them; only who reads none sees no hidden request behind the last chunk."""
+    """Return a form with these Transfer-Encodings, separated by |.
+
+    A parser that accepts chunked sees the hidden request after the last chunk.
+    """
     fields = [f"Transfer-Encoding:{value}" for value in values.split("|")]
     return Form(f"TE {values}", posted(*fields, body=NO_CHUNKS + SECRET))
 
@@ -56,12 +59,12 @@ def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
 
 
 def one_chunk(line: bytes = N + CRLF, behind: bytes = CRLF) -> bytes:
-    """Return the hidden request as one chunk, behind the line of its size."""
+    """Return the hidden request as one chunk, after the line with its size."""
     return line + SECRET + behind + NO_CHUNKS
 
 
 def first_line(line: str) -> Callable[[str], bytes]:
-    """Put a first line, with @ for the target; the body is the hidden request."""
+    """Return a form with this request line, with @ for the target; its body is the hidden request."""
     rest = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
     return lambda target: (line.replace("@", target) + rest).encode("latin-1") + SECRET
 
@@ -75,12 +78,12 @@ def with_method(method: str, build: Callable[[str], bytes]) -> Callable[[str], b
 
 
 def padded(size: int) -> Callable[[str], bytes]:
-    """Put a field so that the head has so many bytes."""
+    """Return a form whose head has ``size`` bytes."""
     return lambda target: post(target, "X: " + "x" * (size - len(post(target, "X: "))))
 
 
 def both(*fields: str, body: bytes = NO_CHUNKS + SECRET) -> Callable[[str], bytes]:
-    """Put a length and a coding: one of them ends the body before the hidden request."""
+    """Return a form with a length and a transfer coding: one of them ends the body before the hidden request."""
     return posted(*(line.replace("N", str(len(body))) for line in fields), body=body)
 
 
@@ -121,7 +124,7 @@ FIRST_LINES += ["POST\t@ HTTP/1.1", "POST @", "POST @ http/1.1", "OPTIONS * HTTP
 FIRST_LINES += ["CONNECT / HTTP/1.1", "PRI * HTTP/2.0", "POST @\r\nHTTP/1.1", "HTTP/1.1 200 OK"]
 
 FORMS = (
-    # bodies in plain forms
+    # bodies in ordinary forms
     Form("no body", post),
     Form("a length", sized()),
     Form("chunks", chunked(one_chunk())),

@@ -13,13 +13,13 @@ def head(*lines: str) -> bytes:
 
 
 def request(method: str, target: str, *fields: str, body: bytes | None = None) -> bytes:
-    """Return a request; ``body`` is sized."""
+    """Return a request; ``body`` is sent with Content-Length."""
     length = () if body is None else (f"Content-Length: {len(body)}",)
     return head(f"{method} {target} HTTP/1.1", "Host: docker", *length, *fields) + (body or b"")
 
 
 def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
-    """Return an answer; ``body`` is sized, None means that nothing is said of one."""
+    """Return an answer; ``body`` is sent with Content-Length, None means without body and length."""
     length = () if body is None else (f"Content-Length: {len(body)}",)
     return head(f"HTTP/1.1 {status} Words", *length, *fields) + (body or b"")
 
@@ -29,7 +29,7 @@ def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
 
 
 def error(data: bytes) -> tuple[int, bool, bytes]:
-    """Read an answer of ours: its status, whether it closes, its body; it is of the right length, and whole."""
+    """Parse an error by the proxy into status, whether it closes, and body; check its length and type."""
     top, _, body = data.partition(b"\r\n\r\n")
     status, *fields = top.decode().split("\r\n")
     assert f"Content-Length: {len(body)}" in fields

@@ -1,4 +1,4 @@
-"""The Docker front between a raw client and a fake dockerd, in the test's own loop, with plugins that need no socket.
+"""The Docker front between a raw client and a fake dockerd, in the test's event loop, with plugins without sockets.
 
 Every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
 """
@@ -43,7 +43,7 @@ BUDGET_SECONDS = 5.0
 
 @dataclass(eq=False)
 class GatedClient(FakeClient):
-    """A hook server that answers nobody before its gate is open."""
+    """A hook server that gives no answer before its gate is open."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
@@ -64,7 +64,7 @@ class GatedClient(FakeClient):
 
 @dataclass(eq=False)
 class Plugins(FakePlugins):
-    """The Plugins Manager's tables as the front asks them, and whom it has told when they change."""
+    """A fake of the plugin manager's tables, and of its callback when they change."""
 
     on_change: Callable[[], None] = lambda: None
 
@@ -83,17 +83,17 @@ class Plugins(FakePlugins):
 
 @dataclass(eq=False)
 class Node:
-    """A proxy in Docker mode; the daemon is there from the start unless ``bad_gateway``."""
+    """A proxy in Docker mode; the daemon runs from the start unless ``bad_gateway``."""
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
     away: bool = False
     synced: bool = False
-    """The daemon's state is read and swept beside the calls, too."""
+    """True to also read the daemon's state, beside the calls."""
     follows: bool = True
-    """The daemon's events are followed from the start, and it is known then."""
+    """True to follow the daemon's events from the start; its cgroup driver is known then."""
     prefix: str = "/v1.41"
-    """Of every path; "" leaves the version out, and Engine 29 knows it from 1.44 on."""
+    """The version prefix of every path; "" for none. Engine 29 accepts versions from 1.44 on."""
     plugins: Plugins = field(default_factory=Plugins)
     stopped: bool = False
 
@@ -137,14 +137,14 @@ class Node:
             assert self.recorder.total("internal_errors") == 0
 
     async def stop(self, seconds: float) -> None:
-        """Stop as the program does, which the end does if nobody has."""
+        """Stop within ``seconds`` as the program does; the fixture's end does so unless a test has."""
         self.stopped = True
         await self.front.drain(seconds)
         await self.lifecycle.stop()
         await self.front.close()
 
     async def follow(self) -> None:
-        """Follow the daemon's events as the program does, and wait until they are followed and the daemon is known."""
+        """Start following the daemon's events as the program does, and wait until the cgroup driver is known."""
         await self.front.start()
         await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
 
@@ -159,13 +159,13 @@ class Node:
         return client
 
     async def sends(self, raw: bytes) -> Client:
-        """Send bytes on a connection of its own."""
+        """Send bytes on a new connection."""
         client = await self.client()
         client.send(raw)
         return client
 
     async def ask(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
-        """Send one request on a connection of its own; ``body`` is bytes, or what Go would write as JSON."""
+        """Send one request on a new connection; ``body`` is bytes, or a value to encode as Go's JSON."""
         client = await self.client()
         answer = await client.ask(method, target, written(body), *lines)
         await client.close()
@@ -188,14 +188,14 @@ class Node:
         return id_of(await self.create(name, self.container_body(pod_id, container)))
 
     async def made(self) -> tuple[str, str]:
-        """Make a pod with a container; return their ids and forget what was asked of the plugins."""
+        """Create a pod with a container; return their ids, and forget the hook calls."""
         pod_id = await self.create_pod()
         container_id = await self.create_container(pod_id)
         self.plugins.asked.clear()
         return pod_id, container_id
 
     async def running(self) -> tuple[str, str]:
-        """Make a pod with a container and start both; return as ``made`` does."""
+        """Create a pod with a container and start both; return their ids, and forget the hook calls."""
         both = await self.made()
         for made in both:
             assert (await self.act("start", made)).status == 204
@@ -203,11 +203,11 @@ class Node:
         return both
 
     async def plain(self, name: str = "plain") -> str:
-        """Create a container that is no pod's; return its id."""
+        """Create a container without a pod; return its id."""
         return id_of(await self.create(name, {"Image": BUSYBOX_IMAGE}))
 
     async def updated_by_others(self, container_id: str) -> int:
-        """Let somebody else update a container, and return how many such updates were seen before that."""
+        """Update a container as another client of the daemon; return how many such updates were counted before."""
         seen = self.recorder.total("updates_of_others")
         self.dockerd.state.update(container_id, {"CpuShares": 4711})
         await until(lambda: self.store.container(container_id) is None)
@@ -225,7 +225,7 @@ class Node:
     def container_body(self, pod_id: str, container: bodies.Container = CONTAINER) -> dict[str, Any]:
         return bodies.container_body(self.pod, container, pod_id, self.cgroup_driver)
 
-    # What came of it.
+    # Results.
 
     def came(self, route: str) -> bytes:
         """Return the body of the newest request on a route."""
@@ -240,7 +240,7 @@ class Node:
 
     @property
     def points(self) -> list[str]:
-        """Return the hook points that plugins were asked at, in order, and forget them."""
+        """Return the hook points of the hook calls, in order, and forget them."""
         points = [asked.point for asked in self.plugins.asked]
         self.plugins.asked.clear()
         return points
@@ -283,7 +283,7 @@ unfollowed = on_node({"follows": False})
 
 
 def written(body: Any) -> bytes:
-    """Return bytes as they are, nothing for None, and all else as Go writes it."""
+    """Return bytes unchanged, b"" for None, and any other value as Go's JSON."""
     if body is None:
         return b""
     return body if isinstance(body, bytes) else go_json(body)

@@ -1,4 +1,4 @@
-"""A scripted peer for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
+"""Scripted peers for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
 
 Nothing that a side got is taken back, and nothing follows its EOF. ``steps`` has the steps of conversations.
 """
@@ -25,7 +25,7 @@ def _told(found: re.Match[bytes]) -> bytes:
 
 
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy has for it comes out of ``out``."""
+    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``out``."""
 
     def __init__(self, feed: Callable[[bytes], None], out: list[bytes]) -> None:
         self._feed = feed
@@ -47,7 +47,7 @@ class Side:
         self.out.clear()
 
     def got(self) -> bytes:
-        """Return the bytes that came since the last time."""
+        """Return the bytes that came since the last call."""
         self.settle()
         data, self._got = self._got, b""
         return data
@@ -74,16 +74,16 @@ class Play:
         self.refusals: list[BadMessage] = []
         self.http2_may_pass = True
         self.http2_clients = self.redials = self.daemons = 0
-        """The last is how many times the daemon can be dialled anew."""
+        """Counts of HTTP/2 clients and of redials, and how many redials succeed."""
         self.reading = True
         self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
-        """What is done with a held call within the turn in which it is told."""
+        """Called with each held call within the event that reports it."""
         self._told = (0, False, False)
         self.reader = Reader(self, self.held_bytes, self.known)
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
 
-    # What the reader tells its connection.
+    # The methods of docker.reader.ReaderEvents.
 
     def intercepts(self, route: Route) -> bool:
         return route.action in self.holds
@@ -121,7 +121,7 @@ class Play:
     def finish(self) -> None:
         self.client.sees_end()
 
-    # What tests do and see.
+    # For tests.
 
     def _of_client(self, data: bytes) -> None:
         if not self._passes(data, self.reader.client_passes, self.daemon):
@@ -132,7 +132,7 @@ class Play:
             self.reader.daemon_bytes(data)
 
     def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], other: Side) -> bool:
-        """Offer bytes as a pair does: only if nothing waits to be sent before them."""
+        """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
         buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
         return self.shared and not other.out and passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
 
@@ -146,14 +146,14 @@ class Play:
             self.daemon.sees_end()
 
     def daemon_ends(self) -> bool:
-        """Play the daemon's EOF; the client sees it at once unless it is kept. Tell whether it is kept."""
+        """Play the daemon's EOF; return whether the client is kept, else it sees EOF at once."""
         kept = self.reader.daemon_ended()
         if not kept and not self.client.ended:
             self.client.sees_end()
         return kept
 
     def came(self) -> tuple[bytes, bytes, int]:
-        """Return what has come since the last time: to the client, to the daemon, and how many calls were asked."""
+        """Return what has come since the last call to the client and the daemon, and how many calls were held."""
         asked, *ended = self._told
         self._told = len(self.calls), self.client.ended, self.daemon.ended
         outs = [
@@ -163,7 +163,7 @@ class Play:
         return outs[0], outs[1], len(self.calls) - asked
 
     def leave(self) -> None:
-        """Have the client leave and each call end; nothing of a held request may be kept then."""
+        """Close the client and end each call; check that nothing of a held request is kept then."""
         self.reader.client_gone()
         for call in self.calls:
             call.answer()
@@ -171,28 +171,28 @@ class Play:
 
 
 class Step(NamedTuple):
-    """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
+    """An action and all its effects: what each side gets, and for how many calls hooks are asked."""
 
     act: Callable[[Play], object]
     to_client: bytes = b""
     to_daemon: bytes = b""
     asks: int = 0
     reads: bool = True
-    """Whether the client is read further."""
+    """Whether the proxy reads on from the client."""
 
 
 def passed(sent: bytes, replied: bytes) -> Step:
-    """Have a request and its answer pass."""
+    """Return a step in which a request and its answer pass."""
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
 def asked(sent: bytes) -> Step:
-    """Have the client send what is held, and release it as it came."""
+    """Return a step in which the client sends a request that is held and released unchanged."""
     return Step(lambda play: (play.client.sends(sent), play.call.release(None)), to_daemon=sent, asks=1)
 
 
 def settled(replied: bytes, **came: Any) -> Step:
-    """Have the daemon answer the newest call, which is kept, and let the answer go."""
+    """Return a step in which the daemon answers the newest call, and the kept answer is sent on."""
 
     def do(play: Play) -> None:
         play.daemon.sends(replied)
@@ -203,9 +203,9 @@ def settled(replied: bytes, **came: Any) -> Step:
 
 
 def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:
-    """Play the steps on a connection that is read into one buffer again and again, then on another; return that one.
+    """Play the steps on a connection with a shared read buffer, then on one without; return the latter.
 
-    What came of each step is checked; the daemon can be dialled anew ``daemons`` times.
+    The effects of each step are checked; the daemon can be dialled again ``daemons`` times.
     """
     steps = tuple(steps)
     for shared in (True, False):

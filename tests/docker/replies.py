@@ -1,4 +1,4 @@
-"""Answers of the daemon, and what stands in tables for answers of ours and for EOF."""
+"""Answers of the daemon, and the marks in tables for the proxy's own answers and for EOF."""
 
 from tests.docker.messages import UPGRADE, answer, head
 
@@ -9,10 +9,10 @@ NO_CONTENT = answer(204, body=None)
 NOT_FOUND = answer(404, "Content-Type: application/json", body=b'{"message":"No such container: x"}\n')
 SWITCHING = head("HTTP/1.1 101 UPGRADED", "Content-Type: application/vnd.docker.raw-stream", *UPGRADE)
 HIJACKED = answer(200, "Content-Type: application/vnd.docker.raw-stream", body=None)
-"""The old-style hijack: neither a length nor chunks."""
+"""The answer to an old-style hijack: neither Content-Length nor chunks."""
 EOF = b"<EOF>"
 
 
 def ours(status: int, closes: bool = False) -> bytes:
-    """Return what stands in a table for an answer of ours."""
+    """Return the mark in a table for an answer of the proxy's own."""
     return b"<%d, close>" % status if closes else b"<%d>" % status

@@ -1,4 +1,4 @@
-"""Requests that tests send: two that pass, three that may be held, two that may become tunnels."""
+"""Requests for tests: two that pass, three that may be held, two that may become tunnels."""
 
 from tests.docker.messages import ID, UPGRADE, request
 

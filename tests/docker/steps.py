@@ -1,4 +1,4 @@
-"""The steps of conversations: what one side does; keywords say what comes of it (``peer.Step``)."""
+"""The steps of conversations: what one side does; keyword arguments are the expected effects (``peer.Step``)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,27 +16,27 @@ def daemon(*pieces: bytes, **came: Any) -> Step:
 
 
 def passes(*pieces: bytes) -> Step:
-    """Have the client send what goes on to the daemon at once, as it came."""
+    """Return a step in which the client sends bytes that pass to the daemon at once and unchanged."""
     return client(*pieces, to_daemon=b"".join(pieces))
 
 
 def returns(*pieces: bytes) -> Step:
-    """Have the daemon send what goes on to the client at once, as it came."""
+    """Return a step in which the daemon sends bytes that pass to the client at once and unchanged."""
     return daemon(*pieces, to_client=b"".join(pieces))
 
 
 def release(**came: Any) -> Step:
-    """Release the newest call as it came."""
+    """Return a step that releases the newest call unchanged."""
     return Step(lambda play: play.call.release(None), **came)
 
 
 def refuse(**came: Any) -> Step:
-    """Refuse the newest call."""
+    """Return a step that refuses the newest call."""
     return Step(lambda play: play.call.refuse(500, "no"), **came)
 
 
 def answered(**came: Any) -> Step:
-    """Let the answer to the newest call go: its Post hooks are done."""
+    """Return a step that sends the answer to the newest call on, as when its Post hooks are done."""
     return Step(lambda play: play.call.answer(), **came)
 
 
@@ -49,7 +49,7 @@ def leaves(**came: Any) -> Step:
 
 
 def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> Step:
-    """Do something with each call from now on within the turn in which it is told, then have somebody send."""
+    """Return a step that does ``sends``; each held call is from then on given to ``act`` within its event."""
 
     def do(play: Play) -> None:
         play.at_once = act

@@ -1,4 +1,4 @@
-"""The daemon's bytes: framing, interim answers, tunnels, answers that nobody asked for (relay-rules B2, B3, B6, B9)."""
+"""The daemon's bytes: framing, interim answers, tunnels, answers without a request (relay-rules B2, B3, B6, B9)."""
 
 import pytest
 
@@ -28,7 +28,7 @@ FRAMED = {
 
 @pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED)
 def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes) -> None:
-    """A body is neither waited for nor let through where there is none."""
+    """Where an answer has no body none is waited for, and the next bytes are not taken for one."""
     for place in range(1, len(replied) + 1):
         pieces = daemon(replied[:place], replied[place:] + SWITCHING, to_client=replied + SWITCHING)
         assert converse([passes(sent + ATTACH), pieces], holds=()).reader.tunnel
@@ -144,7 +144,7 @@ MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"
 NO_MODE = r"^(?!.*backend-runtime-mode)"
 PINGED = [passes(PING)]
 BROKEN: dict[str, tuple[list[Step], Step, str]] = {
-    # what was before, what breaks the protocol, and how the error reads
+    # the steps before, the bytes that break the protocol, and the error's text
     "nobody asked, at first": ([], daemon(OK), "without a request"),
     "nobody asked, behind an answer": ([passed(PING, OK)], daemon(OK), "without a request"),
     "a call that is not released": ([client(START, asks=1)], daemon(NO_CONTENT), "without a request"),
@@ -175,7 +175,7 @@ NOT_REMEMBERED = {
     "long": (PING, answer(200, body=b"x" * 1024)),
     "an interim one": (PING, EARLY),
     "two in one piece": (PING + PING, OK + OK),
-    # Its method would be a part of what is kept.
+    # Its method would be part of the key in the cache.
     "to what is not asked again": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
 }
 

@@ -1,4 +1,4 @@
-"""The backend asks a scripted daemon: what it sends, on which connections, what it takes, and how each fails."""
+"""The backend with a scripted daemon: what it sends, on which connections, what it accepts, and how requests fail."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
 ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT_SECONDS = 0.05
 LIMIT_SECONDS = 1.0
-"""Of a request: a busy machine may take some of it to answer."""
+"""Seconds for a request: on a busy machine the answer may take a part of them."""
 
 
 async def follow(backend: Backend) -> None:
@@ -47,7 +47,7 @@ ASKS: dict[str, tuple[str, Ask]] = {
     UPDATE_ROUTE: (UPDATE, lambda backend, seconds: backend.update(ID, BODY, seconds)),
     "GET /events": (EVENTS, lambda backend, _: follow(backend)),
 }
-"""Every question: its name in errors, its path, and how it is asked (``seconds`` are for the update)."""
+"""Every request: its name in errors, its path, and a function that sends it (``seconds`` are for the update)."""
 
 limited = pytest.mark.usefixtures("_limited")
 every_question = pytest.mark.parametrize("route", ASKS)
@@ -56,7 +56,7 @@ SHORT = list(ASKS)[:-1]
 
 @pytest.fixture
 def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make 1,000 bytes the longest of replies and lines, look at streams often, and keep connections for a moment."""
+    """Limit replies and lines to 1,000 bytes, check streams often, and keep idle connections only for a moment."""
     limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "KEPT_SECONDS": 0.001}
     for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
@@ -173,7 +173,7 @@ async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> N
 
 
 async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
-    for path in ("/info", UPDATE):  # without "Connection: close": the close comes as a surprise
+    for path in ("/info", UPDATE):  # without "Connection: close": the close is unexpected
         daemon.script(path, reply(), Then.CLOSE)
     for _ in range(20):
         assert await backend.info() == b"{}"
@@ -195,13 +195,13 @@ async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: 
     asked = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
     await until(lambda: len(daemon.requests) == 100)
     daemon.script("/info", reply(b"[]"))
-    assert await backend.info() == b"[]"  # nobody waits for the others
+    assert await backend.info() == b"[]"  # a request does not wait for others
     daemon.send(reply())
     assert await asyncio.gather(*asked) == 100 * [b"{}"]
 
 
 def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
-    """On uvloop, as the proxy runs: asyncio itself takes a full backlog for a connection."""
+    """On uvloop, as the proxy runs: asyncio's own loop treats a full backlog as connected."""
     path = str(tmp_path / "docker.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(path)
@@ -211,7 +211,7 @@ def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
 
 
 async def _asked_behind(listener: socket.socket, path: str) -> bytes:
-    """Ask for the daemon's info, which must wait until the listener has taken the connection that came first."""
+    """Request the daemon's info, which must wait until the listener has accepted the connection that came first."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     backend = Backend(path)
@@ -246,7 +246,7 @@ async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon:
 @every_question
 @limited
 async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon, backend: Backend, route: str) -> None:
-    """But for one that is kept a moment for the next question."""
+    """One connection may be kept for a moment for the next request."""
     path, ask = ASKS[route]
     if path != EVENTS:
         daemon.script(path, reply(b"[]"))
@@ -259,7 +259,7 @@ async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon
         with suppress(asyncio.CancelledError):
             await task
         await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
-    assert daemon.requests  # the later ones got so far
+    assert daemon.requests  # the later tasks got far enough to send one
 
 
 REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", OTHER)]

@@ -1,4 +1,4 @@
-"""A client whose daemon is away gets its 502 on a real socket, and is not waited for without end."""
+"""A client whose daemon is not reachable gets 502 on a real socket, and the wait for it is limited."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ async def client() -> AsyncIterator[socket.socket]:
 
 
 async def answered(client: socket.socket, sent: bytes = b"") -> bytes:
-    """Send, and read to the end."""
+    """Send bytes, and read until EOF."""
     data, loop = b"", asyncio.get_running_loop()
     async with asyncio.timeout(20):
         if sent:

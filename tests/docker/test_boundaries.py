@@ -1,4 +1,4 @@
-"""Where requests begin and end, as h11 sees it on whole connections; slow and huge heads (fault matrix X2)."""
+"""Where requests begin and end, compared with h11 on whole connections; slow and huge heads (fault matrix X2)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Asked(NamedTuple):
-    """A request as a reader sees it; Transfer-Encoding in lower case, as h11 gives it."""
+    """A request as a parser finds it; Transfer-Encoding in lower case, as h11 returns it."""
 
     method: str
     target: str
@@ -32,7 +32,10 @@ class Asked(NamedTuple):
 
 
 def by_h11(data: bytes) -> tuple[list[Asked], str]:
-    """Read a connection with h11, which answers each request when it is whole; tell how it ends, "" if it goes on."""
+    """Read a connection with h11, answering each request once complete; return the requests and how it ends.
+
+    The end is "" if the connection stays open.
+    """
     peer, asked = h11.Connection(h11.SERVER, max_incomplete_event_size=WIDE), list[Asked]()
     peer.receive_data(data)
     try:
@@ -66,7 +69,7 @@ def ours(connection: Connection) -> list[Asked]:
 
 
 def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
-    """Read with both; fail unless the requests are the same, up to one that is refused by a rule of the list."""
+    """Read with both parsers; check that the requests are equal, up to one that is refused by a rule of the list."""
     read, (theirs, end) = follow(data, sizes), by_h11(data)
     mine = ours(read)
     whole = mine[:-1] if read.inside else mine
@@ -77,7 +80,7 @@ def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
     if read.rule is None:
         assert end == "" or read.cut(data), "h11 need not see the end of a head to refuse it"
         assert len(theirs) == len(mine)
-    else:  # h11's own limit is wide here
+    else:  # h11's own limit is high here
         assert end == "refused" or read.rule in READ_BY_H11 | {Rule.HEAD_BYTES, Rule.FIELDS}
 
 
@@ -116,7 +119,7 @@ TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
 @example(TWO_BREACHES, [1])
 @example(TWO_BREACHES, [len(TWO_BREACHES) - 3])
 def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
-    """Of a body that breaks a rule so much has passed as came in earlier pieces."""
+    """Of a body that breaks a rule as much has passed as came in earlier pieces."""
     whole, cut = follow(data), follow(data, sizes)
     assert (cut.rule, cut.inside) == (whole.rule, whole.inside)
     assert [one.head for one in cut.followed()] == [one.head for one in whole.followed()]
@@ -129,7 +132,7 @@ PING = request("GET", "/_ping")
 
 
 async def test_heads_that_come_byte_by_byte_disturb_nobody(tmp_path: Path) -> None:
-    """Each connection is one byte on, then a ping is answered: so to the end of the heads, which are answered too."""
+    """After each byte of all slow connections a ping is answered; in the end the slow requests are answered, too."""
     proxy = ProxyInside(tmp_path, backend_runtime_mode="Docker")
     async with FakeDockerd(str(proxy.runtime)), proxy:
         quick = await Client.connect(str(proxy.socket))

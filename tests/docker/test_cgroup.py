@@ -1,4 +1,4 @@
-"""The two forms of a cgroup parent."""
+"""Conversion of a cgroup parent between CRI's form and Docker's."""
 
 import pytest
 from hypothesis import given
@@ -57,6 +57,6 @@ def test_dockers_form_survives_the_way_there_and_back(name: str, suffix: str, by
 
 @given(st.lists(st.text(st.sampled_from("ab_."), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_nested_slices_survive_the_way_back(parts: list[str]) -> None:
-    """The path that systemd makes of a slice's name is the path that comes back."""
+    """A path that systemd makes for a slice's name is the same after conversion to Docker's form and back."""
     path = "".join(f"/{'-'.join(parts[: depth + 1])}.slice" for depth in range(len(parts)))
     assert to_cri(to_docker(path, Driver.SYSTEMD), Driver.SYSTEMD) == path

@@ -1,4 +1,4 @@
-"""Conversations step by step: nothing waits that could go, holds keep the order, what is known changes nothing.
+"""Random conversations: bytes that can pass do not wait, holds keep the order, the cache of messages changes nothing.
 
 That is fault matrix X2.
 """
@@ -27,7 +27,7 @@ EARLY = head("HTTP/1.1 103 Early Hints")
 
 @dataclass
 class Turn:
-    """A request and its answer; ``behind`` is what either side sends once the connection is a tunnel."""
+    """A request and its answer; ``behind`` has the bytes that each side sends once the connection is a tunnel."""
 
     sent: bytes
     replied: bytes
@@ -54,7 +54,7 @@ PREFIXES = st.sampled_from(["/v1.41", "", "/v1.24", "/v1.100"])
 
 @st.composite
 def asked(draw: st.DrawFn, rows: st.SearchStrategy[tuple[str, str]] = ASKED) -> bytes:
-    """Return a request on one of the routes, with a body in one of the framings or without."""
+    """Return a request on one of the routes, with a body in one of the framings, or without one."""
     method, path = draw(rows)
     target = draw(PREFIXES) + path.replace("{ref}", draw(REFERENCES)) + draw(QUERIES)
     fields, framing = draw(FIELDS), draw(st.sampled_from(["none", "sized", "chunked"]))
@@ -105,13 +105,13 @@ SIZES = st.lists(st.tuples(st.booleans(), LENGTHS), max_size=25)
 
 @dataclass
 class Conversation:
-    """A conversation that is played piece by piece, and what must have gone out by then."""
+    """A conversation that is played piece by piece, and the bytes that must have gone out by then."""
 
     turns: list[Turn]
     play: Play = field(default_factory=lambda: Play(holds=()))
     of_client: int = 0
     of_daemon: int = 0
-    """How much each has sent."""
+    """How many bytes each side has sent."""
 
     def __post_init__(self) -> None:
         self.sent = b"".join(turn.sent + turn.behind[0] for turn in self.turns)
@@ -119,7 +119,7 @@ class Conversation:
         self.to_client = self.to_daemon = b""
 
     def step(self, client: bool, size: int) -> None:
-        """Let one side send so many bytes, the daemon no more than it has been asked for; check both sides."""
+        """Send up to ``size`` bytes of one side, of the daemon only answers to requests it has; check both sides."""
         if client:
             piece = self.sent[self.of_client : self.of_client + size]
             self.of_client += len(piece)
@@ -135,14 +135,14 @@ class Conversation:
         assert self.to_client == self.replied[: self._gone_to_client()]
 
     def finish(self) -> None:
-        """Let both send what is left."""
+        """Send the rest of both sides, and check that each got all of the other's."""
         while self.of_client < len(self.sent) or self.of_daemon < len(self.replied):
             self.step(True, len(self.sent))
             self.step(False, len(self.replied))
         assert (self.to_client, self.to_daemon) == (self.replied, self.sent)
 
     def _asked_for(self) -> int:
-        """Return how much the daemon may have said: it answers requests of which it has the head."""
+        """Return how many bytes the daemon may have sent: it answers requests of which it has the head."""
         start = asked = 0
         for turn in self.turns:
             if self._gone_to_daemon() < start + turn.head_length:
@@ -152,7 +152,10 @@ class Conversation:
         return asked
 
     def _gone_to_daemon(self) -> int:
-        """Return how much has gone to the daemon: all but a head that is cut, and what waits for an upgrade."""
+        """Return how many bytes must have gone to the daemon.
+
+        These are all but an incomplete head, and what waits for the answer to a possible upgrade.
+        """
         start = answered = 0
         for turn in self.turns:
             end, answered = start + len(turn.sent), answered + len(turn.replied)
@@ -164,7 +167,7 @@ class Conversation:
         return self.of_client
 
     def _gone_to_client(self) -> int:
-        """Return how much has gone to the client: all but a head that is cut."""
+        """Return how many bytes must have gone to the client: all but an incomplete head."""
         start = 0
         for turn in self.turns:
             rest = turn.replied
@@ -206,14 +209,14 @@ def test_eof_passes_behind_everything_before_it(turns: list[Turn], cut: int) -> 
 @settings(max_examples=examples(100))
 @given(st.lists(USUAL | OF_HEAD, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12))
 def test_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
-    """Each message comes in one piece, as the memory wants it, in any order of the requests, so some are known."""
+    """Each message comes in one piece, as the cache needs it, and in random order, so that some repeat."""
     drawn = [turns[number % len(turns)] for number in order]
     known = Known()
     assert told(drawn, known) == told(drawn, known) == told(drawn, Known(longest=-1))
 
 
 def told(turns: list[Turn], known: Known) -> list[tuple[bytes, bytes]]:
-    """Return what goes out, step by step: two requests at once where there are two, then their answers."""
+    """Return what goes out after each step: two requests at once where there are two, then their answers."""
     play, outs = Play(holds=(), known=known), []
     for at in range(0, len(turns), 2):
         for turn in turns[at : at + 2]:
@@ -227,25 +230,25 @@ def told(turns: list[Turn], known: Known) -> list[tuple[bytes, bytes]]:
 
 Fates = list[tuple[str, bool]]
 FATES = st.lists(st.tuples(st.sampled_from(["passes", "changes", "is refused"]), st.booleans()), min_size=6, max_size=6)
-"""What becomes of a held call, and whether within the turn."""
+"""What happens to a held call, and whether within the event that reports it."""
 HELD_TURNS = st.lists(USUAL | OF_HEAD | FAILED_UPGRADE | st.builds(Turn, TO_HOLD, REPLIES), min_size=1, max_size=6)
 CHANGED = b'{"changed":1}'
 REFUSED = http1.response(500, "no", close=False)
 
 
 class Daemon:
-    """Answers whole requests in order, and checks what it is sent; held calls meet their fates."""
+    """Answers complete requests in order, and checks what it is sent; held calls are ended by their fates."""
 
     def __init__(self, turns: list[Turn], fates: Fates) -> None:
         self.play = Play(holds=[Action.CREATE, Action.START])
         self.play.at_once = self._at_once
         self.left = [replace(turn) for turn in turns]
-        """The requests that are not answered."""
+        """The requests that are not answered yet."""
         self._fates = iter(fates)
         self._waiting: list[tuple[HeldExchange, str]] = []
         self._came = b""
         self.expected = b""
-        """What the client must have got in the end."""
+        """The bytes that the client must have got in the end."""
 
     def _at_once(self, call: HeldExchange) -> None:
         fate, at_once = next(self._fates)
@@ -256,7 +259,7 @@ class Daemon:
             self._waiting.append((call, fate))
 
     def _meet(self, call: HeldExchange, fate: str) -> None:
-        """Let a call meet its fate: its turn has come, so that all before it are answered."""
+        """Release, change or refuse a call by its fate; its turn has come, so all calls before it are answered."""
         turn = self.left[0]
         if fate == "is refused":
             self.left.pop(0)
@@ -269,7 +272,7 @@ class Daemon:
         assert call.release(CHANGED if fate == "changes" else None)
 
     def work(self) -> bool:
-        """Answer what is whole, and let one held call go on; tell whether anything moved."""
+        """Answer a complete request, and continue one held call; return whether there was anything to do."""
         self._came += self.play.daemon.got()
         if self.left and self._came.startswith(self.left[0].sent):
             turn = self.left.pop(0)
@@ -289,7 +292,7 @@ class Daemon:
 @settings(max_examples=examples(300))
 @given(HELD_TURNS, FATES, st.lists(LENGTHS, max_size=20), st.booleans(), st.booleans())
 def test_holds_keep_the_order(turns: list[Turn], fates: Fates, sizes: list[int], busy: bool, shared: bool) -> None:
-    """``busy``: the daemon works only when the client has sent everything."""
+    """``busy``: the daemon answers only after the client has sent everything."""
     sent = b"".join(turn.sent for turn in turns)
     daemon = Daemon(turns, fates)
     daemon.play.shared = shared
@@ -303,7 +306,7 @@ def test_holds_keep_the_order(turns: list[Turn], fates: Fates, sizes: list[int],
     while daemon.work():
         pass
     assert not daemon.left
-    # For a held request the interim 100 is ours where the daemon gave none, and the other way round.
+    # For a held request 100 Continue comes either from the proxy or from the daemon.
     assert daemon.play.client.got().replace(CONTINUE, b"") == daemon.expected.replace(CONTINUE, b"")
     assert daemon.play.daemon.ended
     assert daemon.play.held_bytes.count == 0
@@ -315,7 +318,7 @@ CHANGES = st.lists(st.tuples(st.floats(0, 1), OCTETS), max_size=3)
 
 
 def changed(data: bytes, changes: Changes) -> bytes:
-    """Put other bytes in the place of some, at these shares of the length."""
+    """Replace bytes at these fractions of the length."""
     for share, octets in changes:
         at = int(share * len(data))
         data = data[:at] + octets + data[at + 1 :]
@@ -327,7 +330,7 @@ def changed(data: bytes, changes: Changes) -> bytes:
 def test_what_is_broken_is_never_out_of_order(
     turns: list[Turn], of_client: Changes, of_daemon: Changes, sizes: Sizes, shared: bool
 ) -> None:
-    """It passes, or is refused."""
+    """They pass, or are refused."""
     conversation = Conversation(turns)
     conversation.play.shared = shared
     sent, replied = changed(conversation.sent, of_client), changed(conversation.replied, of_daemon)

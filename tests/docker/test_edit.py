@@ -1,4 +1,4 @@
-"""Docker's bodies edited: the stdlib's parser says what changed, the bytes say that nothing else did (relay-rules B8).
+"""Editing Docker's bodies: json.loads shows what changed, comparing bytes that nothing else did (relay-rules B8).
 
 Members keep their order, numbers their spelling.
 """
@@ -49,7 +49,7 @@ ALL_RESOURCES |= {"cpuset_cpus": "2-3", "cpuset_mems": "1", "hugepage_limits": {
 ALL_SET = [('"CpuPeriod":0', '"CpuPeriod":50000'), ('"CpuQuota":0', '"CpuQuota":-1')]
 ALL_SET += [('"CpusetMems":""', '"CpusetMems":"1"'), ('"Memory":0', '"Memory":2147483648')]
 ALL_SET += [('"MemorySwap":0', '"MemorySwap":-1')]
-"""How the body of a pod or of an update changes by them."""
+"""The changes of the text of a pod's or an update's body."""
 
 
 def adjusted(**resources: ResourceValue) -> Adjustment:
@@ -57,7 +57,7 @@ def adjusted(**resources: ResourceValue) -> Adjustment:
 
 
 def host_after(body: Mapping[str, Any], **resources: ResourceValue) -> dict[str, Any]:
-    """Return the HostConfig of a create that had ``body`` as its HostConfig."""
+    """Return the edited HostConfig of a create with ``body`` as its HostConfig."""
     text = json.dumps({"HostConfig": body}).encode()
     result = edit_container(text, adjusted(**resources), None)
     assert edit_pod(text, adjusted(**resources), None) == result
@@ -66,7 +66,7 @@ def host_after(body: Mapping[str, Any], **resources: ResourceValue) -> dict[str,
 
 
 def replaced(text: str, *changes: tuple[str, str]) -> bytes:
-    """Return a body with places replaced of which each stands there once."""
+    """Return a body with these texts replaced, each of which must occur once."""
     for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
@@ -74,7 +74,7 @@ def replaced(text: str, *changes: tuple[str, str]) -> bytes:
 
 
 Limits = tuple[int | None, int | None]
-"""Memory and swap, in GiB where they are above 0; of changes None is what no hook set."""
+"""Memory and swap limit, in GiB where they are above 0; None in changes means that no hook set it."""
 
 
 def in_bytes(limits: Limits) -> dict[str, ResourceValue]:
@@ -184,15 +184,15 @@ def test_fields_that_a_create_cannot_carry() -> None:
     assert left_out_of_create({"memory_limit_in_bytes": -1, "oom_score_adj": 1, "cpuset_cpus": ""}) == ()
 
 
-# What a create asks for, what hooks set, and what the daemon gets. No swap stays no swap.
+# What a create asks for, what hooks set, and what the daemon gets. A container without swap stays without it.
 CREATES = [((1, 1), (2, None), (2, 2)), ((2, 2), (1, None), (1, 1)), ((0, 0), (1, None), (1, 1))]
-# Nothing said of swap: the daemon's default, or unlimited, stays.
+# Without a swap limit in the create the daemon's default, or unlimited swap, stays.
 CREATES += [((1, 0), (2, None), (2, 0)), ((1, -1), (2, None), (2, -1)), ((0, -1), (2, None), (2, -1))]
 # A swap limit of its own is only moved where the daemon would refuse it.
 CREATES += [((1, 3), (2, None), (2, 3)), ((1, 3), (4, None), (4, 4))]
-# Unlimited memory is 0, and a swap limit needs a memory limit.
+# Unlimited memory is 0 in a create, and a swap limit needs a memory limit.
 CREATES += [((1, swap), (-1, None), (0, 0)) for swap in (1, 3, 0)] + [((1, -1), (-1, None), (0, -1))]
-# The hook's own swap limit is left to the daemon's judgement, and so is what is odd.
+# A swap limit set by a hook is passed on unchecked, and so are invalid values: the daemon decides.
 CREATES += [((1, 1), (-1, 5), (0, 5)), ((1, 1), (2, 1), (2, 1)), ((1, 1), (2, -1), (2, -1))]
 CREATES += [((1, 1), (None, -1), (1, -1)), ((1, 1), (-5, None), (-5, -5))]
 
@@ -211,7 +211,7 @@ def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, Resource
 
 
 UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
-    # the problem, and the creates and updates that have it
+    # the error, and the creates and updates that have it
     "the body is no JSON object": (["[]", "null"], ["[]"]),
     "HostConfig is no JSON object": (['{"HostConfig":[]}'], []),
     "HostConfig twice": (['{"HostConfig":{},"hostconfig":{}}'], []),
@@ -272,16 +272,16 @@ def test_what_a_hook_clears_is_taken_out_of_an_update(present: Resources, left_o
 
 
 # What an update asks for, what the container has, what hooks set, and the swap limit that the daemon gets.
-# No swap stays no swap, whether the request says it or the container has it.
+# A container without swap stays without it, whether the request says so or the container has no swap.
 UPDATES = [((0, 0), (1, 1), (2, None), 2), ((0, 0), (2, 2), (1, None), 1), ((3, 0), (1, 1), (2, None), 2)]
 UPDATES += [((3, 3), (1, 9), (2, None), 2), ((0, 0), (0, 0), (1, None), 1), ((0, 1), (1, 9), (2, None), 2)]
 # A swap limit of its own is only moved where the daemon would refuse it.
 UPDATES += [((0, 0), (1, 3), (2, None), 3), ((0, 0), (1, 3), (4, None), 4), ((1, 3), (1, 1), (4, None), 4)]
-# At create the daemon made two times the memory of it; unlimited swap is said again, as the daemon compares with -1.
+# At create the daemon set it to twice the memory; unlimited swap is repeated, as the daemon compares with -1.
 UPDATES += [((0, 0), (2, 0), (3, None), 4), ((0, 0), (1, -1), (2, None), -1), ((0, -1), (1, 1), (2, None), -1)]
-# The hook's own swap limit, and none of its own.
+# A swap limit set by a hook, and an update without one.
 UPDATES += [((0, 0), (1, 1), (2, 1), 1), ((0, 0), (1, 1), (None, -1), -1), ((0, 0), (1, 1), (2, 0), 2)]
-# Nothing said of memory; what has no limit keeps none, and what is to stay as it is stays so.
+# Updates without a memory limit; a container without a limit keeps none, and unchanged fields stay unchanged.
 UPDATES += [((0, 0), (1, 1), (-1, None), 0), ((1, 1), (1, 1), (-1, None), 1), ((1, 1), (0, 0), (-1, None), 0)]
 UPDATES += [((1, 1), (2, 2), (0, None), 0), ((0, 1), (1, 2), (0, None), 1)]
 
@@ -336,7 +336,7 @@ RULED = {"Memory", "MemorySwap", "NanoCpus"}
 
 
 def unruled(host: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is set beside memory, swap and NanoCpus, which the daemon's rules move along."""
+    """Return what is set except memory, swap and NanoCpus, which change with others by the daemon's rules."""
     return {key: value for key, value in host.items() if value and key not in RULED}
 
 

@@ -1,4 +1,4 @@
-"""A held call's request and answer: read, kept, released, refused, ended (relay-rules A4, B5 to B9, C1 to C3)."""
+"""The request and answer of a held call: read, kept, released, refused, ended (relay-rules A4, B5 to B9, C1 to C3)."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ READABLE = {
 
 @pytest.mark.parametrize(("sent", "body"), READABLE.values(), ids=READABLE)
 def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
-    """It is read without its chunks, and keeps them."""
+    """A chunked body is read without its chunking, and released with it."""
     for place in range(1, len(sent) + 1):
         play = converse([client(sent[:place], sent[place:] + PING, asks=1)])
         assert play.call.body() == body
@@ -97,7 +97,7 @@ def test_chunked_body_without_room_is_not_dechunked_further() -> None:
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
-    """Whoever made something of its request keeps that until then."""
+    """What was parsed from its request is kept until then."""
     play = held(CREATE)
     play.call.release(body)
     if is_answered:
@@ -217,7 +217,7 @@ def test_with_which_answers_the_daemon_agreed(sent: bytes, replied: bytes, agree
 
 
 def long_answer(sent: bytes) -> list[Step]:
-    """Have an answer come that is too long to be kept: its last byte waits for the Post hooks."""
+    """Return the steps of an answer that is too long to be kept: its last byte waits for the Post hooks."""
     return [
         asked(CREATE),
         daemon(sent[:REPLY_LIMIT]),
@@ -251,7 +251,7 @@ WAYS: dict[str, tuple[list[Step], Reply | None]] = {
         ],
         Reply(agreed=True, message=CREATED_BODY),
     ),
-    "an answer may go within the turn in which it came": (  # as that of a create that is not a pod's
+    "an answer may go within the turn in which it came": (  # like the answer to a create without a pod
         [
             at_once(_pass_on, client(CREATE + CREATE + PING), to_daemon=CREATE, asks=1),
             daemon(CREATED, to_client=CREATED, to_daemon=CREATE, asks=1),

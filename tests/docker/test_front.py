@@ -1,5 +1,5 @@
-"""The Docker front: which requests it holds, whom it asks about them, what passes (relay-rules B10), who leaves, HTTP/2
-(relay-rules B4).
+"""The Docker front: which requests it holds, which hook servers it asks, what passes (relay-rules B10), clients that
+leave, HTTP/2 (relay-rules B4).
 """
 
 import logging
@@ -26,7 +26,7 @@ from tests.relay.test_dial import fill_backlog
 AWAY = f"runtimeproxy: {DAEMON_AWAY}"
 IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
-"""A create that is no pod's, in a spelling that nobody would write again."""
+"""A create without a pod, in an unusual spelling, so that a rewritten body would differ."""
 NO_OBJECT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
 
@@ -258,7 +258,7 @@ def create(node: Node) -> bytes:
 
 
 async def held(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> tuple[GatedClient, Client]:
-    """Send a create, or other bytes, and return the hook server that holds it and the client."""
+    """Send a create, or other bytes; return the hook server that holds the call, and the client."""
     hook, client = node.plugins.gated("a", behaviour), await node.client()
     client.send(raw or create(node))
     await until(lambda: hook.waiting == 1)
@@ -309,7 +309,7 @@ async def test_plain_create_without_a_daemon_is_502_and_counts_no_more(node: Nod
 async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     node: Node, plugins: tuple[FailurePolicy, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody failed: it is no request that could not be read."""
+    """This is not an error: it does not count as a request that cannot be read."""
     for policy in plugins:
         node.plugins.add("a", policy=policy)
     client = await node.sends(create(node)[:-9])
@@ -327,7 +327,7 @@ async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, cap
     caplog.set_level(logging.INFO)
     hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
     node.dockerd.drop_connections()
-    await until(lambda: node.dockerd.connections == 1)  # that of the events, which are followed again
+    await until(lambda: node.dockerd.connections == 1)  # that of the event stream, which is followed again
     node.front.tell_away(ConnectionRefusedError())
     hook.gate.set()
     made = id_of(await client.answer())
@@ -432,7 +432,7 @@ async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: Fai
 async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node: Node) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(node.dockerd.socket_path)
-        daemon.listen()  # it says nothing to anybody, as a daemon that speaks HTTP/2 would not either
+        daemon.listen()  # it answers nothing, like a daemon that speaks HTTP/2
         http2, http1 = await node.client(), await node.client()
         http2.send(PREFACE + b"SM\r\n\r\n")
         http1.send(request("GET", "/events"))

@@ -21,7 +21,7 @@ NOTICE_SECONDS = 0.3
 NEVER_SECONDS = 1000.0
 LIMIT_SECONDS = 20.0
 QUICK_SECONDS = 10.0
-"""Far below the limit, on a machine that has a lot to do."""
+"""Seconds, far below the limit, also on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def stopping(node: Node) -> "asyncio.Task[None]":
 
 
 async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
-    """Wait for the end, which clients see, and which is to come long before the limit."""
+    """Wait until the front has stopped, which clients see as EOF, long before the limit."""
     for client in clients:
         await client.ended()
     await asyncio.wait_for(stop, QUICK_SECONDS)
@@ -50,7 +50,7 @@ async def used(node: Node) -> Client:
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, asks: bool) -> None:
-    """Nobody has read the request when the end begins."""
+    """The request is not yet read when the drain begins."""
     client = await used(node)
     stop = stopping(node)
     client.send(PING * asks)
@@ -77,7 +77,7 @@ async def test_later_request_is_not_taken(node: Node) -> None:
 
 
 async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
-    """Neither of a request that passes nor of one that was held: it might end the call."""
+    """EOF by the drain might end a call at the daemon, whether it passes or was held."""
     hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
     made = node.dockerd.inject(CREATE, Injection(hang=True))
     hook = node.plugins.gated("a")
@@ -100,7 +100,7 @@ async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
 
 
 async def accepted(node: Node) -> Client:
-    """Return a connection that has said nothing yet."""
+    """Return a connection that has sent nothing yet."""
     count, client = len(node.front.connections), await node.client()
     await until(lambda: len(node.front.connections) > count)
     return client
@@ -134,7 +134,7 @@ async def test_half_sent_request_is_waited_for(node: Node, sent: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [PING[:-5], UPLOAD[:-5]], ids=["head", "body"])
 async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sent: bytes) -> None:
-    """Its first part came between the last look and the end that is ours."""
+    """Its first part came just before the proxy shut down the reading side."""
     client = await used(node)
     stop = stopping(node)
     client.send(sent)
@@ -155,7 +155,7 @@ async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
 @pytest.mark.parametrize("half", [False, True])
 @away
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
-    """Nobody has read the whole one when the end begins."""
+    """The complete request is not yet read when the drain begins."""
     client = await accepted(node)
     client.send(PING[:-5] if half else PING)
     await asyncio.sleep(0.02 * half)
@@ -171,7 +171,7 @@ async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for
 
 @away
 async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(node: Node) -> None:
-    """It still sends the body of what it asked for."""
+    """It still sends the body of its request."""
     client = await accepted(node)
     client.send(UPLOAD[:-5])
     assert (await client.answer("POST")).status == 502

@@ -1,4 +1,4 @@
-"""What the daemon tells of a container is the record of its create; plain ones are remembered (relay-rules B10)."""
+"""An inspected container gives the same record as its create; those without a pod are remembered (relay-rules B10)."""
 
 import json
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ NOBODY = "f" * 64
 
 
 class Rig:
-    """A lookup on a fake daemon that has a pod with a container."""
+    """A Lookup with a fake daemon that has a pod with a container."""
 
     def __init__(self, dockerd: FakeDockerd) -> None:
         self.dockerd = dockerd
@@ -125,7 +125,7 @@ async def test_container_without_its_sandbox_is_nobodys(rig: Rig) -> None:
 
 
 async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
-    """Unknown is not empty, which is the daemon's default."""
+    """An unknown parent is None; the empty one is the daemon's default."""
     pod = json.loads((await rig.backend.inspect(rig.pod_id)) or b"")
     del pod["HostConfig"]["CgroupParent"]
     rig.answers(INSPECT, json.dumps(pod).encode())

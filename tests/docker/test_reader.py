@@ -1,4 +1,4 @@
-"""Whose turn it is, tunnels, who has gone, what is not finished (relay-rules B2 to B4, B6, B7, B9, C1, C2, C5)."""
+"""Turns, tunnels, sides that close, what is not finished (relay-rules B2 to B4, B6, B7, B9, C1, C2, C5)."""
 
 import pytest
 
@@ -82,14 +82,14 @@ HELD: dict[str, list[Step]] = {
         daemon(HIJACKED, to_client=HIJACKED, to_daemon=CREATE),
     ],
     "behind what cannot be read nothing passes, though an earlier answer has no end": [
-        # In its tunnel a hole in the client's bytes would make a request that nobody has read.
+        # In its tunnel, without the unreadable bytes, the rest could be a request that was not checked.
         client(PING + b"1\r\n\0", to_daemon=PING),
         returns(HIJACKED),
         client(START),
         returns(b"bytes"),
         ends("client", to_daemon=EOF),
     ],
-    # B9, C5: the daemon ends
+    # B9, C5: the daemon closes
     "B9: a daemon that cannot be dialled is answered 502, which closes": [
         client(START + PING, asks=1),
         ends("daemon"),
@@ -123,7 +123,7 @@ HELD: dict[str, list[Step]] = {
         ends("daemon"),
         answered(to_client=CREATED + EOF),
     ],
-    # C2: the client leaves
+    # C2: the client closes
     "C2: a client that goes ends all that wait": [client(PING + CREATE[:-3], to_daemon=PING), leaves(), daemon(OK)],
 }
 
@@ -140,7 +140,7 @@ def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
 
 LOST = [asked(CREATE), ends("daemon", to_client=EOF), answered(), client(PING)]
 REDIALLED: dict[str, tuple[int, list[Step]]] = {
-    # how often the daemon is dialled anew
+    # how often the daemon is dialled again
     "during a hold": (
         1,
         [client(CREATE + PING, asks=1), ends("daemon"), release(to_daemon=CREATE), settled(CREATED, to_daemon=PING)],
@@ -241,7 +241,7 @@ def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 SENT = release(to_daemon=START)
 GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
-    # only what is held is told that it has ended
+    # only held calls are told that they have ended
     "C2: before its release": ([leaves()], ["reply", "ended"], UNANSWERED),
     "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], ["reply"], UNANSWERED),
     "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], ["reply"], Reply(agreed=True)),
@@ -276,7 +276,7 @@ WAITING = head("PUT /containers/box/archive HTTP/1.1", "Host: d", "Content-Lengt
 
 Look = tuple[Step, tuple[int, int, int], bool]
 UNFINISHED: dict[str, list[Look]] = {
-    # what is done, what is unfinished then, and whether the client is inside nothing
+    # the steps, what is unfinished after them, and whether the client is inside no request
     "a request": [(client(INFO[:9]), A_CALL, False), (client(INFO[9:]), A_CALL, True), (daemon(OK), NOTHING, True)],
     "a body that is waited for": [
         (client(WAITING), A_CALL, False),

@@ -1,4 +1,4 @@
-"""The client's bytes: HTTP/2, bodies in any split, what waits, what is known (relay-rules B1, B3, B4, B6, B8, B9)."""
+"""The client's bytes: HTTP/2, bodies in any split, what waits, the cache (relay-rules B1, B3, B4, B6, B8, B9)."""
 
 import pytest
 
@@ -161,7 +161,7 @@ HELD: dict[str, list[Step]] = {
         at_once(lambda call: call.release(None), refuse(), to_client=ours(500), to_daemon=STOP, asks=1),
         settled(NO_CONTENT, to_daemon=CREATE + EOF, asks=1),
     ],
-    "B1: EOF inside a held body passes behind it": [  # or the daemon waits for the rest for ever
+    "B1: EOF inside a held body passes behind it": [  # otherwise the daemon would wait for the rest for ever
         client(CREATE[:-3]),
         ends("client", asks=1),
         release(to_daemon=CREATE[:-3] + EOF),
@@ -250,7 +250,7 @@ def test_held_body_above_the_limit_passes_as_it_came(steps: list[Step]) -> None:
     play.leave()
 
 
-# What was sent, whether it is whole, and whether its client outlives the daemon.
+# The bytes sent, whether they are a whole request, and whether its client stays when the daemon closes.
 INSIDE = [(INFO[:3], False, False), (INFO, True, False), (CREATE[:-3], False, True), (CREATE, True, False)]
 
 

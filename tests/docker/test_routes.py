@@ -22,7 +22,7 @@ def of(action: Action, reference: str) -> Route:
 
 
 def split(some: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return each word of a table's texts with its reason."""
+    """Return each word of a table's texts, with its reason."""
     return [(why, word) for why, words in some.items() for word in words.split()]
 
 
@@ -36,7 +36,7 @@ AS_SPELT = {
 }
 DECODED = {"a%2Fb": "a/b", "a%20b": "a b", "a%3Fb": "a?b", "%C3%A9": "é", "a%25b": "a%b", "a%0D": "a\r"}
 DECODED["%FF"] = "\ufffd"
-"""Once, before they are matched; what is no UTF-8 is nobody's name, and only the line feed ends Go's dot."""
+"""Targets are decoded once, before matching. A name that is not UTF-8 names nothing; only a line feed ends Go's dot."""
 REMOVED = {
     "a name may hold slashes, at its end too": "a/b x/",
     "only the method says what it is": "create x/start",
@@ -146,7 +146,7 @@ ROUTES = {
     "OPTIONS": "/{ref}",
 }
 API = tuple((method, path) for method, paths in ROUTES.items() for path in paths.split())
-"""Every route of moby 20.10: api/server/router, every initRoutes."""
+"""Every route of moby 20.10, from all initRoutes in api/server/router."""
 
 
 @pytest.mark.parametrize(("method", "path"), API)
@@ -189,7 +189,7 @@ def test_equal_requests_share_one_route() -> None:
 
 @given(st.sampled_from(["start", "stop", "update"]), st.text(min_size=1, max_size=8), st.sampled_from(["", "/v1.41"]))
 def test_escaped_reference_is_the_reference(verb: str, reference: str, version: str) -> None:
-    """Every byte of the path escaped: the decision is on what it decodes to."""
+    """Every byte of the path is percent-encoded: the decision is made on the decoded path."""
     path = f"{version}/containers/{reference}/{verb}"
     parts = reference.split("/")
     clean = not {"", ".", ".."} & set(parts) and "\n" not in reference

@@ -1,6 +1,6 @@
-"""What inspect says equals what the create asked for, once dockerd's own is taken off.
+"""Parsing inspect gives what the create asked for, once dockerd's additions are removed.
 
-``inspected`` does to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
+``inspected`` adds to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
 """
 
 import json
@@ -33,7 +33,7 @@ def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None 
 
 
 def merged(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
-    """Add what dockerd does of the image: all of it to nothing, else the first of each key that is new."""
+    """Return env entries with the image's added as dockerd does: all if there are none, else the first of new keys."""
     if not own:
         return list(shipped)
     known, result = {entry.partition("=")[0] for entry in own}, list(own)
@@ -47,7 +47,7 @@ def merged(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
 def inspected(
     create: Mapping[str, Any], name: str, shipped: bytes = image(), counts_swap: bool = True
 ) -> dict[str, Any]:
-    """Inspect a container as dockerd made it of a create; ``counts_swap`` tells whether the kernel accounts for it."""
+    """Return dockerd's inspect of a created container; ``counts_swap``: the kernel accounts for swap."""
     config = json.loads(shipped)["Config"]
     env = merged(create.get("Env") or [], config["Env"] or [])
     labels = {**(config["Labels"] or {}), **(create.get("Labels") or {})}
@@ -120,7 +120,7 @@ ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.samp
 
 @given(ENTRIES, ENTRIES, st.booleans())
 def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: list[str], of_this_image: bool) -> None:
-    """Where it cannot have been made of this image, all but the image's are."""
+    """If this image cannot have led to the list, all entries but the image's are the container's own."""
     found = merged(own, shipped) if of_this_image else own
     possible = [found[:end] for end in range(len(found) + 1) if merged(found[:end], shipped) == found]
     expected = possible[0] if possible else [entry for entry in found if entry not in shipped]
@@ -130,7 +130,7 @@ def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: lis
 
 
 class Looked(str):
-    """An entry that counts how often its key is looked at."""
+    """An entry that counts how often its key is read."""
 
     times = 0
 
@@ -167,7 +167,7 @@ def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
 
 
 def test_container_of_an_image_that_was_committed_from_a_pods_container() -> None:
-    """The image has the kubelet's labels too: they are the container's if dockershim named it."""
+    """The image has the kubelet's labels, too: they count as the container's own if dockershim named it."""
     shipped = image(None, CONTAINER_BODY["Labels"])
     reply, plain = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped), inspected({"Image": "x"}, "silly_name", shipped)
     read = container_of(reply, shipped)
@@ -205,7 +205,7 @@ def test_container_of_nobodys_pod_is_none(labels: object) -> None:
 
 
 WRONG = [[5], {"canary": 5}, 7.5, 2**70, True, "\ud800"]
-"""None of these is right where a number, a list or an object stands; the text is right where one stands."""
+"""Values of the wrong type for any number, list or object; the text is right where a text is expected."""
 
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
@@ -269,7 +269,7 @@ LIVES = {"created": Life(started=False, running=False)}
 LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
 LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
 READ: list[tuple[Any, bytes, Any]] = [
-    # what reads it, the reply, and what is read: None if that is unreadable
+    # the function, the reply, and the result: None if the reply is unreadable
     *((read_life, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
     *((read_life, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
     (read_life, b'{"State":7}', None),

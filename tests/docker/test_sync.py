@@ -1,4 +1,4 @@
-"""The daemon's events keep the Store right: what each means, and how a daemon that comes and goes is followed."""
+"""The daemon's events keep the Store correct: what each means, and how the stream is followed across restarts."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from tests.fakes.clock import virtual_time
 
 POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
 PLAIN = "e" * 64
-"""A container that is no pod's."""
+"""A container without a pod."""
 ALL = {POD, OTHER_POD, CONTAINER}
 STARTED_NS = 1_700_000_000_000_000_000
 
@@ -33,12 +33,12 @@ def container(container_id: str) -> Subject:
 
 
 class Scripted(Backend):
-    """A daemon whose stream fails after so many seconds, once each, then tells what is said, and ends with None."""
+    """A daemon whose stream fails after these seconds, once each, then has the events of a test, and ends with None."""
 
     def __init__(self, *fails: float) -> None:
         super().__init__("/nobody/docker.sock")
         self.asked: list[tuple[float, int]] = []
-        """When the events were asked for, and since when."""
+        """For each request of the events: when it was made, and its ``since_ns``."""
         self.actions: set[str] = set()
         self.say: asyncio.Queue[Event | None] = asyncio.Queue()
         self._fails = list(fails)
@@ -59,7 +59,7 @@ class Scripted(Backend):
 
 
 class Rig:
-    """The follower of a daemon; two pods and a container are known."""
+    """An EventFollower with a scripted daemon; the Store has two pods and a container."""
 
     def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
         self.backend = Scripted(*fails)
@@ -69,7 +69,7 @@ class Rig:
         self.recorder = Metrics(asyncio.get_running_loop().time)
         self.gone: list[str] = []
         self.connects = self.missed = 0
-        """How often the stream was there, and something may have happened that was not heard of."""
+        """How often ``on_connected`` and ``on_missed`` were called."""
         self._faults = list(faults)
         self.events = EventFollower(
             self.backend,
@@ -106,7 +106,7 @@ class Rig:
 
 @asynccontextmanager
 async def following(*fails: float, faults: Sequence[Exception] = ()) -> AsyncIterator[Rig]:
-    """Follow a daemon; connects fail with the faults first, and at the end nothing is left of it."""
+    """Follow a daemon, whose first connects fail with the faults; check at the end that no task is left."""
     rig, others = Rig(fails, faults), asyncio.all_tasks()
     task = asyncio.create_task(rig.events.run())
     yield rig
@@ -168,7 +168,7 @@ async def test_own_updates_change_nothing_each_once() -> None:
         rig.events.no_update(CONTAINER)
         await rig.told(updated(CONTAINER), updated(CONTAINER))
         assert (rig.known, rig.expected) == (ALL, {})
-        rig.events.no_update(CONTAINER)  # once more than expected: it stays at none
+        rig.events.no_update(CONTAINER)  # once more than expected: the count stays 0
         await rig.told(updated(CONTAINER))
         assert CONTAINER not in rig.known
         rig.events.expect_update(LATER)
@@ -216,7 +216,7 @@ def away(reason: str) -> tuple[str, str]:
 
 @virtual_time
 async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.LogCaptureFixture) -> None:
-    """Each going and each coming is told once."""
+    """Each loss and each reconnect is logged once."""
     async with following(0, 0, 0) as rig:
         await rig.told(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)

@@ -1,4 +1,4 @@
-"""Reading Docker's bodies, in the shape in which dockershim sends them: whole structs."""
+"""Parsing Docker's bodies as dockershim sends them: with all members of Go's structs."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_structs import RESOURCES, filled
 
 NO_LIMITS = filled(RESOURCES, {})
-"""Docker's Resources as Go writes them: the whole struct."""
+"""Docker's Resources as Go writes them: all members of the struct."""
 
 
 def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> RequestedPod | RequestedContainer | None:
@@ -34,12 +34,12 @@ def read_container(body: dict[str, Any]) -> ContainerInfo:
 
 
 def without(body: dict[str, Any], *left_out: str) -> dict[str, dict[str, str]]:
-    """Change a body's labels to those that do not begin like this."""
+    """Return a change of a body that removes the labels with these prefixes."""
     return {"Labels": {key: value for key, value in body["Labels"].items() if not key.startswith(left_out)}}
 
 
 Case = tuple[dict[str, Any], str, dict[str, Any]]
-"""What is changed in the body, the name that is asked for, and what is read otherwise then."""
+"""The changes of the body, the name in the request, and the values that are read differently then."""
 
 
 def of_host(key: str, value: object, resources: Resources | None) -> Case:
@@ -59,7 +59,7 @@ PODS: dict[str, Case] = {
         {"labels": {key: value for key, value in TOLD_POD.labels.items() if key not in KUBELETS}},
     ),
     "a runtime": ({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"}),
-    # resources are what is not every pause container's
+    # resources of a pod are those that not every pause container has
     "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
     "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
     "memory": of_host("Memory", 2**30, Resources(memory_limit_in_bytes=2**30)),
@@ -184,7 +184,7 @@ def test_created_id(reply: bytes, expected: str | None) -> None:
 
 
 WRONG: dict[str, tuple[str, list[object]]] = {
-    # where values stand that are wrong there, and what the error names
+    # the places of values with a wrong type, and the name in the error
     "Labels": ("Labels", [[], "canary"]),
     "Labels/canary": ("Labels", [5, ["canary"]]),
     "Labels/io.kubernetes.sandbox.id": ("sandbox", [""]),
@@ -210,7 +210,7 @@ def test_unreadable_value(path: str) -> None:
 
 @pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
 def test_key_that_is_read_stands_once(key: str) -> None:
-    """Go merges some of such values and replaces others; of labels the key is exact."""
+    """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
     text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
         twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')

@@ -1,4 +1,4 @@
-"""CRI's calls through the whole core: what hooks are told, what is released, what is kept, also without an answer.
+"""CRI's calls through the whole core: what hooks are told, what is released, what is recorded, also without an answer.
 
 The held stream and the runtime's status are fakes; messages are real ones.
 """
@@ -67,7 +67,7 @@ async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, opera
 
 @pytest.mark.parametrize("long", [False, True])
 async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short one is read while the runtime works."""
+    """A short one is parsed while the runtime works."""
     monkeypatch.setattr(base, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
     steps = list[str]()
     node.know()
@@ -396,7 +396,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     node.backend.error = BackendError("no such cpu", BackendFailure.OTHER, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
     base = node.call(node.held(START))
-    base.state_unknown = state_unknown  # of an earlier call for the same
+    base.state_unknown = state_unknown  # as of an earlier call for the same container
     await node.lifecycle.run(base)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
@@ -436,7 +436,7 @@ async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node:
 
 
 async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
-    """As real containerd: it takes the update, and the process keeps its score."""
+    """As in real containerd, which accepts the update while the process keeps its score."""
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
@@ -517,7 +517,7 @@ async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
 
 
 async def test_container_is_read_anew_after_a_lost_update(node: Node) -> None:
-    """The kubelet's own values stay where the runtime still has what the hook put in their place."""
+    """The kubelet's own values are kept where the runtime still has the hook's values in their place."""
     node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
     await unanswered(node, UPDATE, update(cpu_quota=7000))
     assert node.store.container("c1") is None
@@ -530,7 +530,7 @@ async def test_container_is_read_anew_after_a_lost_update(node: Node) -> None:
 
 
 async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
-    """What it names holds, whether the rest was read before it was done or after."""
+    """The fields that it names are kept, whether the rest was read before or after the update was done."""
     node.know()
     other = node.held(UPDATE, update(cpu_shares=333))
     other.given = None

@@ -1,4 +1,4 @@
-"""Docker's calls through the whole core: what becomes of a failed hook, and the creates of pods and of containers."""
+"""Docker's calls through the whole core: failed hooks, and the creates of pods and of containers."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ every_pre_hook = pytest.mark.parametrize(("action", "point", "operation", "route
 
 
 async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[bytes, Answer]:
-    """Make a call whose hook fails; return what was sent, and the answer."""
+    """Make a call whose hook fails; return the request's bytes and the answer."""
     pod_id, container_id = await node.made()
     node.plugins.add("koordlet", reason, points=(point,))
     raw = {
@@ -127,7 +127,7 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
 
 
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
+    """Without a registered hook server the front releases a create at once; the lifecycle runs it in a later step."""
     pod_id = await node.create_pod()
     is_pods = translate.is_pods
 

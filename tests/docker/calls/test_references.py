@@ -1,4 +1,4 @@
-"""Docker's calls of what exists: start with the update ahead of it, update, stop, and those whose answer is lost."""
+"""Docker's calls on existing containers: start with the update before it, update, stop, calls without an answer."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CANARY = "canary-4711"
 
 
 def calls_made(node: Node, state_unknown: bool = False) -> list[tuple[HeldExchange, DockerCall]]:
-    """Return a list of the calls that the front makes from now on; they are ``state_unknown`` if that is said."""
+    """Return a list that gets the calls the front makes from now on, with ``state_unknown`` set if it is True."""
     made: list[tuple[HeldExchange, DockerCall]] = []
     make = node.front.call
 
@@ -40,14 +40,14 @@ def calls_made(node: Node, state_unknown: bool = False) -> list[tuple[HeldExchan
 
 
 async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
-    """Send a call that the daemon carries out, or not, and never answers."""
+    """Send a call that the daemon carries out or not (``done``), and never answers."""
     node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
     client = await node.sends(request("POST", f"{node.prefix}/containers/{reference}/{action}", body))
     assert await client.ended() == b""
 
 
 async def test_start_is_told_before_and_if_it_starts_something_after(node: Node) -> None:
-    """What Docker's update cannot set sends none."""
+    """A change that Docker's update cannot set sends no update."""
     points = ("PreStartContainer", "PostStartContainer")
     node.plugins.add("a", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
     pod_id, container_id = await node.made()
@@ -131,14 +131,14 @@ def resources_of(request: HookRequest) -> Resources:
 
 
 def scaled(request: HookRequest) -> HookAnswer:
-    """Answer as a hook that scales does: a whole echo with half the shares."""
+    """Answer like a hook that scales: echo the whole request with half of its CPU shares."""
     assert request.container
     told = resources_of(request)
     return HookAnswer({}, request.container.annotations, resources=replace(told, cpu_shares=told.cpu_shares // 2))
 
 
 def doubled(request: HookRequest) -> HookAnswer:
-    """Answer with twice the memory and the swap limit that was told."""
+    """Answer with twice the memory limit and an unchanged swap limit of the request."""
     told = resources_of(request)
     return HookAnswer(resources=replace(told, memory_limit_in_bytes=2 * told.memory_limit_in_bytes))
 
@@ -278,7 +278,7 @@ async def test_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: N
 
 @pytest.mark.parametrize("through", ["the proxy", "the daemon"])
 async def test_update_of_a_sandbox_leaves_its_containers_originals(node: Node, through: str) -> None:
-    """Else a hook that scales scales its own result: the daemon tells that as the container's."""
+    """Otherwise a hook that scales would scale its own result, which is what the daemon shows of the container."""
     node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
     pod_id, container_id = await node.made()
     if through == "the proxy":
@@ -339,7 +339,7 @@ async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, wh
 
 @pytest.fixture
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the daemon asked about calls without an answer as fast as it goes, and for long."""
+    """Make the proxy ask for the outcome of unanswered calls as fast as possible, and for long."""
     monkeypatch.setattr(unknown_outcomes, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
 
