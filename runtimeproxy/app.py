@@ -1,8 +1,9 @@
-"""The whole program put together: the only place that knows every part.
+"""Build the whole program from its parts: the only module that knows all of them.
 
-Owns the construction of all objects, signals, the order of start and stop.
+Owns the construction of all objects, the signals, and the order of start and stop.
 Must not know: the command line, bytes on any wire.
-Invariant: the socket listens before anything else can fail slowly; it is removed at the end only if it is ours.
+Invariant: the socket listens before any slow step of the start can fail; at the end it is removed only if this process
+made it.
 """
 
 import asyncio
@@ -39,18 +40,19 @@ log = logging.getLogger(__name__)
 
 GAUGE_SECONDS = 1.0
 GARBAGE_OBJECTS = 2_000
-"""New objects after which the youngest are looked through for cycles: what a hundred ended connections leave, some
-hundred KiB. Python's own 700 are one to ten calls."""
+"""How many new objects trigger a garbage collection of the youngest generation: about what a hundred ended connections
+leave, some hundred KiB. Python's default of 700 would trigger one every one to ten calls."""
 LONG_BLOCK_BYTES = 1 << 20
-"""No call that clients make often has so long a block of memory."""
+"""Threshold in bytes from which glibc maps a memory block by itself. No call that clients make often needs a block that
+long."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Numbers of mallopt(3)."""
+"""Parameter numbers of mallopt(3)."""
 
 
 def run(config: Config) -> int:
     """Run the proxy until SIGTERM or SIGINT and return the exit code.
 
-    Raises ConfigError if the socket cannot be had.
+    Raises ConfigError if the socket cannot be opened.
     """
     listener = inherited(os.environ) or listen(
         config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
@@ -65,7 +67,10 @@ def run(config: Config) -> int:
 
 
 def _check_apart(config: Config, listener: Listener) -> None:
-    """Refuse to dial ourselves, however the paths are spelt: each connection would make one more."""
+    """Raise ConfigError if a remote endpoint is the proxy's own socket, however its path is spelt.
+
+    Otherwise each connection would open another one to the proxy itself.
+    """
     ours = _file(listener.path)
     for flag, path in (
         ("--remote-runtime-service-endpoint", config.runtime_endpoint),
@@ -77,10 +82,11 @@ def _check_apart(config: Config, listener: Listener) -> None:
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return device and inode of what a path leads to; None if there is nothing, as before a runtime's start."""
+    """Return the device and inode that a path leads to, following links; None if nothing is there, as before a
+    runtime's start."""
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # ValueError: an abstract address of a socket unit's begins with NUL
+    except (OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
         return None
     return found.st_dev, found.st_ino
 
@@ -97,7 +103,7 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
     supervisor = SystemdNotifier(os.environ)
-    has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has none
+    has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
     signals = Signals(loop, proxy.recorder)
     await proxy.start()
@@ -114,9 +120,9 @@ async def _serve(config: Config, listener: Listener) -> None:
         log.info("%s: stopping; one more signal ends it at once", signals.name)
         supervisor.stopping()
         if listener.withdraw():
-            acceptor.accept()  # who has connected is served, and there will be nobody new
+            acceptor.accept()  # clients that have connected already are served; no new ones can come
         else:
-            acceptor.stop()  # clients wait in the socket for the next process
+            acceptor.stop()  # clients wait in the socket's backlog for the next process
         await proxy.stop(config.drain_timeout_seconds, signals.again)
     finally:
         acceptor.stop()
@@ -125,28 +131,32 @@ async def _serve(config: Config, listener: Listener) -> None:
 
 
 class Front(Protocol):
-    """What the program needs of a front."""
+    """Interface through which the program uses a front."""
 
     def accept(self, client: socket.socket) -> None:
-        """Take a client's connection."""
+        """Called for each client connection that was accepted; the front owns the socket from then on."""
 
     async def start(self) -> None:
-        """Begin what goes on beside the calls."""
+        """Called once before the first client: begin the background work."""
 
     def look(self) -> None:
-        """Tell if nobody is at the runtime's path."""
+        """Called once the socket listens: log if nothing listens at the runtime's path."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, at most for a time and until ``at_once``, then close their connections."""
+        """Called at shutdown: finish the calls in progress, then close the clients' connections.
+
+        Return after ``seconds`` at most, and as soon as ``at_once`` is set.
+        """
 
     async def close(self) -> None:
-        """End what goes on beside the calls."""
+        """Called after the drain: end the background work."""
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first one of them, and that another one came. SIGUSR1 has the figures logged.
+    """Handle the process's signals.
 
-    SIGHUP and SIGUSR2 do nothing: a habit of other daemons must not end the node's runtime.
+    ``first`` is set by the first SIGTERM or SIGINT, ``again`` by each later one. SIGUSR1 logs the metrics. SIGHUP and
+    SIGUSR2 only log a line: a habit of other daemons must not end the node's runtime.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Metrics) -> None:
@@ -175,7 +185,7 @@ class Signals:
 
 
 class Proxy:
-    """The parts behind the listener."""
+    """All parts behind the listener."""
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.recorder = Metrics(loop.time)
@@ -195,7 +205,7 @@ class Proxy:
         self._gauges: asyncio.TimerHandle | None = None
 
     def _front(self, config: Config, loop: asyncio.AbstractEventLoop) -> Front:
-        """Make the front of the mode; what the other one needs is never loaded."""
+        """Return the front of the configured mode; the other mode's modules are never imported."""
         if config.mode is Mode.DOCKER:
             from runtimeproxy.docker.front import DockerFront as DockerFront
 
@@ -207,7 +217,7 @@ class Proxy:
         )
 
     async def start(self) -> None:
-        """Read what is kept, and the registration files, so that the first call is hooked."""
+        """Load the kept values and the registration files, so that hook servers are asked at the very first call."""
         await self.originals.start()
         await self.manager.start()
         await self.front.start()
@@ -222,10 +232,11 @@ class Proxy:
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything.
+        """Finish the calls in progress, then stop everything.
 
-        Calls are finished with all that serves calls: what asks the runtime about unanswered ones ends behind them, and
-        what it asks with behind that.
+        The drain lasts ``seconds`` at most and ends early when ``at_once`` is set. The parts that serve calls stop
+        after it: first the questions to the runtime about unanswered calls, then the front through which they are
+        asked.
         """
         self.recorder.gauge("draining", 1)
         await self.front.drain(seconds, at_once)
@@ -238,13 +249,14 @@ class Proxy:
 
 
 def _originals_file(config: Config) -> File | None:
-    """Return the file of the kubelet's own values; None if there is to be none."""
+    """Return the file for the kubelet's original values; None if the configuration turns it off."""
     path = path_of(config.originals_dir, config.listen_endpoint)
     return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
 
 
 def _settle_memory() -> None:
-    """Keep what start-up made out of every garbage collection, and collect rarely: fewer pauses on the data path."""
+    """Exempt the objects made at start-up from garbage collection and collect rarely, for fewer pauses on the data
+    path."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
@@ -252,9 +264,10 @@ def _settle_memory() -> None:
 
 
 def _give_long_blocks_back() -> None:
-    """Let glibc map long blocks by themselves, whatever was freed before: each is the kernel's again once it is free.
+    """Make glibc allocate long blocks with mmap, so that each returns to the kernel as soon as it is freed.
 
-    By itself it keeps them for good after the first one, in pieces that the next long message does not fit into.
+    By default glibc raises the mmap threshold once the first such block is freed. It then keeps that memory for good,
+    in pieces that the next long message does not fit into.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

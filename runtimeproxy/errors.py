@@ -1,7 +1,7 @@
-"""Errors of the project: the class says who was wrong.
+"""Exceptions of the project; the class says which party was at fault.
 
 Owns the exception classes and the reasons of a failed hook call.
-Must not know: anything else of the package; it is the ground floor.
+Must not know: anything else of the package; it is the lowest layer.
 Invariant: a text never holds the value of an env, label or annotation.
 """
 

@@ -68,9 +68,10 @@ def _guarded(command: click.Command, name: str) -> int:
 
 
 def _fill_standard_files() -> None:
-    """Have file descriptors 0 to 2 open: the next that is opened has the lowest free number, and nobody expects those.
+    """Open /dev/null for each of the file descriptors 0 to 2 that is closed, so that no later open gets one of these
+    numbers.
 
-    The event loop's own epoll as number 0 ends the process by SIGABRT when the loop is closed.
+    If the event loop's epoll descriptor were number 0, closing the loop would end the process by SIGABRT.
     """
     with suppress(OSError):  # no /dev/null: nothing can be done about it here
         while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:

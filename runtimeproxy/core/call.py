@@ -1,4 +1,4 @@
-"""What a front offers the core for one intercepted call.
+"""The interface of an intercepted call, between a front and the core.
 
 Owns the protocol between a front (which holds the bytes) and the lifecycle (which asks the hook servers).
 Must not know: HTTP, protobuf, JSON, a front.
@@ -20,13 +20,16 @@ from runtimeproxy.model.values import Adjustment, HookRequest, ResourceValue, Su
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
 FIELDS_LIMIT = 1 << 17
-"""Most fields of a request that is read, JSON's texts, commas and opening brackets counted: each becomes an object of
-ours, and 16 MiB may hold millions. Not even the environment that the links to 5,000 services make has as many."""
+"""Most fields of a request that is decoded; in JSON strings, commas and opening brackets are counted.
+
+Each becomes a Python object, and 16 MiB may hold millions. Even the environment variables that Kubernetes makes for
+5,000 services stay below this number.
+"""
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
 
 class CallState(Enum):
-    """Where a held call stands."""
+    """State of a held call."""
 
     HOLDING = "holding"
     RELEASED = "released"
@@ -36,11 +39,11 @@ class CallState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The runtime's answer: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
+    """The runtime's answer to a call: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
     ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
-    the runtime has what the call was about no more; only ``Call.settle`` says so. ``no_op``: it was not agreed to,
-    and still nothing is wrong with it: it was done before, or the runtime could not be given it.
+    the runtime no longer has the call's subject; only ``Call.settle`` sets it. ``no_op``: the runtime did not agree,
+    but that is no failure: the work was already done, or the request could not be given to the runtime.
     """
 
     agreed: bool
@@ -52,12 +55,12 @@ class Reply:
 
 UNANSWERED = Reply(agreed=False, answered=False)
 
-# What ``Call.settle`` finds, beside UNANSWERED.
+# Results of ``Call.settle``, beside UNANSWERED.
 DONE = Reply(agreed=True)
 GONE = Reply(agreed=True, gone=True)
-"""There is nothing left that the call was about: runtimes agree to a stop and a remove of that."""
+"""The call's subject no longer exists: runtimes agree to a stop and a remove of such a subject."""
 NOT_DONE = Reply(agreed=False)
-"""The runtime has not done it, and never will."""
+"""The runtime has not carried the call out and never will."""
 
 
 class Unreadable(Exception):
@@ -69,15 +72,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """Why something cannot be read, in words: an exception would keep the frames that it came through."""
+    """The text of an Unreadable that is remembered: an exception object would keep the frames that it passed through
+    alive."""
 
     text: str
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read when it is first asked for, and never again: not where it cannot be read either.
+    """A property that is read at the first access and then cached; an Unreadable raised by the read is raised again
+    each time.
 
-    Who is about what is asked again and again while a call is under way, and reading a long message takes a while.
+    The subject of a call is needed many times while the call is under way, and decoding a long message is slow.
     """
 
     def __init__(self, read: Callable[[Any], _T]) -> None:
@@ -108,68 +113,70 @@ class Call(ABC):
     """One intercepted call, held by its front."""
 
     operation: Operation
-    """What it does; where only its subject tells, ``read_subject`` sets it."""
+    """What the call does; where that depends on its subject, ``read_subject`` sets it."""
     hook_points: tuple[HookPoint, ...]
-    """The hook points for whose sake its subject must be known."""
+    """The hook points that the call's subject has to be known for."""
     deadline: float | None = None
-    """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
+    """The caller's deadline on the event loop's clock, in seconds; None if it gave none."""
     prepares: bool = False
-    """True if something may have to be done at the runtime before its request is released."""
+    """True if ``prepare`` may have to change something at the runtime before the request is released."""
     already_sent: bool = False
-    """True if its request has left already, as it came: its front knew that nobody was to be asked."""
+    """True if the front has already sent the request unchanged, because no hook server was to be asked."""
     number: int = 0
-    """Counts the calls in the order in which they left for the runtime."""
+    """Position of the call in the order in which requests were released to the runtime."""
     state_unknown: bool = False
-    """True once nobody knows what the runtime holds of its subject: no record of that is kept, it is read anew when it
-    is needed."""
+    """True once the state that the runtime holds of the subject is uncertain: its record is dropped and read anew when
+    needed."""
 
     @abstractmethod
     def order_key(self) -> str:
-        """Name the container or pod whose calls keep their order (relay-rules C6).
+        """Return the id or name of the container or pod whose calls keep their order (relay-rules C6).
 
         Raises Unreadable.
         """
 
     @abstractmethod
     def subject(self, store: Store) -> Subject | None:
-        """Find what the call is about in the request and the Store; None if the Store does not know it.
+        """Return the call's subject, from the request and the Store; None if the Store does not have it.
 
         Raises Unreadable.
         """
 
     @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime what the call is about; None if the runtime does not know it either.
+        """Ask the runtime for the call's subject and return it; None if the runtime does not have it either.
 
         Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
         """
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Return what the Pre hook is told: what is known now."""
+        """Return the request for the Pre hook, from the present record."""
         return records.hook_view(subject)
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Do what must be done at the runtime before the request is released (PreStartContainer's extra update).
+        """Called before the request is released: change at the runtime what has to be changed first
+        (PreStartContainer's extra update).
 
-        Returns the resources that it set. Raises BackendError if the runtime rejects it; if nobody knows whether it was
-        done, the call is ``state_unknown`` from then on.
+        Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
+        unknown, ``state_unknown`` is set.
         """
         return {}
 
     def unedited(self, store: Store) -> bool:
-        """Tell, without reading the message, that nothing in the Store changes it where no hook server is asked."""
+        """Return whether the Store certainly changes nothing in this request where no hook server is asked, without
+        decoding it."""
         return True
 
     @abstractmethod
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Awaitable[Reply]:
-        """Edit the held request and send it on; the result is the runtime's answer, which stays held."""
+        """Edit the held request and send it on; return an awaitable of the runtime's answer, which stays held."""
 
     @abstractmethod
     def refuse(self, error: HookError) -> None:
-        """Answer the client in the runtime's place; the runtime never sees the request."""
+        """Answer the client in the runtime's place; the runtime never gets the request."""
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the subject as it is now that the runtime agreed, with the id it gave.
+        """Return the subject as it is after the runtime agreed, with the id that the runtime gave.
 
         Raises Unreadable if the reply lacks what is needed.
         """
@@ -177,16 +184,17 @@ class Call(ABC):
 
     @abstractmethod
     def answer(self, reply: Reply) -> None:
-        """Let the runtime's own bytes go to the client, if they have not gone."""
+        """Called once the commit and the Post hooks are done: pass the runtime's own bytes to the client, unless that
+        was done."""
 
     @abstractmethod
     def release_buffers(self) -> None:
-        """Keep nothing of the request any more: nobody looks at it."""
+        """Called when the request is not needed any more: drop all that is buffered of it."""
 
     async def settle(self) -> Reply:
-        """Ask the runtime what became of a start or a stop that it has not answered (relay-rules C3).
+        """Ask the runtime for the outcome of a start or a stop that it has not answered (relay-rules C3).
 
-        The result is what it would have answered by now: UNANSWERED if it has not done it, or not yet.
-        Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
+        Returns what the runtime would have answered by now: UNANSWERED if it has not done it, or not yet. Raises
+        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
         """
         return UNANSWERED

@@ -1,9 +1,9 @@
-"""Runtime Dispatcher: asks the hook servers.
+"""The Runtime Dispatcher asks the hook servers and merges their answers.
 
 Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
-Must not know: fronts, the Store, how a hook server is reached, who is not asked for a while.
-Invariant: nothing that breaks a rule is ever in an adjustment; every failure is counted, and logged without values (bad
-fields of an answer that is used once each).
+Must not know: fronts, the Store, how a hook server is reached, whose breaker is open.
+Invariant: nothing that breaks a rule is ever in an adjustment. Every failure is counted, and logged without values; a
+bad field of an answer that is used otherwise is logged once per hook server and field.
 """
 
 import logging
@@ -21,13 +21,13 @@ from runtimeproxy.plugins.registration import FailurePolicy
 log = logging.getLogger(__name__)
 
 STOPPED_PODS = 10_000
-"""Of so many pods it is remembered who knows of their end: as many as there are records."""
+"""For how many stopped pods it is remembered which plugins were told: as many as there may be records."""
 FIELDS_SHOWN = 20
-"""The most fields that a line of the log names."""
+"""Most fields that one log line names."""
 
 
 class Dispatcher:
-    """Asks every matching plugin and makes one adjustment of the answers."""
+    """Asks the plugins of a hook point in turn and merges their answers into one adjustment."""
 
     def __init__(self, plugins: Manager, recorder: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
         self._plugins = plugins
@@ -35,17 +35,17 @@ class Dispatcher:
         self._clock = clock
         self._attempts = CallGuard(plugins.plugins_for, recorder, clock, budget_seconds)
         self._know_of_stop: dict[str, set[str]] = {}
-        """The plugins that know that a pod was stopped, by its id."""
+        """The names of the plugins that were told of a pod's stop, by pod id."""
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
-        """Tell whether any plugin is registered for one of the points."""
+        """Return whether any plugin is registered for one of the points."""
         return any(map(self._plugins.plugins_for, points))
 
     async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
+        """Ask the plugins of a Pre point in order, each with the changes of the earlier ones in its request.
 
-        ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or
-        fails under policy Fail.
+        ``end`` is when the budget for all of them ends, on the clock given to the constructor. Raises HookError if a
+        plugin refuses the call, or fails under policy Fail.
         """
         adjustment = NO_ADJUSTMENT
         plugins = self._plugins.plugins_for(point)
@@ -73,9 +73,10 @@ class Dispatcher:
         return adjustment
 
     async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing.
+        """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing.
 
-        The kubelet stops a pod several times: who was told well of that is not told again.
+        The kubelet stops a pod several times: a plugin whose call for the stop has succeeded is not called for it
+        again.
         """
         once = point.operation is Operation.STOP_POD_SANDBOX
         know = self._know_of_stop.setdefault(request.pod.id, set()) if once else set()
@@ -91,14 +92,14 @@ class Dispatcher:
             del self._know_of_stop[next(iter(self._know_of_stop))]
 
     def forget_stop(self, pod_id: str) -> None:
-        """Take the stop that is told next for another pod's: this one is gone, or a new one was given its id."""
+        """Forget which plugins were told of a pod's stop: the pod was removed, or a new pod got its id."""
         self._know_of_stop.pop(pod_id, None)
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
-        """Count a failure of each plugin of a point that could not be asked; None is a point that does not exist.
+        """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None.
 
-        ``name`` is the pod's or the container's, "" if nobody knows. Raises HookError if one of a Pre point has policy
-        Fail.
+        ``name`` is the pod's or the container's, "" if unknown. Raises HookError if the point is a Pre point and one of
+        its plugins has policy Fail.
         """
         if point is None:
             return
@@ -109,7 +110,7 @@ class Dispatcher:
     def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str, name: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
 
-        ``detail`` are the runtime's words, ``name`` is the container's. Raises HookError if one has policy Fail.
+        ``detail`` is the runtime's message, ``name`` the container's name. Raises HookError if one has policy Fail.
         """
         self.refused_with(f"the update before {point.operation.value}", name, adjustment.owners)
         owners = set(adjustment.owners.values())
@@ -118,9 +119,9 @@ class Dispatcher:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail), name)
 
     def refused_with(self, what: str, name: str, owners: Mapping[str, str]) -> None:
-        """Log that the runtime refused what hook servers had a part in: its own words tell nothing of them.
+        """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
 
-        ``owners`` says who set a field.
+        ``owners`` maps fields to the plugins that set them.
         """
         if owners:
             fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
@@ -130,14 +131,15 @@ class Dispatcher:
             log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=kind)
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
-        """Return the end of a plugin's time: half of what is left is for those behind it, if they may need that, so
-        that a server that hangs does not have all others fail."""
+        """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
+        it, as far as their timeouts can use it, so that one server that hangs does not make all others fail."""
         now = self._clock()
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
     def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
-        """Count the bad fields of an answer; under Ignore they alone are lost, and each is told once a hook server.
+        """Count the bad fields of an answer; under Ignore only these fields are dropped, each logged once per hook
+        server.
 
         Raises HookError under policy Fail.
         """
@@ -161,13 +163,13 @@ class Dispatcher:
                 )
 
     def _failed(self, plugin: Plugin, error: HookError, name: str) -> None:
-        """Count a failed Pre call and raise it if it ends the call."""
+        """Count a failed Pre call; raise the error if the call is refused for it."""
         self._count_failure(plugin, error, name)
         if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
             try:
                 raise error
             finally:
-                del error  # the traceback has this frame: with its name the two would keep each other, and the call
+                del error  # else traceback and frame would keep each other, and the call, alive
         self._recorder.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
 
     def _count_failure(self, plugin: Plugin, error: HookError, name: str) -> None:
@@ -175,7 +177,7 @@ class Dispatcher:
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         kind = (error.plugin, error.hook, error.reason.value, name)
-        # The text alone: a record that is kept must not keep the call.
+        # Only the text is logged: a log record that is kept must not keep the call alive.
         log.warning(
             "%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra={"kind": kind}
         )

@@ -1,4 +1,4 @@
-"""Turns: the hook calls and commits of one pod or container keep their order (relay-rules C6).
+"""Queues by key, so that hook calls and commits of one pod or container keep their order (relay-rules C6).
 
 Owns who waits for whom.
 Must not know: what is done in a turn.
@@ -11,10 +11,11 @@ from runtimeproxy.eventloop.deadlines import Deadlines
 
 
 class Turn:
-    """A place in the queue of a key: small, as each held call has one.
+    """A place in the queue of a key.
 
-    Who waits does so until it is the first: one that gave up its place does not let those behind it pass those before
-    it. It knows nobody else, as ten thousand calls may be about one container.
+    A turn waits until it is the first: if one in the middle gives up its place, those behind it do not pass those
+    before it. It has no reference to its neighbours and is kept small, because each held call has one and ten thousand
+    calls may be about one container.
     """
 
     __slots__ = ("first", "key")
@@ -22,19 +23,20 @@ class Turn:
     def __init__(self, key: str) -> None:
         self.key = key
         self.first: asyncio.Future[None] | None = None
-        """Done once it is the first; None where it was from the beginning, as most are."""
+        """Done once the turn is the first; None if it was the first from the beginning, as most are."""
 
 
 class KeyedQueue:
-    """One queue a key; a key without anybody in it takes no memory."""
+    """One queue per key; a key without turns takes no memory."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self.queues: dict[str, dict[Turn, None]] = {}
-        """Who is in the queue of each key that has one, in the order in which they came."""
+        """The turns of each key, in order of arrival; keys without turns are absent."""
 
     def take(self, key: str) -> Turn:
-        """Stand behind everybody who came earlier for a key, until ``leave``; ``first`` says what is to be awaited."""
+        """Append a turn to a key's queue and return it; it stays there until ``leave``. ``wait`` waits for its place at
+        the front."""
         turn = Turn(key)
         queue = self.queues.setdefault(key, {})
         if queue:
@@ -43,7 +45,7 @@ class KeyedQueue:
         return turn
 
     async def wait(self, turn: Turn, seconds: float) -> None:
-        """Wait until a turn is the first, at most so long."""
+        """Wait until the turn is the first, ``seconds`` at most."""
         if turn.first is None or seconds <= 0:
             return
         first = turn.first
@@ -54,7 +56,11 @@ class KeyedQueue:
             self._deadlines.over(late)
 
     def leave(self, turn: Turn) -> None:
-        """Give up a place. The next one goes on in a later turn of the loop: thousands would run inside one another."""
+        """Remove a turn from its queue and wake the next one.
+
+        The next one goes on in a later iteration of the event loop: otherwise thousands would run nested in one
+        another.
+        """
         queue = self.queues[turn.key]
         del queue[turn]
         if not queue:

@@ -1,9 +1,10 @@
-"""The straight line of an intercepted call, one for all fronts: find, ask, release, commit, tell, answer.
+"""The course of an intercepted call, the same for all fronts: find, ask, release, commit, tell, answer.
 
 Owns the order of these steps and what happens when one of them fails.
 Must not know: HTTP, protobuf, JSON, a front.
 Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
-(relay-rules C), and what became of a call without an answer is asked of it, or the record read anew (relay-rules C3).
+(relay-rules C). If a call's answer never came, the runtime is asked for the outcome, or the record is read anew
+(relay-rules C3).
 """
 
 import asyncio
@@ -30,14 +31,14 @@ from runtimeproxy.observe.metrics import CallTimes, Metrics
 log = logging.getLogger(__name__)
 
 HOLD_GRACE_SECONDS = 1.0
-"""A hold ends this long after its budget whatever happens (relay-rules C7)."""
+"""A hold ends this many seconds after its budget at the latest (relay-rules C7)."""
 
 UPDATE_GRACE_SECONDS = 0.5
-"""PreStart's extra update ends this long after the budget, so that the hold is still there to judge who asked for it
-(relay-rules C9)."""
+"""PreStartContainer's extra update ends this many seconds after the budget, while the hold still lasts, so that the
+policies of the plugins that asked for it can be applied (relay-rules C9)."""
 
 LOST_SECONDS = 1.0
-"""How long after a call without an answer the runtime is listed: by then it has mostly done what it goes on with."""
+"""How many seconds after a call without an answer the runtime is listed: by then it has mostly finished such a call."""
 
 _REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
@@ -47,23 +48,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``budget_seconds``: for all hook calls of one held call; pods with the label are never handed to hook servers."""
+    """Limits of a held call: ``budget_seconds`` for all its hook calls together; pods with ``skip_label`` get no hook
+    calls."""
 
     budget_seconds: float
     skip_label: tuple[str, str]
 
 
 class Lifecycle:
-    """Runs intercepted calls."""
+    """Runs intercepted calls from their hold to their answer."""
 
     def __init__(
         self, store: Store, dispatcher: Dispatcher, recorder: Metrics, limits: Limits, clock: Callable[[], float]
     ) -> None:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
-        """The calls that are not over."""
+        """The calls that have not ended."""
         self.on_lost: Callable[[], object] = lambda: None
-        """Is called where the Store may lack what the runtime has, or have what it has no more."""
+        """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._limits = limits
@@ -75,21 +77,23 @@ class Lifecycle:
         self._unsettled = UnknownOutcomes(recorder, self.under_way)
 
     def holds(self) -> tuple[int, float]:
-        """Return how many calls are held and the age of the oldest in seconds."""
+        """Return how many calls are held, and the age of the oldest in seconds."""
         now = self._clock()
         return len(self._holds), max((now - times.held for times in self._holds), default=0.0)
 
     @property
     def hooked(self) -> bool:
-        """Tell whether any hook server is registered: only for its sake the runtime is asked about what is unknown."""
+        """Return whether any hook server is registered; without one the runtime is not asked about missing state."""
         return self._dispatcher.registered(HOOK_POINTS)
 
     def passes_unrecorded(self) -> bool:
-        """Tell whether a call that changes no record need not be held: no hook server is registered, no call waits."""
+        """Return whether a call that changes no record can pass without a hold: no hook server is registered and no
+        call waits."""
         return not self.hooked and not self._turns.queues
 
     def under_way(self, operation: Operation | None = None) -> set[str]:
-        """Name what calls, or those of one operation, are about now: ids, and what names that which has no id yet."""
+        """Return the subjects of the calls under way, all or those of one operation: ids, or names where there is no id
+        yet."""
         keys = set()
         for call in self._under_way:
             with suppress(Unreadable):
@@ -98,11 +102,15 @@ class Lifecycle:
         return keys
 
     async def stop(self) -> None:
-        """Ask the runtime no more about calls that it has not answered."""
+        """Stop asking the runtime about calls that it has not answered."""
         await self._unsettled.stop()
 
     def run(self, call: Call) -> Fiber[None]:
-        """Take one call from its hold to its answer, at once as far as it goes; cancelling the fiber ends the call."""
+        """Run one call from its hold to its answer, immediately as far as it gets without waiting; return the fiber
+        that runs it.
+
+        Cancelling the fiber ends the call.
+        """
         fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
         self.running.add(fiber)
         fiber.start(self._run(call, fiber))
@@ -114,14 +122,14 @@ class Lifecycle:
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
         try:
-            # Find and ask. Where there is nobody to ask, nothing to put in and no earlier call to wait for, the call is
-            # released first, and read while the runtime works.
+            # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
+            # released first and decoded while the runtime works.
             wanted = self._dispatcher.registered(call.hook_points)
             passes = call.already_sent or (not wanted and not self._turns.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)
 
-            # Release. What cannot be edited goes as it came, if the policies let it (relay-rules C4).
+            # Release. A request that cannot be edited goes on unchanged, if the policies allow it (relay-rules C4).
             times.released, call.number = self._clock(), self.store.moment()
             try:
                 answer = call.release(subject, adjustment)
@@ -135,8 +143,8 @@ class Lifecycle:
                 reply = await call.release(None, NO_ADJUSTMENT)
             times.answered = self._clock()
 
-            # Commit and tell, then answer. Where nobody is told or waited for the answer goes first: the commit follows
-            # before any other call is looked at.
+            # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
+            # first: the commit follows before any other call is looked at.
             try:
                 if subject is not None:
                     if reply.agreed and not self._turns.queues and self._asked(call, Stage.POST) is None:
@@ -153,7 +161,7 @@ class Lifecycle:
             self._recorder.count("calls_refused", operation=call.operation.value)
             call.refuse(error)
         except asyncio.CancelledError:
-            pass  # it would be kept, with all frames: a thousand calls that are cancelled at once come to megabytes
+            pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
         finally:
             self.running.discard(fiber)
             self._under_way.discard(call)
@@ -172,7 +180,7 @@ class Lifecycle:
         return None
 
     async def _hold(self, call: Call, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
-        """Find the subject and ask the Pre hooks, in the call's turn and within the budget (relay-rules C4, C6, C7)."""
+        """Find the subject and ask the Pre hooks, in the call's turn and within its budget (relay-rules C4, C6, C7)."""
         self._holds.add(times)
         end = self._clock() + self._budget(call)
         backstop = self._deadlines.add(end + HOLD_GRACE_SECONDS, lambda: fiber.interrupt(TimeoutError()))
@@ -185,12 +193,12 @@ class Lifecycle:
                     await self._turns.wait(turn, end - self._clock())
                 subject = call.subject(self.store) or subject
                 if subject is None and self._dispatcher.registered(call.hook_points):
-                    # In all the hold's time, where only Post hooks are told.
+                    # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
                     seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
                     subject = await _aside(partial(call.read_subject, self.store), seconds)
                 if call.order_key() == turn.key:
                     break
-                # It was named in another way than others name it: its turn is among the calls of what that is.
+                # The request named the subject in another way than other calls do: queue again under its id.
                 self._turns.leave(turn)
                 turn = self._turns.take(call.order_key())
             point = self._asked(call, Stage.PRE)
@@ -216,13 +224,13 @@ class Lifecycle:
             self._holds.discard(times)
 
     def _budget(self, call: Call) -> float:
-        """Return the seconds for hooks: never more than half of what is left of the caller's deadline."""
+        """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
         if call.deadline is None:
             return self._limits.budget_seconds
         return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
     def _asked(self, call: Call, stage: Stage) -> HookPoint | None:
-        """Return a call's hook point, if anybody is registered for it."""
+        """Return the call's hook point at a stage; None if there is none or no plugin is registered for it."""
         point = hookpoints.BY_CALL.get((call.operation, stage))
         return point if point is not None and self._dispatcher.registered((point,)) else None
 
@@ -233,7 +241,8 @@ class Lifecycle:
     async def _prepared(
         self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Have the runtime prepared for an adjustment; if that fails it is the failure of who asked for it (C9)."""
+        """Prepare the runtime for an adjustment; a failure counts as that of the plugins that own the adjustment (C9).
+        """
         try:
             until = end + UPDATE_GRACE_SECONDS
             held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
@@ -252,7 +261,7 @@ class Lifecycle:
     # Commit and tell.
 
     async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Do what follows from an answer, or see to it that the lack of one is followed up (relay-rules C3)."""
+        """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
             if reply.agreed:
                 await self._agreed(call, subject, adjustment, reply)
@@ -260,7 +269,7 @@ class Lifecycle:
                 self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
             elif not reply.answered:
                 self._lost(call, adjustment)
-            elif not reply.no_op:  # a start shows what a create was given that the kernel does not take
+            elif not reply.no_op:  # a start fails for values of the create that the kernel does not accept
                 earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
                 owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
                 self._dispatcher.refused_with(call.operation.value, records.hook_view(subject).name, owners)
@@ -270,11 +279,12 @@ class Lifecycle:
             self._internal(call, error)
 
     async def _agreed(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Commit, then tell the Post hooks."""
+        """Commit the new state, then call the Post hooks."""
         turn = self._turns.take(call.order_key())
         try:
             if turn.first is not None:
-                # The budget is 0 once the caller's deadline has passed: nobody waits, so there is time for the order.
+                # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
+                # to keep the order.
                 await self._turns.wait(turn, self._budget(call) or self._limits.budget_seconds)
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
@@ -300,9 +310,9 @@ class Lifecycle:
             self._turns.leave(turn)
 
     async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
-        """Tell the Post hooks, who have the whole budget: what happened is told even if nobody waits (relay-rules C2).
+        """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).
 
-        The answer waits for them until half of what its caller has left is over.
+        The answer waits for them until half of the time left to the caller's deadline is over.
         """
         now = self._clock()
         latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
@@ -312,7 +322,7 @@ class Lifecycle:
             self._deadlines.over(latest)
 
     async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Do what follows from an answer that was found out later; until then the call is under way again."""
+        """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         self._under_way.add(call)
         try:
             await self._follow(call, subject, adjustment, reply)
@@ -323,29 +333,33 @@ class Lifecycle:
     # What nobody is sure of.
 
     def _lost(self, call: Call, adjustment: Adjustment) -> None:
-        """Have the runtime's word count where nobody knows whether it carried a call out (relay-rules C3)."""
-        if call.operation not in _CREATES:  # what they made has an id of which nobody has heard
+        """Mark the subject's state as unknown, because the runtime may or may not have carried out the call
+        (relay-rules C3)."""
+        if call.operation not in _CREATES:  # what a create made has an id that was never received
             call.state_unknown = True
         elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
-            self.store.remembers = False  # what is read of a pod may be a hook's
+            self.store.remembers = False  # a value that is read of a pod may be a hook's
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
     def _void(self, call: Call) -> None:
-        """Forget what nobody is sure of any more, and tell who reads the runtime meanwhile: what it read of the call's
-        subject may be older than the call."""
+        """Forget the record of a call's subject if its state is unknown, and invalidate it for those who read the
+        runtime now: what they have read of the subject may be older than the call."""
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)
             if call.state_unknown:
                 self.store.forget(key)
-                for other in (*self._under_way, *self._unsettled.calls()):  # they know it as it was
+                for other in (*self._under_way, *self._unsettled.calls()):  # they hold the state from before
                     with suppress(Unreadable):
                         other.state_unknown |= other.order_key() == key
 
     # What goes wrong.
 
     def _judge(self, call: Call, subject: Subject | None, error: Exception) -> None:
-        """Let the plugins' policies judge what went wrong before the release. Raises HookError if it is refused."""
+        """Apply the policies of the plugins that could not be asked, because of an error before the release.
+
+        Raises HookError if the call is refused for it.
+        """
         match error:
             case Unreadable():
                 self._unreadable(call, error)
@@ -357,18 +371,19 @@ class Lifecycle:
             case _:
                 self._internal(call, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
-        if subject is None:  # then the Post hooks cannot be told of it either
+        if subject is None:  # without a subject the Post hooks cannot be called either
             self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
         name = records.hook_view(subject).name if subject is not None else ""
         self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail, name)
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
-        """Count a message of a peer that cannot be read; its text holds no values."""
+        """Count and log a message of a peer that cannot be read; the error's text holds no values."""
         self._recorder.count("calls_unreadable", operation=call.operation.value)
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
-        """Count a fault of our own; its text may hold values, so only its class and place are logged."""
+        """Count and log an error in the proxy itself; its text may hold values, so only its class and place are logged.
+        """
         self._recorder.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
@@ -378,9 +393,10 @@ class Lifecycle:
 
 
 async def _aside(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
-    """Await in a task of its own what asks the runtime, so long at most. Raises TimeoutError.
+    """Await ``ask()`` in a task of its own, ``seconds`` at most. Raises TimeoutError.
 
-    It is called there: a call may be cancelled before that task begins.
+    ``ask`` is called inside that task: the call may be cancelled before the task begins, and a coroutine would never be
+    awaited.
     """
 
     async def within() -> T:

@@ -1,8 +1,8 @@
-"""What the requests of all held calls keep in memory together: one count for the process, and its limit.
+"""The memory of all held requests together: one count for the process, and its limit (relay-rules A4).
 
-Owns how many bytes there are (relay-rules A4).
+Owns how many bytes there are.
 Must not know: what a request is, how it comes, when it leaves.
-Invariant: a request is counted until its call is over, one that nobody has read until it has left.
+Invariant: a request is counted until its call is over; one that is never decoded, only until it has left.
 """
 
 PROCESS_LIMIT = 64 * 2**20
@@ -11,17 +11,17 @@ NO_ROOM = "too many bytes are held in the whole process"
 
 
 class MemoryBudget:
-    """Counts the bytes."""
+    """Counts the bytes of held requests against a limit."""
 
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
         self.limit = limit
         self.count = 0
 
     def add(self, length: int) -> bool:
-        """Count bytes of a request; False if there is no room for them."""
+        """Count bytes of a request; return False if the limit is exceeded."""
         self.count += length
         return self.count <= self.limit
 
     def free(self, length: int) -> None:
-        """Count so many bytes no more: nothing of them is kept."""
+        """Subtract bytes that are no longer kept."""
         self.count -= length

@@ -1,14 +1,15 @@
-"""The file in which the kubelet's own values outlive the process (docs/architecture.rst).
+"""The file that keeps the kubelet's original values beyond the end of the process (docs/architecture.rst).
 
-Owns where the file may be and whose it is, what is in it, and when it is written: some milliseconds after an answer, in
-one transaction in a thread beside the loop.
-Must not know: calls, hook servers, what is kept of a subject.
-Invariant: nothing that is wrong with the file fails a call or holds one up. It is on tmpfs, so no disk is written and a
-reboot takes it away as it takes the containers; what was written survives the end of the process, however that ends.
+Owns where the file may be and which proxy it belongs to, its content, and when it is written: some milliseconds after
+an answer, in one transaction in a thread beside the event loop.
+Must not know: calls, hook servers, which values of a subject are kept.
+Invariant: no fault of the file fails or delays a call. The file is on tmpfs, so no disk is written and a reboot removes
+it together with the containers; what was written survives the end of the process, however that ends.
 
-Two processes have the file at one time where a socket unit's new proxy serves while the old one drains. They write in
-turn, each the rows of what it has changed. The new one knows what was written before it started, the next start all of
-it. Where the new one makes the file anew, the old one finds its own gone and goes on in the new one.
+Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. They write in
+turn, each the rows that it has changed. The new process knows what was written before it started; the next start reads
+everything. If the new process creates the file anew, the old one finds that its own was replaced and goes on with the
+new file.
 """
 
 import asyncio
@@ -37,17 +38,17 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 COLLECT_SECONDS = 0.01
-"""So long changes are collected for one transaction."""
+"""How many seconds changes are collected for one transaction."""
 RETRY_SECONDS = 2.0
-"""Between two tries of a file that cannot be written."""
+"""Seconds between two tries to write a file that cannot be written."""
 BUSY_SECONDS = 1.0
-"""How long a transaction waits for another process's."""
+"""How many seconds a transaction waits for another process's lock."""
 CACHE_KIB = 256
 SUBJECTS_AT_ONCE = 50
-"""Between two of which calls are served, while it is found out what is to be written."""
+"""After so many subjects the event loop gets control, while the rows to write are being determined."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
-"""Why the file, or a part of it, does not serve; the values are the metrics label."""
+"""Why the file, or a part of it, cannot be used; the values are the metrics label."""
 _MADE_ANEW = frozenset({FOREIGN, BROKEN})
 
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
@@ -56,9 +57,9 @@ _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BROKEN_CODES = frozenset({1, 11, 20, 24, 26})
 """SQLITE_ERROR (there is no such table), _CORRUPT, _MISMATCH, _FORMAT, _NOTADB."""
 _ELSEWHERE_CODES = frozenset({5, 6, 7, 13, 14})
-"""SQLITE_BUSY, _LOCKED, _NOMEM, _FULL, _CANTOPEN: they say nothing of the file."""
+"""SQLITE_BUSY, _LOCKED, _NOMEM, _FULL, _CANTOPEN: they do not mean that the file is damaged."""
 _MOVED = 1032
-"""SQLITE_READONLY_DBMOVED: another process has made the file anew."""
+"""SQLITE_READONLY_DBMOVED: another process has created the file anew."""
 
 _PRAGMAS = ("auto_vacuum=FULL", "synchronous=OFF", "temp_store=MEMORY", f"cache_size=-{CACHE_KIB}")
 _TABLE = "CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID"
@@ -66,12 +67,12 @@ _OWNER, _ROWS = "SELECT id, text, sum FROM kept WHERE id = x''", "SELECT id, tex
 _SET, _DROP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", "DELETE FROM kept WHERE id = ?"
 
 _Row = tuple[bytes, bytes, int]
-"""Id, text and the checksum of both: of a row that was cut sqlite itself may not know it. Without an id it tells whose
-the file is."""
+"""Id, text and the checksum of both: sqlite itself may not notice a row that was cut short. The row with the empty id
+says which proxy the file belongs to."""
 
 
 class Failed(RuntimeProxyError):
-    """The file does not serve, for ``reason``; the text holds no value."""
+    """The file cannot be used, for ``reason``; the text holds no value."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -82,10 +83,10 @@ class Failed(RuntimeProxyError):
 
 
 def path_of(folder: str | None, socket_path: str) -> str | None:
-    """Return the file's path for a listening socket; None if there is to be none.
+    """Return the file's path for a listening socket; None if the file is turned off.
 
-    ``folder`` is what --originals-dir says: None is the socket's own directory, "" nowhere. Each socket has a file of
-    its own.
+    ``folder`` is the value of --originals-dir: None means the socket's own directory, "" no file. Each socket has a
+    file of its own.
     """
     if folder == "":
         return None
@@ -95,7 +96,7 @@ def path_of(folder: str | None, socket_path: str) -> str | None:
 
 
 def is_in_memory(folder: str) -> bool:
-    """Tell whether a directory is on tmpfs (statfs(2)). Raises OSError."""
+    """Return whether a directory is on tmpfs or ramfs (statfs(2)). Raises OSError."""
     found = ctypes.create_string_buffer(512)
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -103,7 +104,8 @@ def is_in_memory(folder: str) -> bool:
 
 
 def owner(mode: str, runtime_endpoint: str) -> str:
-    """Return what tells whose a file is: the format, this boot, and the runtime behind the proxy."""
+    """Return the text that identifies a file's proxy: the format's version, the boot id, the mode and the runtime's
+    path."""
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -114,9 +116,10 @@ def owner(mode: str, runtime_endpoint: str) -> str:
 
 
 class File:
-    """The file, used by one thread at a time; only where there is something to keep it is made, and sqlite loaded.
+    """The file, used by one thread at a time; it is created, and sqlite imported, only when there is something to keep.
 
-    Its methods raise Failed. A file that is broken or another's is gone then: the next try makes it anew.
+    Its methods raise Failed. A file that is damaged or belongs to another proxy is deleted then: the next try creates
+    it anew.
     """
 
     def __init__(self, path: str, owner: str) -> None:
@@ -125,7 +128,7 @@ class File:
         self._connection: sqlite3.Connection | None = None
 
     def load(self, kept: dict[str, bytes]) -> None:
-        """Add what is kept, as texts by id: as much of it as can be read."""
+        """Add the kept texts by id to ``kept``, as many as can be read."""
         broken = 0
         try:
             if self._is_there():
@@ -144,7 +147,7 @@ class File:
             raise self._failure(error, BROKEN) from None
 
     def write(self, subjects: Mapping[str, OriginalValues | None]) -> None:
-        """Write what is to be kept of these subjects, and drop the rows of those of which nothing is."""
+        """Write the values to keep of these subjects, and delete the rows of those with None."""
         rows = (_row(any_id, form.write(kept)) for any_id, kept in subjects.items() if kept is not None)
         gone = ((_id(any_id),) for any_id, kept in subjects.items() if kept is None)
         try:
@@ -163,7 +166,7 @@ class File:
             connection.close()
 
     def _failure(self, error: Exception, otherwise: str) -> Failed:
-        """Return what an error means, and have the next try begin anew."""
+        """Return the Failed for an error; close the file, and delete it if it has to be created anew."""
         with suppress(Exception):
             self.close()
         failed = _meaning(error, otherwise)
@@ -174,7 +177,7 @@ class File:
         return failed
 
     def _is_there(self) -> bool:
-        """Tell whether there is a file with anything in it. Raises Failed if somebody else could have made it."""
+        """Return whether the file exists and is not empty. Raises Failed if another user could have made it."""
         folder = os.path.dirname(self.path)
         if fault := folder_fault(os.stat(folder), None):
             raise Failed(NOT_OURS, f"{folder} {fault}")
@@ -189,7 +192,7 @@ class File:
         return found.st_size > 0
 
     def _opened(self) -> "sqlite3.Connection":
-        """Return the file as a database, made if it is missing or empty."""
+        """Return the open database; create the file if it is missing or empty."""
         if self._connection is not None:
             return self._connection
         import sqlite3  # a megabyte, and most nodes never have anything to keep
@@ -222,7 +225,7 @@ def _row(any_id: str, text: bytes) -> _Row:
 
 
 def _read(row: _Row) -> tuple[str, bytes]:
-    """Read a row of a file in which anything may stand. Raises ValueError, TypeError, AttributeError."""
+    """Return id and text of a row, whose columns may hold anything. Raises ValueError, TypeError, AttributeError."""
     any_id = row[0].decode(errors="surrogatepass")
     if row != _row(any_id, row[1]):
         raise ValueError("its checksum is another one")
@@ -230,7 +233,7 @@ def _read(row: _Row) -> tuple[str, bytes]:
 
 
 def _meaning(error: Exception, otherwise: str) -> Failed:
-    """Return what an error says of the file; the text of a foreign one may hold what it was about."""
+    """Return the Failed that an error means; the text of a foreign exception may hold values and is left out."""
     if isinstance(error, Failed):
         return error
     code, name = getattr(error, "sqlite_errorcode", 0), getattr(error, "sqlite_errorname", type(error).__name__)
@@ -245,21 +248,21 @@ def _meaning(error: Exception, otherwise: str) -> Failed:
 
 
 class Originals:
-    """Has a Store's kept values outlive the process; without a file it does nothing."""
+    """Keeps a Store's original values in a file; without a file it does nothing."""
 
     def __init__(self, file: File | None, store: Store, recorder: Metrics) -> None:
         self._file = file
         self._store = store
         self._recorder = recorder
         self._rows: set[str] = set()
-        """The ids that the file has a row of, or had before it failed."""
+        """The ids that have a row in the file, or had one before the file failed."""
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._complained = False
 
     async def start(self) -> None:
-        """Give the Store what earlier processes have kept; from now on what it keeps is written."""
+        """Load what earlier processes have kept into the Store, and write its changes from now on."""
         if self._file is None or not self._may_be_used(self._file):
             return
         kept: dict[str, bytes] = {}
@@ -275,7 +278,7 @@ class Originals:
             self._later(COLLECT_SECONDS)
 
     def _may_be_used(self, file: File) -> bool:
-        """Tell whether the file's directory, made if it is missing, is on tmpfs."""
+        """Return whether the file's directory is on tmpfs; the directory is created if it is missing."""
         folder = os.path.dirname(file.path)
         try:
             with suppress(FileExistsError):
@@ -289,7 +292,7 @@ class Originals:
         return False
 
     async def stop(self) -> None:
-        """Write what is not written yet, and close the file."""
+        """Write the changes that are pending, and close the file."""
         if self._file is None or self._store.on_change is None:
             return
         self._store.on_change = None
@@ -302,7 +305,7 @@ class Originals:
         await self._done(self._file.close)
 
     def _note(self, any_id: str) -> None:
-        """Have it looked at what is to be kept of an id, later: a call waits for its answer now."""
+        """Mark an id as changed; what to keep of it is determined later, because a call waits for its answer now."""
         self._changed.add(any_id)
         if self._timer is None and self._task is None:
             self._later(COLLECT_SECONDS)
@@ -322,7 +325,7 @@ class Originals:
             self._later(RETRY_SECONDS if self._complained else COLLECT_SECONDS)
 
     async def _write(self, file: File) -> None:
-        """Write what has changed; what failed to be written is tried again, with all that the file should have."""
+        """Write what has changed; after a failure try again later with all rows that the file should have."""
         changed, self._changed = self._changed, set()
         subjects: dict[str, OriginalValues | None] = {}
         for number, any_id in enumerate(changed, 1):
@@ -344,7 +347,7 @@ class Originals:
             log.info("%s is written again", file.path)
 
     async def _done(self, work: Callable[[], None]) -> bool:
-        """Do some work on the file beside the loop; return whether that was possible."""
+        """Run ``work`` on the file in a thread; return whether it succeeded."""
         try:
             await aside(work)
         except Failed as error:
@@ -356,7 +359,8 @@ class Originals:
         return False
 
     def _failed(self, error: Failed) -> None:
-        """Count a failure, and tell of the first one: nothing but the next restart will notice."""
+        """Count a failure, and log the first one: it has no effect before the next restart, so nothing else shows it.
+        """
         self._recorder.count("originals_failures", reason=error.reason)
         if not self._complained and self._file is not None:
             self._complained = True

@@ -1,11 +1,12 @@
-"""The Store: pods and containers by id, in memory, so that hook servers can be stateless (docs/architecture.rst).
+"""The Store: records of pods and containers by id, in memory, so that hook servers can be stateless
+(docs/architecture.rst).
 
-Owns the records between a create and its remove (design section 6), and what is kept of the kubelet's own values for
-subjects whose record is to be read anew.
+Owns the records between a create and its remove (design section 6), and the kubelet's original values kept for subjects
+whose record is to be read anew.
 Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
-Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns:
-its id does, where a later call shows that the runtime uses it anew.
-Of an id there is a record or something kept, not both.
+Invariant: every record is stored under its own non-empty id, and only frozen values are returned. A subject with a
+tombstone never returns; its id does if a later call shows that the runtime uses it anew. For one id there is a record
+or kept values, never both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,10 +21,10 @@ from runtimeproxy.model.originals import OriginalValues, kept_of, restored_conta
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 BURIED = 4096
-"""How many buried ids are remembered: far more than calls that can be under way when their subject is destroyed."""
+"""How many tombstones are remembered: far more than there can be calls under way when their subject is destroyed."""
 
 WHOLE_ID = 64
-"""The length of the ids that containerd, CRI-O and dockerd give: nobody means the beginning of a longer one."""
+"""Length of the full ids of containerd, CRI-O and dockerd: a text of this length is never the prefix of another id."""
 
 
 class Snapshot(NamedTuple):
@@ -42,14 +43,15 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids since the watch began: of what was kept, with the pods of containers, and of what was dropped or changed."""
+    """Ids noted since the watch began: ``kept`` are those committed, with the pods of containers; ``voided`` those
+    dropped or invalidated."""
 
     kept: set[str] = field(default_factory=set)
     voided: set[str] = field(default_factory=set)
 
 
 class Store:
-    """Records by id; the id is that of the effective value, matched exactly."""
+    """Records by id, which is the id in the effective value; ids are matched exactly."""
 
     def __init__(self) -> None:
         self._pods: dict[str, PodRecord] = {}
@@ -57,22 +59,24 @@ class Store:
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
-        """As texts: most are of containers that nobody asks for soon, and they take a quarter of the memory so."""
+        """Kept values as JSON: most are of containers that are not needed soon, and take a quarter of the memory in
+        this form."""
         self.remembers = False
-        """Whether it is known what hooks have replaced in earlier processes, too: what is not kept is the kubelet's."""
+        """Whether the values that hooks replaced in earlier processes are known, too: then a value without a kept
+        original is the kubelet's."""
         self.has_moved_pods = False
-        """Whether any pod's cgroup parent is not the one that the kubelet asked for, or nobody knows that."""
+        """Whether any pod's cgroup parent differs from the one the kubelet asked for, or may differ."""
         self._moved: set[str] = set()
         self._buried: dict[str, int] = {}
-        """The moment of each burial."""
+        """The moment of each tombstone, by id."""
         self.moment: Callable[[], int] = count(1).__next__
-        """Returns a number for this moment, higher than those of earlier ones."""
+        """Return a number for the present moment, higher than those of earlier moments."""
         self.watched = False
-        """Whether anybody watches."""
+        """Whether any watch is active."""
         self._watches: list[Watch] = []
         self._texts = StringInterner()
         self.on_change: Callable[[str], object] | None = None
-        """Is called with the id of what hooks may have replaced values of: there is more to keep of it, or less."""
+        """Called with the id of a subject whose kept values may have changed."""
 
     def pod(self, pod_id: str) -> PodRecord | None:
         """Return the pod of this id, or None if it is not known."""
@@ -83,11 +87,13 @@ class Store:
         return self._containers.get(container_id)
 
     def whole_pod_id(self, beginning: str) -> str:
-        """Return the id of the only pod whose id begins so; the beginning itself if there is none, or another."""
+        """Return the id of the only pod whose id begins with this text; the text itself if there is none or more than
+        one."""
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins so; the beginning itself if there is none, or another."""
+        """Return the id of the only container whose id begins with this text; the text itself if there is none or more
+        than one."""
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
@@ -98,30 +104,32 @@ class Store:
         """Return the ids of all pods and containers."""
         return self._pods.keys() | self._containers.keys()
 
-    # What the runtime tells.
+    # What the runtime reports.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record of a pod as the runtime tells it: the known one, else one of it and of what is kept."""
+        """Return the record for a pod that was read from the runtime: the known one, else one made of it and the kept
+        values."""
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
         return known or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
-        """Return the record of a container as the runtime tells it, in the same way."""
+        """Return the record for a container that was read from the runtime, in the same way."""
         known = self._containers.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_container(info, kept)
         return known or ContainerRecord(info, info)
 
-    # What is kept of the kubelet's own values.
+    # The kubelet's original values.
 
     def keep(self, kept: Mapping[str, bytes]) -> None:
-        """Take over what an earlier process has kept, as texts by id."""
+        """Add the values that an earlier process has kept, as JSON by id."""
         self._kept.update(kept)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
-        """Return what is to be kept of an id, of its record or since that was forgotten; None if there is nothing."""
+        """Return the original values to keep of an id, from its record or from when that was forgotten; None if there
+        are none."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return kept_of(record)
@@ -132,26 +140,27 @@ class Store:
             return None
 
     def kept_ids(self) -> set[str]:
-        """Return the ids of which something is kept without a record."""
+        """Return the ids that have kept values without a record."""
         return set(self._kept)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        """Tell of an id if any of its records, the one before and the one now, is not just as the kubelet asked."""
+        """Call ``on_change`` if kept values are involved: if any of the records, old or new, differs from what the
+        kubelet asked for."""
         hooked = self._kept.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective
         if hooked and self.on_change is not None:
             self.on_change(any_id)
 
-    # What is committed.
+    # Commits.
 
     def commit(self, subject: Subject, released: int = 0) -> None:
-        """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
+        """Store what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
-        A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays
-        as it is unless the call renewed it: the container's call may hold an older value of it. What is buried is not
-        kept, but where the call was ``released`` at a later moment: a runtime that lost its state gives ids anew.
-        Raises ValueError, keeping nothing, if what the subject is about has no id.
+        A container may come with a pod that could not be read, so its pod's id may be empty. A known pod stays as it is
+        unless the call renewed it: the call of a container may hold an older value of the pod. A subject with a
+        tombstone is not stored, unless the call was ``released`` at a later moment: a runtime that lost its state
+        assigns ids anew. Raises ValueError, storing nothing, if the subject has no id.
         """
         pod_id = subject.pod.effective.id
         if subject.container is not None:
@@ -201,12 +210,13 @@ class Store:
         self._changed(container_id, known, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
-    # What is dropped.
+    # Drops.
 
     def forget(self, any_id: str) -> None:
-        """Drop a container or a pod, to be read anew; an unknown id is no error.
+        """Drop the record of a container or a pod, to be read anew; an unknown id is no error.
 
-        A pod's containers stay. What the kubelet asked for where a hook replaced it is kept: no runtime tells it.
+        A pod's containers stay. The kubelet's original values are kept where hooks replaced them: no runtime reports
+        them.
         """
         kept = self.original_values(any_id)
         self._drop(any_id)
@@ -214,7 +224,7 @@ class Store:
             self._kept[any_id] = form.write(kept)
 
     def drop(self, any_id: str) -> None:
-        """Drop what the runtime has no more, and all that is kept of it."""
+        """Drop all records and kept values of an id that the runtime no longer has."""
         self._changed(any_id, *self._drop(any_id))
 
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
@@ -227,9 +237,9 @@ class Store:
         return pod, container
 
     def tombstone(self, any_id: str) -> None:
-        """Drop what the runtime destroyed for good, and keep nothing of it any more.
+        """Drop all of an id whose subject the runtime destroyed for good, and ignore later commits of it.
 
-        The word of it may come before a call that is under way commits what was true a moment ago.
+        The news may come while a call is under way that would commit an older state.
         """
         self.drop(any_id)
         self._buried[any_id] = self.moment()
@@ -237,7 +247,7 @@ class Store:
             del self._buried[next(iter(self._buried))]
 
     def bury_pod(self, pod_id: str) -> None:
-        """Bury a pod and its containers."""
+        """Set tombstones for a pod and all its containers."""
         for record in self.containers_of(pod_id):
             self.tombstone(record.effective.id)
         self.tombstone(pod_id)
@@ -248,11 +258,11 @@ class Store:
         if not self._of_pod[pod_id]:
             del self._of_pod[pod_id]
 
-    # Who reads the runtime beside the calls.
+    # Readers of the runtime beside the calls.
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
-        """Note what is kept and dropped for as long as the context lasts."""
+        """Note the ids that are committed and dropped for as long as the context lasts."""
         watch = Watch()
         self._watches.append(watch)
         self.watched = True
@@ -263,7 +273,7 @@ class Store:
             self.watched = bool(self._watches)
 
     def invalidate(self, any_id: str) -> None:
-        """Tell those who watch that what they have read of this id may hold no longer."""
+        """Note in all watches that what was read of this id may no longer be true."""
         for watch in self._watches:
             watch.voided.add(any_id)
 

@@ -1,13 +1,13 @@
-"""Keeps the Store equal to the runtime beside the calls: what it lacks is read, what is gone is dropped.
+"""Keep the Store equal to the runtime's state beside the calls: read what is missing, drop what is gone.
 
 Owns when the runtime is listed, what of the list is read or dropped, and how much of that is done at one time.
 Must not know: how a front lists and reads, what a record holds.
-Invariant: calls come first. A record that a call has committed is never replaced, and none is dropped that a call is
-about or that was committed after the list was asked for; what changed while it was read is left to the next pass.
+Invariant: calls take precedence. A record that a call has committed is never replaced. No record is dropped that a call
+is about or that was committed after the list was requested; what changed while it was read is left to the next pass.
 
-Records are read for the sake of hook servers alone, so nothing is read while none is registered (relay-rules C4): what
-a proxy without any asks of the runtime would be asked for nobody, and the first registration brings all of it. The list
-is asked for without them, too, as long as records are kept, since they would else be kept for ever.
+Records are read only for hook servers, so nothing is read while none is registered (relay-rules C4); the first
+registration triggers a read of everything. The list is requested without hook servers, too, as long as records are
+kept, since these would otherwise never be dropped.
 """
 
 import asyncio
@@ -25,46 +25,53 @@ from runtimeproxy.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 60.0
-"""Between two passes (fault matrix S9)."""
+"""Seconds between two passes (fault matrix S9)."""
 SOONEST_SECONDS = 1.0
-"""Between two passes, however often the runtime comes back; and how long a first plugin may wait for one."""
+"""Least seconds between two passes, however often the runtime comes back; also the longest wait of a first plugin for
+one."""
 LEFT_SECONDS = 5.0
-"""Until the next pass, where one had to leave something out that changed meanwhile."""
+"""Seconds to the next pass after one that left something out because it changed meanwhile."""
 READERS = 4
 """How many records are read at one time."""
 YIELD_SECONDS = 0.002
-"""How long a reader waits before it reads on while calls are held: a call that is held waits for no more than what is
-read at one time, and a full node is known in 5 s even where calls are held all that time (fault matrix S1)."""
+"""How many seconds a reader waits before each read while calls are held.
+
+So a held call waits for no more than the reads in progress, and a full node is read in 5 s even if calls are held all
+that time (fault matrix S1).
+"""
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
-"""Between two tries of a runtime that is away. One that is there and gives no list, perhaps because that is too long,
-is left alone ever longer, up to the time between two passes."""
+"""Longest wait in seconds between two tries while the runtime is away.
+
+If it is there and returns no list, perhaps because that is too long, the wait grows up to the time between two passes.
+"""
 
 _AWAY = frozenset({BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE})
 
 
 class Listed(NamedTuple):
-    """The ids of what a runtime has."""
+    """The ids of all pods and containers that a runtime has."""
 
     pods: list[str]
     containers: list[str]
 
 
 class Runtime(Protocol):
-    """What a front reads of its runtime. Each raises BackendError, Unreadable."""
+    """Interface through which sync reads a front's runtime; each method raises BackendError and Unreadable."""
 
     async def listed(self) -> Listed:
-        """List all pods and all containers of pods, running or not."""
+        """Called once per pass: list all pods and all containers of pods, running or not."""
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Read a pod; None if there is none."""
+        """Called for each pod that the Store lacks: read and return it; None if it does not exist."""
 
     async def container(self, container_id: str) -> Subject | None:
-        """Read a container with its pod; None if one of them is not there."""
+        """Called for each container that the Store lacks: read and return it with its pod; None if one of them does not
+        exist."""
 
 
 class Sync:
-    """Follows one runtime for one Store; ``on_gone`` is called with the id of what was dropped."""
+    """Follows one runtime for one Store; ``on_gone`` is called with each id that was dropped."""
 
     def __init__(
         self, runtime: Runtime, lifecycle: Lifecycle, recorder: Metrics, on_gone: Callable[[str], None] | None = None
@@ -78,30 +85,30 @@ class Sync:
         self._asked = asyncio.Event()
         self._next = 0.0
         self._filled = False
-        """True once all was read that was to be read since a plugin is registered."""
+        """True once everything was read that was due since a plugin is registered."""
         self._passed_over: set[str] = set()
-        """What is listed and could not be read; it is tried again when the runtime comes back."""
+        """Listed ids that could not be read; they are tried again when the runtime comes back."""
         self._suspects: set[str] = set()
-        """Whose last read was answered UNAVAILABLE though the list before it had come. If the next one is, too, it is
-        this one that is unavailable, and not the runtime."""
+        """Ids whose last read was answered UNAVAILABLE although the list before it had succeeded. If the next read
+        fails in the same way, the subject is unavailable and not the runtime."""
         self._left_out = False
         self._late = 0
-        """How many the runtime has not told of in time in this pass."""
+        """How many subjects the runtime has not reported in time during this pass."""
         self._complained = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Follow from now on; ``soon`` brings the first pass."""
+        """Start the task; ``soon`` triggers the first pass."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
-        """Follow no more."""
+        """Cancel the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def soon(self) -> None:
-        """Make a pass as soon as may be: the runtime is there again, or has done or said what nobody heard."""
+        """Trigger a pass: the runtime is back, or may have done something that was not noticed."""
         self._asked.set()
 
     async def _run(self) -> None:
@@ -120,7 +127,7 @@ class Sync:
                 self._asked.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait; ``soon`` makes it no longer than ``SOONEST_SECONDS``."""
+        """Wait; ``soon`` cuts the wait to ``SOONEST_SECONDS``."""
         at_once = min(seconds, SOONEST_SECONDS)
         await asyncio.sleep(at_once)
         try:
@@ -130,7 +137,7 @@ class Sync:
             pass
 
     async def _due(self) -> None:
-        """Wait until there is a reason for a pass, and something to keep or to read."""
+        """Wait until a pass is due and there are records to keep or to read."""
         while True:
             hooked = self._lifecycle.hooked
             self._filled &= hooked
@@ -150,7 +157,7 @@ class Sync:
         return asyncio.get_running_loop().time()
 
     async def _attempt(self) -> float:
-        """Make a pass; return how long at most the next one may be put off if it failed, 0 if it came to its end."""
+        """Make a pass; return 0 if it was completed, else the longest wait in seconds before the next try."""
         try:
             await self._pass()
         except (BackendError, Unreadable) as error:
@@ -159,7 +166,7 @@ class Sync:
             if not away:
                 self._complain(error)
             return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
-        except Exception as error:  # a fault of our own must not end the following for good; its text may hold values
+        except Exception as error:  # our own fault must not end the task for good; its text may hold values
             self._fault(error)
             return PASS_SECONDS
         self._recorder.count("syncs", result="complete")
@@ -186,7 +193,7 @@ class Sync:
         self._filled = fill
         self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
 
-    # What is gone.
+    # Drops.
 
     def _sweep(self, gone: set[str], watch: Watch) -> None:
         for one in gone - watch.kept - self._about_now():
@@ -196,12 +203,12 @@ class Sync:
                 self._on_gone(one)
 
     def _about_now(self) -> set[str]:
-        """Name what calls are about, and the pods of those containers."""
+        """Return the subjects of the calls under way, and the pods of their containers."""
         ids = self._lifecycle.under_way()
         records = [record for one in ids if (record := self._store.container(one)) is not None]
         return ids.union(record.effective.pod_id for record in records)
 
-    # What is missing.
+    # Reads.
 
     async def _pod(self, pod_id: str) -> Subject | None:
         record = await self._runtime.pod(pod_id)
@@ -211,7 +218,8 @@ class Sync:
         """Read what the Store lacks, several at one time; return how many records were kept."""
         known = self._store.ids() | self._passed_over
         missing = iter([one for one in ids if one not in known])
-        # No TaskGroup: before Python 3.13 a failure in one leaves a cancel behind in the task that waits (gh-116720).
+        # No TaskGroup: before Python 3.13 a failure in one task leaves a cancel behind in the task that waits
+        # (gh-116720).
         tasks = [asyncio.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -234,10 +242,10 @@ class Sync:
         return kept
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
-        """Read one; None if it is not there, or cannot be read.
+        """Read one subject; return None if it does not exist or cannot be read.
 
-        One that hangs, or of which the runtime says again and again that it is unavailable, must not keep the others
-        from being known: it is left to the next pass. Raises BackendError if the runtime itself may be away.
+        A subject that hangs, or that the runtime repeatedly calls unavailable, must not keep the others from being
+        read: it is left to the next pass. Raises BackendError if the runtime itself may be away.
         """
         later = False
         try:
@@ -265,7 +273,7 @@ class Sync:
         return None
 
     def _keep(self, one: str, subject: Subject, watch: Watch) -> bool:
-        """Keep what was read unless a call knows better; return whether it was kept."""
+        """Commit what was read, unless a call has newer knowledge; return whether it was committed."""
         if self._store.pod(one) is not None or self._store.container(one) is not None:
             return False
         pod_id = subject.pod.effective.id
@@ -276,10 +284,10 @@ class Sync:
         self._recorder.count("records_read")
         return True
 
-    # What is told.
+    # Log lines and metrics.
 
     def _tell(self, count: int, began: float) -> None:
-        """Tell of a pass that read anything, and of the first one: from now on the Store is complete."""
+        """Log a pass that read anything, and the first pass: from now on the Store is complete."""
         seconds = self._now - began
         self._recorder.gauge("sync_seconds", seconds)
         if self._late:
@@ -295,7 +303,7 @@ class Sync:
             )
 
     def _complain(self, error: BackendError | Unreadable) -> None:
-        """Tell once of a runtime that cannot be listed; one that is away is told of by whoever makes calls."""
+        """Log once that the runtime cannot be listed; a runtime that is away is logged by the front's connections."""
         if not self._complained:
             self._complained = True
             log.warning(

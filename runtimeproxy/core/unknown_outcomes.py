@@ -1,8 +1,8 @@
-"""Starts and stops that ended without the runtime's answer: it is asked what became of them (relay-rules C3).
+"""Starts and stops that ended without the runtime's answer: ask the runtime for their outcome (relay-rules C3).
 
 Owns which calls are unsettled, and when the runtime is asked about each.
-Must not know: how a front asks, what is done with what comes out.
-Invariant: a call is asked about a bounded number of times, and a bounded number of calls at one time; between two
+Must not know: how a front asks, what is done with the outcome.
+Invariant: the number of questions about one call is bounded, and so is the number of calls at one time; between two
 questions there is no task, only a timer.
 """
 
@@ -19,15 +19,18 @@ from runtimeproxy.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
-"""When the runtime is asked, from the end of the call on: most of what it goes on with it has done within a second; a
-stop takes as long as its grace period, and dockershim gives one up after 119 s."""
+"""When the runtime is asked, in seconds from the end of the call.
+
+Most of what the runtime still carries out is done within a second; a stop takes as long as its grace period, and
+dockershim gives one up after 119 s.
+"""
 MOST_CALLS = 1000
-"""How many calls are unsettled at one time; then the oldest is given up."""
+"""Most calls that are unsettled at one time; beyond that the oldest is given up."""
 MOST_QUESTIONS = 4
-"""How many calls the runtime is asked about at one time."""
+"""Most calls that the runtime is asked about at one time."""
 
 Finish = Callable[[Reply], Awaitable[None]]
-"""Does what is owed for an answer that is known at last."""
+"""Called with the runtime's outcome once it is known, to do what follows from it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +44,7 @@ class _Entry:
 
 
 class UnknownOutcomes:
-    """The calls whose answer never came; ``under_way`` names what calls of an operation are about now."""
+    """The calls whose answer never came; ``under_way`` returns the subjects of the present calls of an operation."""
 
     def __init__(
         self, recorder: Metrics, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
@@ -55,11 +58,12 @@ class UnknownOutcomes:
         self._stopped = False
 
     def calls(self) -> list[Call]:
-        """Return the calls of which it is not known yet what became of them."""
+        """Return the calls whose outcome is still unknown."""
         return [entry.call for entry in self._entries]
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
-        """Ask the runtime about a call that has just ended; ``finish`` is awaited if the runtime did it."""
+        """Ask the runtime for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried
+        it out."""
         if self._stopped:
             return
         if len(self._entries) >= self._most_calls:
@@ -69,12 +73,13 @@ class UnknownOutcomes:
         self._wait(entry)
 
     def answered(self, key: str, operation: Operation) -> None:
-        """End what asked for the same as a call that the runtime has now agreed to: nothing is owed for it."""
+        """Drop the calls that asked for the same as a call that the runtime has now agreed to: they need no outcome any
+        more."""
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
             self._end(entry, "repeated")
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking and give up all unsettled calls."""
         self._stopped = True
         for entry in list(self._entries):
             self._end(entry, "given_up")
@@ -84,7 +89,7 @@ class UnknownOutcomes:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _wait(self, entry: _Entry) -> None:
-        """Wait for the next time to ask, or give the call up."""
+        """Wait for the next time to ask, or give the call up after the last one."""
         loop = asyncio.get_running_loop()
         at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
         if at is None:
@@ -101,7 +106,8 @@ class UnknownOutcomes:
     async def _ask(self, entry: _Entry) -> None:
         async with self._questions:
             reply = await self._reply(entry)
-        # What is seen now may be the work of a call that will tell of it itself, or else leave it to be seen again.
+        # What is seen now may be the work of a call under way, which does what follows itself; otherwise it is seen
+        # again.
         if not reply.answered or entry.key in self._under_way(entry.call.operation):
             self._wait(entry)
             return
@@ -110,7 +116,7 @@ class UnknownOutcomes:
             await entry.finish(reply)
 
     async def _reply(self, entry: _Entry) -> Reply:
-        """Ask the runtime; what cannot be asked or read now may be so later."""
+        """Ask the runtime; return UNANSWERED if it cannot be asked or its answer cannot be read at present."""
         try:
             return await entry.call.settle()
         except (BackendError, Unreadable):
@@ -124,5 +130,5 @@ class UnknownOutcomes:
         del self._entries[entry]
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
-            entry.task.cancel()  # it would keep the call until its question has its turn
+            entry.task.cancel()  # it would keep the call alive until its question has its turn
         self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)
