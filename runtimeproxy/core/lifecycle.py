@@ -241,8 +241,8 @@ class Lifecycle:
     async def _prepared(
         self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Prepare the runtime for an adjustment; a failure counts as that of the plugins that own the adjustment (C9).
-        """
+        """Prepare the runtime for an adjustment; a failure counts as that of the plugins that own the adjustment
+        (C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
             held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
@@ -382,8 +382,8 @@ class Lifecycle:
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
-        """Count and log an error in the proxy itself; its text may hold values, so only its class and place are logged.
-        """
+        """Count and log an error in the proxy itself; its text may hold values, so only its class and place are
+        logged."""
         self._recorder.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:

@@ -359,8 +359,8 @@ class Originals:
         return False
 
     def _failed(self, error: Failed) -> None:
-        """Count a failure, and log the first one: it has no effect before the next restart, so nothing else shows it.
-        """
+        """Count a failure, and log the first one: it has no effect before the next restart, so nothing else shows
+        it."""
         self._recorder.count("originals_failures", reason=error.reason)
         if not self._complained and self._file is not None:
             self._complained = True

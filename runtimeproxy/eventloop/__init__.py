@@ -1,1 +1,1 @@
-"""What runs on the event loop, and beside it, without tasks of asyncio."""
+"""Helpers for the event loop: coroutines without asyncio tasks, one timer for many deadlines, and work in a thread."""

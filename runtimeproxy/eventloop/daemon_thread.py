@@ -1,8 +1,8 @@
-"""Runs beside the event loop what may block for ever: a path may lead into a mount whose server does not answer.
+"""Run in a daemon thread what may block for ever, such as a path that leads into a mount whose server does not answer.
 
-Owns one thread a call.
+Owns one thread per call.
 Must not know: what is done there.
-Invariant: the end of the process waits for no such thread, as it does for those of asyncio.to_thread.
+Invariant: the process does not wait for such a thread at its end, as it would for those of asyncio.to_thread.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 
 async def aside(work: Callable[[], _T]) -> _T:
-    """Do some work in a thread of its own and return what it returns. Raises what it raises."""
+    """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
     def settle(end: Callable[[], None]) -> None:
-        if not done.done():  # else nobody waits any more
+        if not done.done():  # else the caller no longer waits
             end()
 
     def run() -> None:

@@ -1,8 +1,9 @@
-"""Deadlines of what is nearly always over in time, with one timer for all of them.
+"""Deadlines that are nearly always met, with one timer for all of them.
 
-Owns the timer, and who is told that it is late.
+Owns the timer, and the callbacks of missed deadlines.
 Must not know: what is late.
-Invariant: nobody is told before its time, nor once it is over; there is never more than one timer.
+Invariant: no callback runs before its time, nor once its deadline was cancelled by ``over``; there is never more than
+one timer.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ Late = Callable[[], object]
 
 
 class Deadline:
-    """Who is told; nobody once it is over."""
+    """A deadline; ``late`` is its callback, None once it was cancelled."""
 
     late: Late | None = None
 
@@ -25,13 +26,13 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Deadline]] = []
-        """A heap, those of one time in the order of coming; what is over stays in it until its time has come."""
+        """A heap, ordered by time and then by arrival; a cancelled deadline stays in it until its time has come."""
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
     def add(self, at: float, late: Late) -> Deadline:
-        """Have ``late`` called at a time, unless that is ``over`` before."""
+        """Call ``late`` at a time unless ``over`` cancels it before; return the deadline."""
         deadline = Deadline()
         deadline.late = late
         heappush(self._due, (at, next(self._numbers), deadline))
@@ -40,7 +41,7 @@ class Deadlines:
         return deadline
 
     def over(self, deadline: Deadline) -> None:
-        """Tell nobody any more."""
+        """Cancel a deadline."""
         deadline.late = None
 
     def _wait_until(self, at: float) -> None:
@@ -49,7 +50,7 @@ class Deadlines:
         self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._look), at
 
     def _look(self) -> None:
-        """Tell who is late, and wait for the next one that is not over."""
+        """Call back the deadlines that are due, and set the timer to the next one that is not cancelled."""
         now = asyncio.get_running_loop().time()
         self._timer, self._timer_at = None, inf
         late: list[Deadline] = []
@@ -58,5 +59,5 @@ class Deadlines:
         if self._due:
             self._wait_until(self._due[0][0])
         for deadline in late:
-            if deadline.late is not None:  # it may be over since another one was told
+            if deadline.late is not None:  # an earlier callback may have cancelled it
                 deadline.late()

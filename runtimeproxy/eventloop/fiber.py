@@ -1,12 +1,13 @@
-"""Coroutines without tasks: one is begun at once, and resumed at once by what it awaits.
+"""Coroutines without tasks: a fiber starts immediately, and resumes immediately when what it awaits is done.
 
-Owns how such a coroutine is begun, resumed, interrupted and cancelled.
+Owns how such a coroutine is started, resumed, interrupted and cancelled.
 Must not know: what is done in it.
-Invariant: it runs within the call that begins or resumes it, never inside itself; whoever awaits it sees its end.
+Invariant: a fiber runs inside the call that starts or resumes it, never nested in itself; whoever awaits it gets its
+result or error.
 
-A task of asyncio is begun, and resumed behind each thing that it awaits, in a later turn of the event loop: three turns
-for a call that asks one hook server. A fiber takes none. What it calls must not use what belongs to a task, such as
-``asyncio.timeout``: that goes into a task, which a fiber may await like everything else.
+A task of asyncio starts, and resumes after each await, in a later iteration of the event loop: three iterations for a
+call that asks one hook server. A fiber needs none. Code in it must not use what belongs to a task, such as
+``asyncio.timeout``: that has to run in a task, which a fiber may await like anything else.
 """
 
 import asyncio
@@ -17,25 +18,26 @@ T = TypeVar("T")
 
 
 class Pending(asyncio.Future[T]):
-    """A result that is to come: a fiber that awaits it goes on within ``set_result``, a task in a later turn."""
+    """A future result: a fiber that awaits it resumes inside ``set_result``, a task in a later iteration of the
+    loop."""
 
     fiber: "Fiber[Any] | None" = None
 
     def set_result(self, result: T, /) -> None:
-        """Give the result."""
+        """Set the result and resume the fiber that waits for it."""
         super().set_result(result)
         if self.fiber is not None:
             self.fiber.resume()
 
     def set_exception(self, error: type | BaseException, /) -> None:
-        """Give the error that is raised where it is awaited."""
+        """Set the error, which is raised in the fiber that waits for it."""
         super().set_exception(error)
         if self.fiber is not None:
             self.fiber.resume()
 
 
 class Fiber(asyncio.Future[T]):
-    """A coroutine that runs without a task; its result, or error, is the coroutine's."""
+    """A coroutine that runs without a task; the fiber's result or error is that of the coroutine."""
 
     _go: Coroutine[Any, Any, T]
     _awaited: asyncio.Future[Any] | None = None
@@ -48,7 +50,7 @@ class Fiber(asyncio.Future[T]):
         self._step(coroutine.send, None)
 
     def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
-        """Go on behind what it awaited, whose result or error it takes itself."""
+        """Resume the coroutine, which takes the result or error from what it awaited."""
         by, self._interrupted = self._interrupted, None
         if by is None:
             self._step(self._go.send, None)
@@ -56,7 +58,8 @@ class Fiber(asyncio.Future[T]):
             self._step(self._go.throw, by)
 
     def interrupt(self, by: BaseException) -> None:
-        """Raise an error where it waits, once what it waits for was cancelled; while it runs, where it waits next."""
+        """Cancel what the coroutine waits for and raise an error there; if it is running, raise it where it waits
+        next."""
         if self._runs:
             self._interrupted = by
         elif not self.done():
@@ -70,14 +73,14 @@ class Fiber(asyncio.Future[T]):
             self._step(self._go.throw, by)
 
     def cancel(self, msg: Any = None) -> bool:
-        """End it by CancelledError, as a task is."""
+        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
         if self.done():
             return False
         self.interrupt(asyncio.CancelledError())
         return True
 
     def _step(self, go_on: Callable[[Any], Any], value: object) -> None:
-        """Run until the coroutine waits or ends."""
+        """Run until the coroutine waits again or ends."""
         self._runs, self._awaited = True, None
         try:
             awaited = go_on(value)
@@ -94,7 +97,7 @@ class Fiber(asyncio.Future[T]):
             self._runs = False
         self._awaited = awaited
         if isinstance(awaited, Pending):
-            awaited._asyncio_future_blocking = False  # asyncio's sign that it was awaited, and not yielded by chance
+            awaited._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
             awaited.fiber = self
         elif awaited is not None:
             awaited._asyncio_future_blocking = False

@@ -1,11 +1,11 @@
-"""Hook messages: values of the model <-> bytes of runtime.v1alpha1, the only place (hook-api, first table).
+"""Convert the model's values to and from messages of runtime.v1alpha1; no other module does (hook-api, first table).
 
 Owns which field of a message holds which field of the model, for the proxy's side and for the hook server's.
 Must not know: what an answer means (runtimeproxy.model.merge), how the bytes travel.
-Invariant: every field of a message that the model knows is filled; text that is not UTF-8 is left out, never altered.
+Invariant: every field of a message that the model has is filled; text that is not UTF-8 is left out, never altered.
 
-A container's message is two parts, one after the other: what it tells of the pod, and of the container. To a parser
-that is one message (protobuf.dev, "Last One Wins"), and each part is made once for a value.
+A container's request is the concatenation of two parts: what it says of the pod, and what of the container. To a parser
+that is one message (protobuf.dev, "Last One Wins"), and each part is encoded once per value.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -25,7 +25,8 @@ from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, Po
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 _GROWTH = 24
-"""A byte of an answer becomes at most so many of a value: an entry of a map has at least five."""
+"""Most bytes of a decoded answer per byte of its encoding, as an estimate: an entry of a map has at least five
+bytes."""
 
 M = TypeVar("M", bound=Message)
 
@@ -45,7 +46,7 @@ def request_fields(point: HookPoint) -> dict[int, str]:
 
 
 def encode(point: HookPoint, request: HookRequest) -> bytes:
-    """Return what a hook server is told at a hook point.
+    """Return the encoded request for a hook point.
 
     Raises ValueError if the request has no container at a container's point, or a number that its field cannot hold.
     """
@@ -59,9 +60,9 @@ def encode(point: HookPoint, request: HookRequest) -> bytes:
 
 
 def decode(point: HookPoint, body: bytes) -> HookAnswer:
-    """Return what a hook server answered at a hook point. Raises WireError if it cannot be parsed.
+    """Return the decoded answer of a hook server. Raises WireError if it cannot be parsed.
 
-    Equal bytes may give the same value, so nobody can change its maps.
+    Equal bytes may give the same object, so its maps are read-only.
     """
     key = point.subject, body
     known = ANSWERS.get(key)
@@ -71,12 +72,12 @@ def decode(point: HookPoint, body: bytes) -> HookAnswer:
 
 
 def decode_request(point: HookPoint, body: bytes) -> HookRequest:
-    """Return what the proxy told, for the hook server's side. Raises WireError if it cannot be parsed."""
+    """Return the decoded request, for the hook server's side. Raises WireError if it cannot be parsed."""
     return _read_pod_request(body) if point.subject is SubjectKind.POD else _read_container_request(body)
 
 
 def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
-    """Return an answer as bytes, for the hook server's side; parts that the point's message lacks are left out.
+    """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out.
 
     Raises ValueError if a number is one that its field cannot hold.
     """
@@ -149,7 +150,8 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 
 def _pod_part(pod: PodInfo) -> bytes:
-    """Write what a container's message tells of its pod; it is kept with the value, which takes about as much."""
+    """Encode what a container's request says of its pod; cached with the pod's value, which takes about as much
+    memory."""
     message = api_pb2.ContainerResourceHookRequest()
     try:
         _write_pod_meta(message.pod_meta, pod)
@@ -166,9 +168,10 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Write what is told of the container itself; a cgroup parent of its own comes behind the pod's, so it counts.
+    """Encode what a container's request says of the container; a cgroup parent of its own overrides the pod's by coming
+    later.
 
-    The value of one that is yet to be created comes once, so that is not kept.
+    It is not cached for a container without an id, whose value is used only once, in its create.
     """
     message, envs = api_pb2.ContainerResourceHookRequest(), container.envs
     try:
@@ -191,10 +194,10 @@ def _container_part(container: ContainerInfo) -> bytes:
 
 
 def envs_of(entries: Sequence[bytes]) -> Envs | None:
-    """Return the variables of a container in entries of the field container_envs, which are told as they came.
+    """Return the variables of a container, given as encoded entries of the field container_envs, without decoding them.
 
-    None if hook servers may not take them for what they are: if any is not UTF-8, which Go refuses with the whole
-    message, has a field that nobody knows, or has the key of another one.
+    None if they cannot be passed to hook servers in this form: an entry is not UTF-8, for which Go refuses the whole
+    message, has an unknown field, or has the same key as another one.
     """
     raw = entries_pb2.ContainerEnvs(container_envs=entries).SerializeToString()
     try:
@@ -278,7 +281,8 @@ def _write_pod_meta(message: api_pb2.PodSandboxMetadata, pod: PodInfo) -> None:
     message.name, message.uid, message.namespace, message.attempt = pod.name, pod.uid, pod.namespace, pod.attempt
 
 
-# Field by field, and in few functions: in a process that was waiting, the first call of one costs as many fields do.
+# Field by field, and in few functions: in a process that was idle, the first call of a function costs as much as that
+# many fields.
 
 
 def _write_resources(message: api_pb2.LinuxContainerResources, resources: Resources) -> None:
@@ -319,7 +323,8 @@ def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a message's map as a dict; ``dict`` itself goes through three functions of the abstract base class."""
+    """Return a message's map as a dict; ``dict()`` itself would call three functions of the abstract base class per
+    entry."""
     found = {}
     for key in entries:
         found[key] = entries[key]
@@ -327,7 +332,7 @@ def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
 
 
 def _frozen(answer: HookAnswer) -> HookAnswer:
-    """Return an answer whose maps nobody can change: all who are answered so may be given the same."""
+    """Return an answer with read-only maps: several callers may be given the same object."""
     resources = answer.resources
     if resources is not None:
         limits, unified = MappingProxyType(resources.hugepage_limits), MappingProxyType(resources.unified)
@@ -345,9 +350,9 @@ def _frozen(answer: HookAnswer) -> HookAnswer:
 
 
 def _encodable(value: _V) -> _V:
-    """Return a value without what has no UTF-8 form: of maps the entries, in the place of a text "".
+    """Return a value without what cannot be encoded as UTF-8: such entries of maps are left out, such texts become "".
 
-    Not a replacement character: an echo of "" means "no change", an echo of something else would be one.
+    A replacement character would not do: an echo of "" means "no change", an echo of anything else would be one.
     """
     return replace(value, **{field.name: _of_text(getattr(value, field.name)) for field in fields(value)})
 
@@ -361,7 +366,7 @@ def _of_text(part: Any) -> Any:
 
 
 def _is_text(part: object) -> bool:
-    """Tell no text with lone surrogates (bytes that were not UTF-8) from everything else."""
+    """Return whether the text of a value is free of lone surrogates, which stand for bytes that were not UTF-8."""
     try:
         str(part).encode()
     except UnicodeEncodeError:

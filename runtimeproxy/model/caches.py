@@ -1,11 +1,11 @@
-"""What was made before and may be needed again: parts of hook messages, and small answers of hook servers.
+"""Caches of encoded parts of hook messages, and of small decoded answers of hook servers.
 
-Owns every cache of the package and how much each may take.
-Must not know: how what is kept is made.
-Invariant: what is kept is frozen, so whoever finds it finds what would be made anew; a cache takes no more than its
-bytes, whatever comes.
+Owns every cache of the package and its size.
+Must not know: how the cached values are made.
+Invariant: cached values are frozen, so a hit equals what would be made anew; no cache exceeds its bytes.
 
-A node makes a few held calls a second and runs them cold: what need not be made again costs no code that is cold.
+A node makes only a few held calls a second, so their code runs with cold CPU caches: work that is not repeated saves
+cold code.
 """
 
 from typing import TypeVar
@@ -17,13 +17,14 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 ENTRY_BYTES = 512
-"""What an entry takes beside its value, at least as much as key, place and objects around it do."""
+"""Estimated bytes of an entry beside its value: at least what the key, the place in the dict and the objects around
+take."""
 
 
 class Cache(dict[_K, _V]):
-    """Values by key, found as in any dict; the oldest go when all together would take more than ``most_bytes``.
+    """Values by key, looked up as in any dict; the oldest are evicted when all together would exceed ``most_bytes``.
 
-    One that would take more than an eighth of that is not kept: it would drive the others out.
+    A value of more than an eighth of that is not cached: it would evict too many others.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -32,7 +33,7 @@ class Cache(dict[_K, _V]):
         self.bytes = 0
 
     def keep(self, key: _K, value: _V, value_bytes: int) -> _V:
-        """Keep a value that has so many bytes, if there is room for such; return it."""
+        """Cache a value of so many bytes if it is small enough; return it."""
         size = value_bytes + ENTRY_BYTES
         if size <= self._most // 8:
             self.bytes += size - self._sizes.pop(key, 0)
@@ -45,13 +46,18 @@ class Cache(dict[_K, _V]):
 
 
 POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
-"""By the identity of a pod's value, which is kept too, so no other one can have it: what a container's hook message
-tells of the pod. All containers of a pod are told of the same value until a call changes it."""
+"""What a container's hook message says of its pod, by the identity of the pod's value.
+
+The value is cached too, so that no other object can have its identity. All containers of a pod share one value until a
+call changes it.
+"""
 
 CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
-"""By the identity of a container's value, in the same way: what a hook message tells of the container itself. A start
-asks twice about one value; others come once."""
+"""What a hook message says of the container itself, by the identity of the container's value, in the same way.
+
+A start asks twice about one value; other calls only once.
+"""
 
 ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
-"""By what an answer is about and its bytes: what it says. A hook server mostly answers what it answered before, or
-nothing at all."""
+"""Decoded answers, by the kind of subject and the encoded bytes: a hook server mostly repeats an earlier answer, or an
+empty one."""

@@ -1,7 +1,7 @@
-"""The variables of a container in the form in which they came: hardly anybody looks into them.
+"""The environment variables of a container, kept in the encoding in which they came: few hook servers look into them.
 
-Owns how variables are looked up, changed and compared without making texts of all of them.
-Must not know: that form; who makes a value says how it is read.
+Owns how variables are looked up, changed and compared without decoding all of them.
+Must not know: that encoding; the maker of a value supplies the decoder.
 Invariant: a value never changes, and equals a dict of the same variables; its ``repr`` shows none of them.
 """
 
@@ -13,10 +13,10 @@ NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 class Envs(Mapping[str, str]):
-    """Variables as they came (``raw``), under those that were set since (``changes``).
+    """Encoded variables (``raw``), overridden by those that were set since (``changes``).
 
-    ``read`` makes texts of ``raw``, in which each key stands as its UTF-8. Who looks for some keys asks ``found_in``;
-    for whoever goes through all of them they are read once.
+    ``read`` decodes ``raw``, in which each key stands as its UTF-8. ``found_in`` looks up some keys without decoding;
+    iteration decodes all variables once.
     """
 
     __slots__ = ("_texts", "changes", "raw", "read")
@@ -28,11 +28,12 @@ class Envs(Mapping[str, str]):
         self._texts: Mapping[str, str] | None = None
 
     def __deepcopy__(self, memo: object) -> "Envs":
-        """Return the same: it does not change."""
+        """Return the same object: it does not change."""
         return self
 
     def with_all_of(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return variables among which are those with one of the keys; if none can have come with, nothing is read."""
+        """Return variables among which are those with one of the keys; nothing is decoded if ``raw`` contains none of
+        the keys."""
         for key in keys:
             if key.encode(errors="surrogatepass") in self.raw:
                 return self._all()
@@ -42,11 +43,11 @@ class Envs(Mapping[str, str]):
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
-        """Tell whether there are any."""
+        """Return whether there are any variables."""
         return bool(self.raw or self.changes)
 
     def __eq__(self, other: object) -> bool:
-        """Compare; of variables that came alike only what was set since."""
+        """Compare with another mapping; if ``raw`` is equal, only the variables set since are compared."""
         if isinstance(other, Envs):
             if self.raw == other.raw:
                 keys = self.changes.keys() | other.changes.keys()
@@ -55,10 +56,10 @@ class Envs(Mapping[str, str]):
         return self._all() == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
-        """Tell how much there is."""
+        """Return the number of bytes and changes; no variable is shown."""
         return f"Envs({len(self.raw)} bytes, {len(self.changes)} changes)"
 
-    # As any mapping, for who looks at all of them.
+    # Methods of a mapping, which decode all variables.
 
     def _read(self) -> Mapping[str, str]:
         if self._texts is None:
@@ -66,15 +67,15 @@ class Envs(Mapping[str, str]):
         return self._texts
 
     def __getitem__(self, key: str) -> str:
-        """Return a value."""
+        """Return the value of a variable."""
         return self._read()[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the keys."""
+        """Iterate over the keys."""
         return iter(self._read())
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of variables."""
         return len(self._read())
 
     def keys(self) -> KeysView[str]:
@@ -96,7 +97,7 @@ def found_in(envs: Mapping[str, str], keys: Iterable[str]) -> Mapping[str, str]:
 
 
 def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return variables with changes set."""
+    """Return the variables with ``changes`` set."""
     if type(envs) is Envs:
         return Envs(envs.raw, envs.read, {**envs.changes, **changes})
     return {**envs, **changes}

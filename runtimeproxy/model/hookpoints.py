@@ -1,4 +1,4 @@
-"""The table of hook points: one row a point, read by every other part.
+"""The table of hook points: one row per point, read by every other part.
 
 Owns the names of operations, stages and hook points, and what an answer at each point may change
 (hook-api, "Applied to").
@@ -58,7 +58,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """One row: ``applies`` names the parts of an answer that have an effect, the rest is ignored."""
+    """One row; ``applies`` lists the parts of an answer that have an effect, the rest is ignored."""
 
     name: str
     operation: Operation
@@ -68,7 +68,7 @@ class HookPoint:
 
     @property
     def method(self) -> str:
-        """Name the rpc method of RuntimeHookService that serves this point."""
+        """Return the name of the rpc method of RuntimeHookService that serves this point."""
         return self.name + "Hook"
 
 
@@ -95,7 +95,7 @@ UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Ope
 """The operations that change no record."""
 
 BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
-"""An operation has no row here for a stage at which nobody is asked."""
+"""The hook point of an operation and stage; no entry where there is none."""
 
 # What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api).
 _ALSO = {Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],)}
@@ -104,4 +104,4 @@ CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in HOOK_POINTS if point.operation is operation) + _ALSO.get(operation, ())
     for operation in Operation
 }
-"""The hook points for whose sake the subject of an operation must be known."""
+"""The hook points that an operation's subject has to be known for."""

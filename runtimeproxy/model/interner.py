@@ -1,11 +1,11 @@
-"""One copy of each text that many records have, so that 10,000 records are small (docs/architecture.rst).
+"""Share one copy of each text among records, so that 10,000 records are small (docs/architecture.rst).
 
 Owns the table of texts, and which parts of a record are looked up in it.
 Must not know: whose records they are, how long they are kept.
-Invariant: a record that comes out equals the one that went in; the table is bounded, whatever the texts.
+Invariant: the returned record equals the given one; the table is bounded, whatever the texts.
 
 The containers of a node have the same keys of labels, annotations and environment, and largely the same values, but
-each message that is read makes them anew.
+each decoded message makes new copies.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from runtimeproxy.model.envs import Envs
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord
 
 TABLE_LIMIT = 16_384
-"""How many texts are known; then the table begins anew. A text that it forgets costs one more copy."""
+"""How many texts the table holds before it is cleared. A text that is cleared costs one more copy."""
 LONGEST_TEXT = 256
-"""In characters; a longer value is hardly ever in two records."""
+"""Longest value that is shared, in characters; longer ones are rarely in two records."""
 
 _Maps = dict[int, Mapping[str, str]]
-"""The maps of a record that were made already, by the identity of what they were made of."""
+"""The shared copies of a record's maps, by the identity of the given ones."""
 
 
 class StringInterner:
-    """The texts that records share; what a record's original and effective have in common stays so."""
+    """Replaces texts in records by shared copies; maps that a record's original and effective values share stay
+    shared."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -48,7 +49,7 @@ class StringInterner:
 
     def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
         known = self._known.setdefault
-        return PodInfo(  # by position: by names it would take twice as long, and every create waits for it
+        return PodInfo(  # by position: keywords would take twice as long, and every create waits for it
             known(info.id, info.id),
             info.name,
             info.uid,

@@ -1,9 +1,11 @@
-"""Answers of hook servers -> one Adjustment (hook-api, "What an answer means").
+"""Merge the answers of hook servers into one Adjustment (hook-api, "What an answer means").
 
-Owns what an answer changes, what of it is bad, how the answers of several plugins add up, and who owns each field.
+Owns what an answer changes, which of its fields are bad, how the answers of several plugins add up, and who owns each
+field.
 Must not know: how an answer came, whom to call next, policies, how an adjustment gets into a request.
-The SDK's edits and its tester take these rules from here (hooks/sdk), so that both sides have one.
 Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
+
+The SDK's edits and its tester use these rules (hooks/sdk), so that both sides apply the same ones.
 """
 
 import re
@@ -39,7 +41,7 @@ V = TypeVar("V")
 
 
 def echo(request: HookRequest) -> HookAnswer:
-    """Return the answer that repeats what was sent: the values that every answer is compared with."""
+    """Return the answer that repeats the request: the values that every answer is compared with."""
     pod, container = request.pod, request.container
     if container is None:
         return HookAnswer(
@@ -60,9 +62,9 @@ def echo(request: HookRequest) -> HookAnswer:
 
 
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
-    """Return what an answer changes of what was sent, in all its parts.
+    """Return what an answer changes of the request, in all its parts.
 
-    Owners, confirmers and conflicts are empty: ``combine`` knows the plugin.
+    Owners, confirmers and conflicts are empty: ``combine`` adds them.
     """
     sent = echo(request)
     values: dict[str, Any] = {}
@@ -73,7 +75,7 @@ def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
 
 
 def limited(point: HookPoint, change: Adjustment) -> Adjustment:
-    """Return what a change sets in the parts that have an effect at this hook point."""
+    """Return the part of a change that has an effect at this hook point."""
     for field in _WITHOUT_EFFECT[point.applies]:
         if getattr(change, field):
             return Adjustment(**{field: getattr(change, field) for part in point.applies for field in _FIELDS[part]})
@@ -81,7 +83,7 @@ def limited(point: HookPoint, change: Adjustment) -> Adjustment:
 
 
 def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
-    """Return the entries to set: new keys and new values; a key that is not named stays."""
+    """Return the entries to set: new keys and new values; a key that the answer lacks stays as it is."""
     entries = {}
     for key, value in said.items():
         if key not in sent or sent[key] != value:
@@ -101,7 +103,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
         if not new:
-            if old and name in TEXT_FIELDS and is_echo(before, after):  # only there an empty cpuset says something
+            if old and name in TEXT_FIELDS and is_echo(before, after):  # only in an echo an empty cpuset is meant
                 changed[name] = new
             continue
         value = new if new == old or name in MAP_FIELDS else tidy(name, new)
@@ -111,7 +113,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
         elif name in MAP_FIELDS:
             if entries := _entries(old, new):
                 changed[name] = entries
-        elif value:  # a text of which tidying leaves nothing is not set
+        elif value:  # a text that is empty in its normal form is not set
             changed[name] = value
     return {"resources": changed, "confirmed": frozenset(repeated)}
 
@@ -123,7 +125,8 @@ _COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
     "cgroup_parent": _cgroup_parent,
     "resources": _resources,
 }
-"""What differs in each part of an answer, as fields of an Adjustment."""
+"""Functions that compare one part of an answer with what was sent, and return the difference as fields of an
+Adjustment."""
 
 _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.LABELS: ("labels",),
@@ -132,23 +135,24 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.CGROUP_PARENT: ("cgroup_parent",),
     Part.RESOURCES: ("resources", "confirmed"),
 }
-"""The fields of an Adjustment that each part has."""
+"""The fields of an Adjustment that belong to each part."""
 
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
     point.applies: tuple(field for part, fields in _FIELDS.items() if part not in point.applies for field in fields)
     for point in HOOK_POINTS
 }
-"""The other fields, by the parts that have an effect at a hook point."""
+"""The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
 
 
-# -- what of an answer is bad ----------------------------------------------------------------------------------------
+# -- which fields of an answer are bad
+# ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRule:
-    """A rule of hook-api that an answer breaks: ``field`` is a name such as "envs" or "resources.cpu_quota".
+    """A rule of hook-api that an answer breaks; ``field`` is a name such as "envs" or "resources.cpu_quota".
 
-    Neither holds a key or a value.
+    Neither field nor rule contains a key or a value.
     """
 
     field: str
@@ -159,9 +163,9 @@ class BrokenRule:
 
 
 def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
-    """Return what is good of a change of ``sent``, in all its parts, and each rule that the rest breaks.
+    """Return the good part of a change of ``sent``, and each rule that the rest breaks.
 
-    Bad costs its own field, and what is one field with it; in a map its own entry.
+    A bad value removes its own field, and the fields that have no meaning without it; in a map only its own entry.
     """
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
@@ -193,7 +197,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
 
 
 def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
-    """Return the good entries of a map; what the others break is added to ``broken``."""
+    """Return the good entries of a map; the rules that the others break are added to ``broken``."""
     good: dict[str, Any] = {}
     for key, value in entries.items():
         if rule := env_rule(key, value) if field == "envs" else key_rule(key):
@@ -204,20 +208,20 @@ def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRul
 
 
 def key_rule(key: str) -> str:
-    """Return the rule that a key breaks, "" if none."""
+    """Return the rule that a key breaks; "" if none."""
     return "" if key else "a key must not be empty"
 
 
 def env_rule(key: str, value: object) -> str:
-    """Return the rule that a variable breaks, "" if none."""
-    # A key with "=" most likely holds a value too, so a bad key is never named.
+    """Return the rule that an environment variable breaks; "" if none."""
+    # A key with "=" most likely contains a value too, so a bad key is never shown.
     if not key or "=" in key or "\0" in key:
         return 'a key must not be empty and must not contain "=" or NUL'
     return "a value must not contain NUL" if "\0" in str(value) else ""
 
 
 def parent_rule(path: str, sent: str) -> str:
-    """Return the rule that a cgroup parent breaks in the place of the one that was sent, "" if none."""
+    """Return the rule that a cgroup parent breaks as a replacement for the one that was sent; "" if none."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL'
     if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
@@ -233,16 +237,16 @@ _TOGETHER: Mapping[str, frozenset[str]] = {
     )
     for name in group
 }
-"""The fields that are one: the one limits nothing, or something else, without the other."""
+"""Fields that belong together: one limits nothing, or something else, without the other."""
 
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
-"""Nine digits bound the work on a hostile text."""
+"""At most nine digits, to bound the work on a hostile text."""
 _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
 _CPU_RANGES = re.compile(_CPU_RANGE)
 
 
 def is_cpuset(text: str) -> bool:
-    """Tell whether a text in its normal form names CPUs or memory nodes, or none ("")."""
+    """Return whether a text in its normal form is a list of CPUs or memory nodes, or empty."""
     if text and _CPUSET.fullmatch(text) is None:
         return False
     return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
@@ -261,17 +265,17 @@ RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cpuset_cpus": (is_cpuset, _CPUSET_RULE),
     "cpuset_mems": (is_cpuset, _CPUSET_RULE),
 }
-"""What each number and text of Resources may be, as a test and in words."""
+"""The rule for each number and text of Resources, as a test and in words."""
 
 
 # -- how answers add up ----------------------------------------------------------------------------------------------
 
 
 def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
-    """Add what a plugin changed to what the plugins before it changed; where both set a field the later one wins.
+    """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins.
 
-    The plugin becomes the owner of each field it set. A field that another plugin owns with a different value is a
-    conflict.
+    The plugin becomes the owner of each field it set. If another plugin owns the field with a different value, that is
+    a conflict.
     """
     fields = by_field(change)
     if earlier is NO_ADJUSTMENT:
@@ -308,7 +312,7 @@ def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -
 
 
 def by_field(adjustment: Adjustment) -> dict[str, object]:
-    """Return the value of each field under the name that ``Adjustment.owners`` uses."""
+    """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
     fields: dict[str, object] = {}
     for name in ("labels", "annotations", "envs"):
         for key, entry in getattr(adjustment, name).items():
@@ -328,24 +332,25 @@ def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-# -- what the next plugin sees ---------------------------------------------------------------------------------------
+# -- the request of the next plugin
+# -------------------------------------------------------------------------------------
 
 
 def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
-    """Return the request with an adjustment in it, as the next plugin is told.
+    """Return the request with an adjustment applied, as the next plugin gets it.
 
-    At the container's hook points a new cgroup parent is the container's; the pod stays as it is.
+    At the container's hook points a new cgroup parent is set on the container; the pod stays as it is.
     """
     if request.container is None:
         return HookRequest(adjusted_pod(request.pod, adjustment, request.pod.id))
     return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
 
 
-# A part that nothing changes is the same object: it is kept once.
+# A part without a change stays the same object, so it is stored once.
 
 
 def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
-    """Return the pod with an adjustment in it, under this id."""
+    """Return the pod with an adjustment applied, under this id."""
     changes = adjustment
     return PodInfo(
         pod_id,
@@ -363,7 +368,7 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
 
 
 def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
-    """Return the container with an adjustment in it, under this id."""
+    """Return the container with an adjustment applied, under this id."""
     changes = adjustment
     return ContainerInfo(
         container_id,

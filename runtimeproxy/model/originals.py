@@ -1,10 +1,10 @@
-"""What is kept of a pod or a container beside the runtime: the kubelet's own values where hooks replaced them.
+"""The kubelet's original values of a pod or a container, where hooks replaced them: no runtime reports them.
 
-Owns which fields of a record hooks replaced, how a record is made of them and of what the runtime tells, and their form
-as JSON.
+Owns which fields of a record hooks replaced, how a record is restored from them and from what the runtime reports, and
+their form as JSON.
 Must not know: where they are kept, and for how long.
-Invariant: a field is the kubelet's again only for the subject it was kept of, and only as long as the runtime does not
-tell of another value than the hook's. An environment value is never kept.
+Invariant: an original value is restored only for the subject it was kept of, and only as long as the runtime does not
+report another value than the hook's. An environment value is never kept.
 """
 
 import json
@@ -27,29 +27,30 @@ from runtimeproxy.model.values import (
 
 Value = int | str
 Fields = dict[str, Value]
-"""Values by field, spelt as in ``Adjustment.owners``; what is unset is not in it."""
+"""Values by field, named as in ``Adjustment.owners``; fields that are not set are absent."""
 Pair = tuple[Value | None, Value | None]
-"""The kubelet's value and the hooked one; None = unset."""
+"""The kubelet's value and the hook's; None means not set."""
 Name = tuple[Value, ...]
-"""What the kubelet calls a subject: namespace, name, uid, attempt of a pod; pod id, name, attempt of a container."""
+"""The kubelet's identification of a subject: namespace, name, uid, attempt of a pod; pod id, name, attempt of a
+container."""
 
 _NAMES: tuple[tuple[type, ...], ...] = ((str, str, str, int), (str, str, int))
 _NUMBERS = range(-(2**63), 2**63)
 _MAPS = {"labels": str, "annotations": str, "resources.unified": str, "resources.hugepage_limits": int}
-"""The fields that have an entry a key, and of what kind."""
+"""The fields that have an entry per key, and the type of their values."""
 _KINDS: dict[str, type] = {"cgroup_parent": str} | {
     f"resources.{name}": str if name in TEXT_FIELDS else int for name in RESOURCE_FIELDS if name not in MAP_FIELDS
 }
-"""The other fields."""
+"""The other fields, and the type of their values."""
 
 
 class BrokenOriginals(ValueError):
-    """What was kept cannot be read; the text says why, without values."""
+    """Kept values cannot be read; the text says why, without values."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalValues:
-    """What hooks replaced of one subject; ``owners`` pairs fields of resources with the plugins that set them."""
+    """What hooks replaced of one subject; ``owners`` pairs resource fields with the plugins that set them."""
 
     name: Name
     pairs: Mapping[str, Pair] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class OriginalValues:
 
 
 def kept_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
-    """Return what is to be kept of a record; None if hooks have replaced nothing of that kind."""
+    """Return the values to keep of a record; None if hooks replaced nothing that can be kept."""
     if record.original == record.effective:
         return None
     asked, hooked = _fields(record.original), _fields(record.effective)
@@ -73,7 +74,7 @@ def kept_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
 
 
 def restored_pod(info: PodInfo, kept: OriginalValues) -> PodRecord:
-    """Return the record of a pod as the runtime tells it, with what was kept."""
+    """Return the record of a pod that was read from the runtime, with the kept values restored."""
     if kept.name != _name(info):
         return PodRecord(info, info, read=True)
     original, effective, _ = _restored(info, kept)
@@ -81,7 +82,7 @@ def restored_pod(info: PodInfo, kept: OriginalValues) -> PodRecord:
 
 
 def restored_container(info: ContainerInfo, kept: OriginalValues) -> ContainerRecord:
-    """Return the record of a container as the runtime tells it, with what was kept."""
+    """Return the record of a container that was read from the runtime, with the kept values restored."""
     if kept.name != _name(info):
         return ContainerRecord(info, info)
     original, effective, standing = _restored(info, kept)
@@ -92,9 +93,10 @@ _I = TypeVar("_I", PodInfo, ContainerInfo)
 
 
 def _restored(info: _I, kept: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
-    """Return the original and the effective value, and what stands of the kept pairs.
+    """Return the original value, the effective value, and the kept pairs that still hold.
 
-    What the runtime does not tell is as the hook set it; where it tells another value somebody else has set that since.
+    What the runtime does not report is as the hook set it; if it reports another value, somebody else has set that
+    since.
     """
     told = _fields(info)
     standing = {name: pair for name, pair in kept.pairs.items() if told.get(name) in (None, pair[1])}
@@ -129,7 +131,7 @@ def _fields(info: PodInfo | ContainerInfo) -> Fields:
 
 
 def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
-    """Return a value with fields set, or unset where they are None; resources without any field are none at all."""
+    """Return a value with fields set, or unset where they are None; resources without any field become None."""
     if not values:
         return info
     changed: dict[str, Any] = {}
@@ -167,12 +169,12 @@ def _set_entry(entries: dict[str, Value], key: str, value: Value | None) -> None
 
 
 def write(kept: OriginalValues) -> bytes:
-    """Return what is kept as JSON."""
+    """Return kept values as JSON."""
     return json.dumps([kept.name, kept.pairs, kept.owners], separators=(",", ":")).encode()
 
 
 def read(text: bytes) -> OriginalValues:
-    """Read what ``write`` made. Raises BrokenKept for everything else."""
+    """Parse the output of ``write``. Raises BrokenOriginals for anything else."""
     try:
         name, pairs, owners = json.loads(text)
         kept = OriginalValues(
@@ -194,7 +196,7 @@ def read(text: bytes) -> OriginalValues:
 
 
 def _is_value(field: str, value: object) -> bool:
-    """Tell whether this may be a field's value; None may be any field's."""
+    """Return whether a value is valid for a field; None is valid for every known field."""
     kind = _KINDS.get(field) or next((kind for name, kind in _MAPS.items() if field.startswith(f"{name}.")), None)
     if kind is None or value is None:
         return kind is not None

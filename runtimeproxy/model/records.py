@@ -3,7 +3,7 @@
 Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
 request beside the hooks' own changes.
 Must not know: any wire format, when a record is kept.
-Invariant: original values are the kubelet's alone, so that a hook that scales never scales twice.
+Invariant: original values come from the kubelet alone, so that a hook that scales a value never scales it twice.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,13 @@ from runtimeproxy.model.values import (
 
 
 def hook_view(subject: Subject) -> HookRequest:
-    """Return what a hook server is told of a subject as it is."""
+    """Return the hook request about a subject in its present state."""
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
 
 
 def hooked(subject: Subject) -> list[str]:
-    """Name the fields in which a container is not what the kubelet asked for, as ``Adjustment.owners`` does."""
+    """Return the fields in which a container differs from what the kubelet asked for, named as in
+    ``Adjustment.owners``."""
     if subject.container is None:
         return []
     info = subject.container.original
@@ -44,7 +45,7 @@ def hooked(subject: Subject) -> list[str]:
 
 
 def container_of(subject: Subject) -> ContainerRecord:
-    """Return the container of a container's call: there always is one."""
+    """Return the container of a subject that certainly has one."""
     assert subject.container is not None
     return subject.container
 
@@ -53,13 +54,13 @@ def container_of(subject: Subject) -> ContainerRecord:
 
 
 def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str) -> Subject:
-    """Return the pod that was made as the hooks adjusted it, with the id that the runtime gave."""
+    """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave."""
     original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
     return Subject(PodRecord(original, adjusted_pod(original, adjustment, pod_id) if adjustment else original))
 
 
 def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
-    """Return the container that was made as the hooks adjusted it, with the id that the runtime gave."""
+    """Return the container as it was created with the hooks' adjustment, under the id that the runtime gave."""
     original = adjusted_container(container_of(subject).original, NO_ADJUSTMENT, container_id)
     effective = adjusted_container(original, adjustment, container_id) if adjustment else original
     owners = _owners({}, adjustment.resources, adjustment) if adjustment.resources else ()
@@ -67,12 +68,12 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 
 
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
-    """Return a container that is created in its pod, of which the create repeats what the kubelet asks for by now.
+    """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 
-    ``asked`` has the pod's names, labels, annotations and cgroup parent as the create tells them, without names only
-    the parent; None tells nothing. They are the kubelet's newest word: they fill what is unknown and take the place of
-    what it asked for before, under what hooks have set. A parent "" is not said. Where the names are another pod's the
-    runtime has lost its state and uses the id anew: nothing holds any more that is known of it.
+    ``asked`` has the pod's names, labels, annotations and cgroup parent as the create gives them, without names only
+    the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown and replace what it
+    asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given. If the names are
+    those of another pod, the runtime has lost its state and uses the id anew: all knowledge of the old pod is dropped.
     """
     made = ContainerRecord(container, container)
     if asked is None:
@@ -97,9 +98,10 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
 
 
 def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
-    """Tell whether a pod's cgroup parent is a hook's, where ``asked`` is the kubelet's.
+    """Return whether a pod's cgroup parent was set by a hook; ``asked`` is the kubelet's.
 
-    Of a pod that was read nobody knows it: one in the form of another cgroup driver shows that the node's was changed.
+    For a pod that was read this is unknown. Its parent counts as a hook's unless it has the form of another cgroup
+    driver, which shows that the node's driver was changed.
     """
     present = pod.effective.cgroup_parent
     if not pod.read or not present or not asked:
@@ -110,14 +112,16 @@ def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
 def _of_hooks(
     read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the entries that hooks have set; of a pod that was ``read`` those that the kubelet does not name."""
+    """Return the entries that hooks have set; for a pod that was ``read``, the entries that the kubelet does not
+    give."""
     if read:
         return {key: value for key, value in present.items() if key not in asked}
     return {key: value for key, value in present.items() if known.get(key) != value}
 
 
 def was_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return a container that was read, in its pod: it runs where its pod does, if the runtime does not tell that."""
+    """Return the subject of a container that was read; if the runtime does not report the pod's cgroup parent, the
+    container's is used."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -139,7 +143,8 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 def _owners(
     known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
 ) -> tuple[tuple[str, str], ...]:
-    """Return who owns which resource field; of a map nobody does, as each entry may be another one's."""
+    """Return the owners of resource fields. A map field has no owner, as each of its entries may be another
+    plugin's."""
     for name in set_now:
         known.pop(name, None)
         if owner := adjustment.owners.get(f"resources.{name}"):
@@ -177,7 +182,7 @@ def _with(container: ContainerInfo, resources: Resources | None, annotations: Ma
 
 @dataclass(frozen=True, slots=True)
 class RequestedUpdate:
-    """What an UpdateContainerResources asks for; 0 and "" are not set."""
+    """What an UpdateContainerResources asks for; 0 and "" mean not set."""
 
     container_id: str
     resources: Resources | None
@@ -186,7 +191,7 @@ class RequestedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveUpdate:
-    """What an update says: what its caller asked for, and what was put in for the hook servers."""
+    """An update as it is sent: what its caller asked for, and what was added for the hook servers."""
 
     asked: RequestedUpdate
     put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
@@ -194,16 +199,16 @@ class EffectiveUpdate:
 
 
 def told_of_update(subject: Subject, asked: RequestedUpdate) -> HookRequest:
-    """Return the record's original values overlaid by what the request sets."""
+    """Return the hook request of an update: the record's original values, overridden by what the update sets."""
     container = container_of(subject)
     resources = overlay(container.original.resources, named(asked.resources))
     return HookRequest(subject.pod.effective, _with(container.effective, resources, asked.annotations))
 
 
 def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
-    """Return the fields whose result differs from what the runtime would hold after the request's own bytes alone.
+    """Return the fields whose result differs from what the runtime would hold after the unchanged request alone.
 
-    Who repeats what was sent takes back what it set itself, not what another one did.
+    A plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin.
     """
     container = container_of(subject)
     owners = dict(container.owners)
@@ -231,9 +236,10 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
 
 
 def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
-    """Return the container after an update; ``adjustment`` tells who set what was put in.
+    """Return the container after an update; ``adjustment`` says which plugins set what was added.
 
-    The kubelet's values and the runtime's stay apart; what was released empty left the runtime's as it was.
+    The kubelet's values and the runtime's stay apart; a field that was released empty left the runtime's value as it
+    was.
     """
     before, asked = container_of(subject), named(said.asked.resources)
     known, present, annotations = before.original, before.effective, said.asked.annotations

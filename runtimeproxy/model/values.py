@@ -1,8 +1,9 @@
 """The values that both fronts and the core share.
 
-Owns what is known of a pod and a container, a hook request, a hook answer and what it is, and an adjustment.
+Owns pods, containers, hook requests, hook answers and adjustments, and the difference between an echo and a partial
+answer.
 Must not know: any wire format, any front.
-Invariant: every value is frozen and absent is not empty: ``None`` means "not said", "" and 0 mean what they are.
+Invariant: every value is frozen. Absent is not empty: ``None`` means "not given", while "" and 0 are values.
 """
 
 import re
@@ -41,12 +42,12 @@ TEXT_FIELDS = frozenset({"cpuset_cpus", "cpuset_mems"})
 """The fields of ``Resources`` that an echo can clear."""
 NUMBER_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS | TEXT_FIELDS)
 HIGHEST_CPU = 8191
-"""No kernel is built for more CPUs (NR_CPUS in Linux's arch/x86/Kconfig), or for more memory nodes: every runtime
-refuses a cpuset that names one above."""
+"""The highest CPU or memory node that a cpuset may name: no kernel is built for more (NR_CPUS in Linux's
+arch/x86/Kconfig), and every runtime refuses a higher one."""
 LEAST_QUOTA = 1000
-"""The kernel takes no quota below 1 ms (min_cfs_quota_period in kernel/sched/core.c)."""
+"""Least CPU quota in microseconds that the kernel accepts (min_cfs_quota_period in kernel/sched/core.c)."""
 SLICE = ".slice"
-"""The end of each cgroup parent where systemd makes the cgroups: every other one is refused there."""
+"""The suffix of each cgroup parent where systemd manages the cgroups: any other one is refused there."""
 
 NO_RESOURCES = Resources()
 
@@ -55,8 +56,8 @@ NO_RESOURCES = Resources()
 class PodInfo:
     """What is known of a pod sandbox; ``id`` is "" until the runtime gave one.
 
-    ``cgroup_parent`` is None where the runtime does not tell it: unknown is not "", the runtime's default. Hook servers
-    are told "" of both.
+    ``cgroup_parent`` is None where the runtime does not report it; "" is the runtime's default. Hook servers get "" for
+    both.
     """
 
     id: str = ""
@@ -93,8 +94,8 @@ class ContainerInfo:
 class PodRecord:
     """A pod as the kubelet asked for it and as it is after the hooks.
 
-    ``read``: the runtime told it, which does not tell what a hook has replaced, and nobody else knows that: the two are
-    alike until a container's create repeats what the kubelet asks for.
+    ``read``: the record was read from the runtime, which does not report what a hook has replaced. Then both values are
+    equal until a container's create repeats what the kubelet asks for.
     """
 
     original: PodInfo
@@ -106,8 +107,8 @@ class PodRecord:
 class ContainerRecord:
     """A container as the kubelet asked for it and as it is after the hooks.
 
-    ``owners`` pairs resource fields with the plugins that set them, as far as that is known: nobody knows it of a
-    container that was read.
+    ``owners`` pairs resource fields with the plugins that set them, as far as known; for a container that was read they
+    are unknown.
     """
 
     original: ContainerInfo
@@ -119,7 +120,7 @@ class ContainerRecord:
 class Subject:
     """What a call is about: a pod, or a container together with its pod.
 
-    ``renewed``: the container's call tells more of the pod than the Store knows.
+    ``renewed``: the container's call has newer knowledge of the pod than the Store.
     """
 
     pod: PodRecord
@@ -129,14 +130,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class HookRequest:
-    """What a hook server is told; ``container`` is None at the pod's hook points."""
+    """The content of a hook call; ``container`` is None at the pod's hook points."""
 
     pod: PodInfo
     container: ContainerInfo | None = None
 
     @property
     def name(self) -> str:
-        """Return what people know it by: namespace/pod or namespace/pod/container."""
+        """Return the name for log lines: namespace/pod or namespace/pod/container."""
         names = (self.pod.namespace, self.pod.name, *(() if self.container is None else (self.container.name,)))
         return "/".join(names)
 
@@ -163,11 +164,11 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What the hook servers changed, all of them together.
+    """What all hook servers together changed.
 
-    Maps hold the entries to set and no others. ``resources`` maps field names of ``Resources`` to new values;
-    its two map fields hold changed entries only. ``confirmed`` names the resource fields that an answer repeated as
-    they were sent: a result that the hook stands for; ``confirmers`` pairs these with plugins. ``owners`` maps
+    Maps hold only the entries to set. ``resources`` maps field names of ``Resources`` to new values; its two map fields
+    hold changed entries only. ``confirmed`` has the resource fields that an answer repeated as they were sent, which
+    makes them a result that the hook asked for; ``confirmers`` pairs these with plugins. ``owners`` maps
     "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent", "resources.unified.KEY",
     "resources.hugepage_limits.2MB" to plugin names.
     """
@@ -183,7 +184,7 @@ class Adjustment:
     conflicts: tuple[Conflict, ...] = ()
 
     def __bool__(self) -> bool:
-        """Tell whether anything is changed (a confirmed value changes nothing by itself)."""
+        """Return whether anything is changed (a confirmed value changes nothing by itself)."""
         return bool(self.labels or self.annotations or self.envs or self.resources or self.cgroup_parent is not None)
 
 
@@ -219,8 +220,8 @@ def _entries(value: ResourceValue) -> Mapping[str, Any]:
 def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
     """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
 
-    Where they were equal there was no swap, and is none: so it is with the kubelet's. None is below the memory limit,
-    which kernel and runtimes refuse, and none is left where no memory is limited (0).
+    If they were equal there was no swap, and stays none, as the kubelet sets it. A swap limit is never below the memory
+    limit, which the kernel and the runtimes refuse, and is 0 if no memory limit is left (0).
     """
     assert isinstance(new_memory, int)
     if swap == memory:
@@ -231,7 +232,10 @@ def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
 
 
 def is_echo(sent: Resources, said: Resources) -> bool:
-    """Tell a whole echo from a partial answer: proto3 has no presence, so the numbers must tell."""
+    """Return whether an answer is a whole echo and not a partial answer.
+
+    proto3 has no field presence, so it is an echo if it repeats all numbers that were sent, and any were.
+    """
     numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
     return bool(numbers) and all(getattr(said, name) for name in numbers)
 
@@ -251,10 +255,10 @@ _CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
 
 
 def tidy(name: str, value: int | str) -> int | str:
-    """Return the normal form of a number or a text of ``Resources``; of a text that names nothing that is "".
+    """Return the normal form of a number or a text of ``Resources``; "" for a text without any item.
 
-    In a cpuset the kernel takes commas and blanks as separators, as many as there are (lib/bitmap-str.c). A quota below
-    its least is one that scaling made.
+    In a cpuset the kernel takes any number of commas and blanks as a separator (lib/bitmap-str.c). A quota below the
+    kernel's least value results from scaling and is raised to it.
     """
     if isinstance(value, str):
         return ",".join(_CPUSET_PARTS.findall(value))

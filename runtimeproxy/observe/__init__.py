@@ -1,1 +1,1 @@
-"""What the proxy tells of itself: log lines, metrics, stalls of its event loop, its state to systemd."""
+"""The proxy's own observability: log lines, metrics, stalls of its event loop, its state for systemd."""

@@ -1,10 +1,10 @@
-"""Log lines on stderr that never block a call and never hold a value.
+"""Log lines on stderr that never block a call and never contain a value.
 
-Owns the handler, the two formats, the limit of lines of a kind and the writing thread.
+Owns the handler, the two formats, the rate limit per kind of line and the writing thread.
 Must not know: what is logged; every line is written by its logger's own module.
-Invariants: a full or broken stderr costs lines, never time (they are dropped and counted); the text of an exception is
-written only if it is one of ours, since foreign ones may quote what they choked on; lines of foreign libraries are cut
-to their template for the same reason.
+Invariants: a full or broken stderr loses lines, never time (they are dropped and counted). The text of an exception is
+written only if the class is the project's own, since others may quote the input that they failed on; lines of other
+libraries are cut to their template for the same reason.
 """
 
 import json
@@ -23,20 +23,20 @@ OWN_LOGGER = "runtimeproxy"
 LINES_WAITING = 4096
 """How many lines wait for the writing thread before new ones are dropped."""
 SECONDS_BETWEEN = 1.0
-"""At least so long between two lines of a kind; lines at debug level are not limited."""
+"""Least seconds between two lines of a kind; lines at debug level are not limited."""
 
 UNLIMITED = {"limited": False}
-"""``extra`` of a line that is written however many there are: of lines that tell a state the last one must be there."""
+"""``extra`` of a line that is not rate-limited: of lines that report a state the last one must not be lost."""
 
 _KINDS_KNOWN = 1024
 _CLOSE_SECONDS = 1.0
 
 
 def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
-    """Send log lines at ``level`` or above to ``fd`` as ``format`` ("text" or "json"), in the place of an earlier call.
+    """Log lines at ``level`` or above to ``fd`` as ``format`` ("text" or "json"), replacing an earlier configuration.
 
-    Foreign libraries log warnings and errors at most: their debug lines hold header values.
-    Returns the handler: close it to have the last lines written.
+    Other libraries log only warnings and errors: their debug lines contain header values. Returns the handler; closing
+    it writes the last lines.
     """
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, LineHandler)]:
@@ -49,7 +49,7 @@ def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
 
 
 class Limit:
-    """At most one line of a kind in ``SECONDS_BETWEEN``; the next one tells how many were left out."""
+    """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one says how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,10 +69,10 @@ class Limit:
 
 
 class LineHandler(logging.Handler):
-    """Formats in the caller's thread, writes in its own; ``dropped`` counts the lines that stderr did not take.
+    """Formats in the caller's thread and writes in its own; ``dropped`` counts the lines that stderr did not take.
 
-    ``extra={"kind": NAME}`` makes lines of one template different kinds, for instance one a plugin.
-    ``extra=UNLIMITED`` has each of them written.
+    ``extra={"kind": NAME}`` divides lines of one template into kinds, for instance one per plugin. ``extra=UNLIMITED``
+    exempts a line from the limit.
     """
 
     def __init__(self, fd: int, formatter: logging.Formatter, limit: Limit | None = None) -> None:
@@ -86,7 +86,7 @@ class LineHandler(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record's line, if it is not one of too many."""
+        """Queue the record's line, unless its kind is over the limit."""
         try:
             if self._admits(record):
                 line = self.format(record) + "\n"
@@ -106,14 +106,15 @@ class LineHandler(logging.Handler):
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                # The bare fd: a thread that hangs inside sys.stderr would hold its lock when the interpreter ends.
+                # The bare descriptor: a thread that hangs inside sys.stderr would hold its lock when the interpreter
+                # ends.
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError:
                 self.dropped += 1
 
     def close(self) -> None:
-        """Write what waits, for at most a second, and leave the root logger."""
+        """Write the queued lines, for at most a second, and remove the handler from the root logger."""
         logging.getLogger().removeHandler(self)
         try:
             self._lines.put(None, timeout=_CLOSE_SECONDS)
@@ -124,20 +125,21 @@ class LineHandler(logging.Handler):
 
 
 class _Lines(logging.Formatter):
-    """What both formats share: message, trouble and time of a record, without values."""
+    """What both formats share: message, exception and time of a record, without values."""
 
     def __init__(self, show_tracebacks: bool) -> None:
         super().__init__()
         self._show_tracebacks = show_tracebacks
 
     def message(self, record: logging.LogRecord) -> str:
-        """Return the message; of a foreign library's line only the first line of its template."""
+        """Return the message; for a line of another library only the first line of its template."""
         if record.name.partition(".")[0] == OWN_LOGGER:
             return record.getMessage()
         return str(record.msg).partition("\n")[0]
 
     def trouble(self, record: logging.LogRecord) -> str:
-        """Return the exception's class and place, and its text if it is one of ours; "" if there is none."""
+        """Return the exception's class and place, and its text if the class is the project's own; "" without an
+        exception."""
         if not record.exc_info or record.exc_info[1] is None:
             return ""
         error = record.exc_info[1]
@@ -154,7 +156,7 @@ class _Lines(logging.Formatter):
         return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
 
     def time(self, record: logging.LogRecord) -> str:
-        """Return the record's time in UTC, in milliseconds (RFC 3339)."""
+        """Return the record's time in UTC, with milliseconds (RFC 3339)."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

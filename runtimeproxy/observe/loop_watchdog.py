@@ -1,13 +1,13 @@
-"""Stalls of the event loop: seen while they last, with the place where it hangs (fault matrix X7).
+"""Detect stalls of the event loop while they last, and log the place where it hangs (fault matrix X7).
 
-Owns the thread that watches the loop's, and the log line.
+Owns the thread that watches the loop's thread, and the log line.
 Must not know: what runs on the loop.
-Invariant: a line tells places in code, never values. A loop that rests costs short wakes of the watching thread, one a
-look, and is not woken itself; a loop that works pays nothing for each of its turns.
+Invariant: a line names places in code, never values. While the loop is idle, only the watching thread wakes shortly for
+each look and the loop is not woken; while it is busy, its iterations cost nothing extra.
 
-A loop that rests has no frame of Python above the one that runs it. Where the thread finds another one it asks the loop
-to make a turn: a loop that has not done so in time hangs. A stall may be as old as one look when it is found, so each
-one above the limit and one look is told, whenever it begins, and none below the limit.
+An idle loop has no Python frame above the one that runs it. If the thread finds another frame, it schedules a callback
+on the loop: a loop that has not run it in time hangs. A stall may be as old as one look interval when it is found, so
+each stall longer than the limit plus one interval is logged, whenever it begins, and none shorter than the limit.
 """
 
 import asyncio
@@ -23,12 +23,13 @@ log = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.2
 LOOK_SECONDS = 0.04
-"""With the limit below 0.25 s, and some ms are left for a thread that is late."""
+"""Seconds between two looks. With the limit that is below 0.25 s, with some ms of tolerance for a thread that is
+late."""
 FRAMES_TOLD = 16
 
 
 class LoopWatchdog:
-    """Watches the loop of the thread that makes it; ``start`` and ``stop`` belong in that thread."""
+    """Watches the loop of the thread that creates it; ``start`` and ``stop`` must be called in that thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Metrics) -> None:
         self._loop = loop
@@ -38,22 +39,22 @@ class LoopWatchdog:
         self._turned = threading.Event()
         self._stopped = False
         self._going_on = threading.Lock()
-        """Held until the end: to wait for it costs less than to wait for an event, which matters while nothing else
-        happens."""
+        """Held until the end: waiting for a lock costs less than waiting for an event, which matters on an idle
+        node."""
         self._going_on.acquire()
         self._watcher = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch from the loop's next turn on."""
+        """Start watching at the loop's next iteration."""
         self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Remember the frame that runs the loop: it called this function."""
+        """Remember the frame that runs the loop, which is the caller of this callback, and start the thread."""
         self._resting = sys._getframe().f_back
         self._watcher.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching and join the thread."""
         if not self._stopped:
             self._stopped = True
             self._going_on.release()
@@ -72,7 +73,7 @@ class LoopWatchdog:
         return sys._current_frames().get(self._thread_id)
 
     def _wait_for_turn(self) -> None:
-        """Ask the loop for a turn, and tell where it hangs if it makes none in time."""
+        """Schedule a callback on the loop, and log where it hangs if it does not run it in time."""
         began = time.monotonic()
         self._turned.clear()
         self._loop.call_soon_threadsafe(self._turned.set)
@@ -84,7 +85,7 @@ class LoopWatchdog:
             self._loop.call_soon_threadsafe(self._over, time.monotonic() - began)
 
     def _place(self) -> str:
-        """Name file, line and function of the frames above the loop's own, the innermost first."""
+        """Return file, line and function of the frames above the loop's own, innermost first."""
         frame, places = self._frame(), list[str]()
         while frame is not None and frame is not self._resting and len(places) < FRAMES_TOLD:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")

@@ -1,7 +1,7 @@
-"""What the proxy counts of itself.
+"""The proxy's own metrics.
 
-Owns counters, gauges, the four timestamps of an intercepted call, and the line on fields that nobody can set.
-Must not know: who counts, how figures are shown.
+Owns counters, gauges, the timestamps of intercepted calls, and the log line on fields that cannot be set.
+Must not know: who counts, how metrics are shown.
 Invariant: labels are names from tables (operations, hook points, plugins, reasons), never values of a request.
 """
 
@@ -20,10 +20,10 @@ RECENT_CALLS = 256
 
 @dataclass(slots=True, eq=False)
 class CallTimes:
-    """The moments of one intercepted call on the event loop's clock, in seconds; None = it did not get there.
+    """The moments of one intercepted call on the event loop's clock, in seconds; None if it was not reached.
 
-    Held to released is ours and the hook servers', released to answered the runtime's, answered to done the Post
-    hooks'.
+    From held to released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done
+    the Post hooks.
     """
 
     operation: str
@@ -35,7 +35,7 @@ class CallTimes:
 
 
 class Metrics:
-    """Counters and gauges by name and labels, and the latest calls."""
+    """Counters and gauges by name and labels, and the times of the latest calls."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -44,11 +44,11 @@ class Metrics:
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
 
     def count(self, name: str, **labels: str) -> None:
-        """Add one to a counter."""
+        """Increment a counter by one."""
         self.counters[name, tuple(sorted(labels.items()))] += 1
 
     def counted(self, name: str, **labels: str) -> int:
-        """Return a counter; 0 if it was never counted."""
+        """Return a counter's value; 0 if it was never incremented."""
         return self.counters[name, tuple(sorted(labels.items()))]
 
     def total(self, name: str) -> int:
@@ -60,11 +60,11 @@ class Metrics:
         self.gauges[name, tuple(sorted(labels.items()))] = value
 
     def figures(self) -> list[str]:
-        """List the counters and gauges, one a line, as Prometheus spells them."""
+        """Return the counters and gauges, one per line, in Prometheus' text format."""
         return [_figure(key, value) for key, value in sorted({**self.counters, **self.gauges}.items())]
 
     def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
-        """Count and log fields that a hook server set and that cannot be set ``by`` what a request is made with."""
+        """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
         for field in fields:
             self.count("fields_left_out", operation=operation, field=field)
         if fields:
@@ -73,7 +73,7 @@ class Metrics:
             log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
 
     def call(self, operation: str) -> CallTimes:
-        """Begin the record of an intercepted call."""
+        """Record the start of an intercepted call and return its times."""
         times = CallTimes(operation, self.clock())
         self.calls.append(times)
         return times

@@ -1,10 +1,10 @@
-"""What the process tells systemd of itself (sd_notify(3)): it is ready, it is alive, it stops.
+"""Notify systemd of the process's state (sd_notify(3)): ready, alive, stopping.
 
-Owns the datagrams to NOTIFY_SOCKET and the beat that WATCHDOG_USEC asks for.
+Owns the datagrams to NOTIFY_SOCKET and the watchdog messages that WATCHDOG_USEC asks for.
 Must not know: what ready means, why the process stops.
-Invariant: without a supervisor nothing is sent; one that does not listen costs nothing. Telling never fails, and needs
-no new descriptor: it goes on where none is left (P8). The beat is the event loop's own: a loop that hangs is restarted
-(fault matrix P7, X7).
+Invariant: without a supervisor nothing is sent; one that does not read causes no delay. Notifying never raises, and
+needs no new descriptor after the first message, so it goes on when none is left (P8). The watchdog messages come from
+the event loop itself, so that a loop that hangs is restarted (fault matrix P7, X7).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ ALIVE = b"WATCHDOG=1"
 
 
 class SystemdNotifier:
-    """The one who started us; its variables are removed."""
+    """The supervisor that started the process; its variables are removed from the environment."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")
@@ -29,7 +29,7 @@ class SystemdNotifier:
         self._socket: socket.socket | None = None
 
     def ready(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell that clients can connect, and from now on that the loop is alive."""
+        """Send READY=1, and WATCHDOG=1 in intervals from now on."""
         self._tell(READY)
         if self._beat_seconds:
             self._beat(loop)
@@ -39,11 +39,11 @@ class SystemdNotifier:
         self._tell(ALIVE)
 
     def stopping(self) -> None:
-        """Tell that the end has begun; the beat goes on."""
+        """Send STOPPING=1; the watchdog messages go on."""
         self._tell(STOPPING)
 
     def leave(self) -> None:
-        """Tell nothing more."""
+        """Stop sending and close the socket."""
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:
@@ -59,4 +59,4 @@ class SystemdNotifier:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.sendto(state, address)
         except OSError:
-            pass  # nobody listens, or reads: there is nobody to tell; or no descriptor is left for the first word
+            pass  # nobody listens or reads, or no descriptor is left for the first message

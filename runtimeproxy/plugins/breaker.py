@@ -1,9 +1,10 @@
-"""The breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix H10).
+"""The circuit breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix
+H10).
 
-Owns which failures count, how many in a row open the breaker, for how long, and who tries whether the server is well.
+Owns which failures count, how many in a row open the breaker, for how long, and which call probes the server.
 Must not know: clocks, sockets, policies, what is done instead of asking.
-Invariant: while it is open nobody is let in; while it is half open one at a time is. What was let in before the state
-changed, or before another server took the socket, says nothing about the time after it.
+Invariant: while it is open no attempt is admitted; while it is half open one at a time is. An attempt admitted before
+the state changed, or before another server took the socket, says nothing about the time after it.
 """
 
 from collections.abc import Hashable
@@ -13,18 +14,21 @@ from runtimeproxy.errors import Reason
 
 FAILURES_IN_A_ROW = 5
 OPEN_SECONDS = 30.0
-"""How long it is open at first; so many times longer with each time that it opens without an answer between."""
+"""Seconds that it is open the first time; n times as long at its n-th opening without a good answer in between."""
 LONGEST_SECONDS = 300.0
 
 _SICK = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
-"""These cost time or a connection, whatever was asked about."""
+"""Failures that count: they cost time or a connection, whatever the call was about."""
 _WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER})
-"""An answer is an answer, whatever it says of one pod: it must not take the hooks from all the others. All other
-reasons say nothing: a socket that is not there costs nothing, and the next call looks again by itself."""
+"""Results that close the breaker: any answer counts, whatever it says of one pod, since the hooks of all others must
+not be lost for it.
+
+The remaining reasons change nothing: a socket that is missing costs no time, and the next call looks again anyway.
+"""
 
 
 class BreakerState(Enum):
-    """Closed: everybody is asked. Open: nobody. Half open: one at a time, to see whether the server is well."""
+    """CLOSED: all calls are admitted. OPEN: none. HALF_OPEN: one at a time, to probe the server."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -32,12 +36,12 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Lets attempts in and is told what came of them; ``now`` is any clock's seconds, always the same clock's."""
+    """Admits attempts and records their results; ``now`` is in seconds, always of the same clock."""
 
     def __init__(self) -> None:
         self.state = BreakerState.CLOSED
         self.seconds = 0.0
-        """How long it was opened for, the last time."""
+        """How long it was opened for, the last time, in seconds."""
         self._until = 0.0
         self._failures = 0
         self._openings = 0
@@ -46,10 +50,10 @@ class Breaker:
         self._era = 0
 
     def admit(self, server: Hashable, now: float) -> int | None:
-        """Return the number of an attempt, None if the hook server is not to be asked now.
+        """Return the number of an attempt; None if the hook server must not be asked now.
 
-        ``server`` is equal as long as the same one has the socket: another one is tried at once. An attempt must be
-        ended by ``end``.
+        ``server`` must stay equal as long as the same process has the socket: a new one is probed at once. An attempt
+        must be ended by ``end``.
         """
         if server != self._server:
             self._meet(server)
@@ -61,7 +65,7 @@ class Breaker:
         return self._era
 
     def end(self, attempt: int, reason: Reason | None, now: float) -> None:
-        """Take what came of an attempt: why it failed, None for a good answer."""
+        """Record the result of an attempt: the reason of its failure, None for a good answer."""
         if attempt != self._era:
             return
         self._trying = False
@@ -72,11 +76,11 @@ class Breaker:
             self._fail(now)
 
     def seconds_left(self, now: float) -> float:
-        """Return how long the server is not even tried."""
+        """Return for how many seconds the server will not even be probed."""
         return max(self._until - now, 0.0) if self.state is BreakerState.OPEN else 0.0
 
     def _meet(self, server: Hashable) -> None:
-        """Forget the server before this one; after a sick one, the new one is tried by one call."""
+        """Reset for a new server; unless the breaker was closed, one call probes the new server first."""
         self._server = server
         self._forget()
         self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)

@@ -1,9 +1,10 @@
-"""Asking a plugin, or not: the time that is left and what its server did before decide; what it does now is remembered.
+"""Decide whether a plugin is asked now and for how long, from the time left and its server's earlier results.
 
 Owns a plugin's share of a call's time, the use of the breakers, the hook points that servers say they do not serve, and
-what is told of both.
+the log lines on both.
 Must not know: what is asked, what an answer means, policies.
-Invariant: an attempt that was let in is ended whatever happens in it; a plugin that is gone is not told of any more.
+Invariant: an attempt that was admitted is ended whatever happens in it; nothing is logged about a plugin that is no
+longer registered.
 """
 
 import logging
@@ -21,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class CallGuard:
-    """Decides for all plugins; ``registered`` tells those of a hook point.
+    """Guards the calls to all plugins; ``registered`` returns those of a hook point.
 
-    ``budget_seconds`` is what the plugins of a call have together if its caller is in no hurry.
+    ``budget_seconds`` is the budget for all plugins of a call whose caller's deadline does not shorten it.
     """
 
     def __init__(
@@ -39,16 +40,16 @@ class CallGuard:
         self._budget_seconds = budget_seconds
 
     async def ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
-        """Ask a plugin, unless it is not to be asked now, and note what comes of it.
+        """Ask a plugin, unless it must not be asked now, and record the result.
 
-        ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError.
+        ``end`` is when its share of the budget ends, on the clock given to the constructor. Raises HookError.
         """
         now = self._clock()
         seconds = min(plugin.timeout_seconds, end - now)
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several has a half
+        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several gets half
         peer = plugin.client.peer()
         if peer.connection and plugin.unserved.get(point.name) == peer.connection:
             text = "the server said so, and is not asked again before it reconnects"
@@ -58,13 +59,13 @@ class CallGuard:
             wait = plugin.breaker.seconds_left(now)
             text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
-        # What ends in no other way was left by its caller, which says nothing of the server.
+        # If nothing else sets a result, the caller has left, which says nothing about the server.
         came: Reason | None = Reason.INTERNAL
         try:
             answer = await plugin.client.call(point, request, seconds, peer)
             came = None
         except HookError as error:
-            if fair or error.reason is not Reason.DEADLINE:  # else a hurried caller, or the plugins before it
+            if fair or error.reason is not Reason.DEADLINE:  # else it was given too little time
                 came = error.reason
             if came is Reason.UNIMPLEMENTED:
                 self._remember_unserved(plugin, point, peer)
@@ -80,7 +81,7 @@ class CallGuard:
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, asked: Peer) -> None:
         now = plugin.client.peer()
         if now.socket != asked.socket or plugin.unserved.get(point.name) == now.connection:
-            return  # another server has the socket now, and has said nothing; or it is known
+            return  # another server has the socket now and has not said so, or it is known already
         plugin.unserved[point.name] = now.connection
         log.warning(
             "hook server %s does not serve %s although its registration lists it: take it out of runtime-hooks, or "

@@ -1,9 +1,9 @@
 """The client of one hook server (hook-api, first table and "Failures").
 
-Owns the way of a hook request to its hook server and back, and which reason a failure is counted under.
+Owns the path of a hook request to its hook server and back, and the reason that a failure is counted under.
 Must not know: policies, budgets, what is done with an answer.
-Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline; the hook server's own
-words are what the error says for its caller (``said``), never what is logged.
+Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline. The hook server's own
+text is only in the error for the caller (``said``), never in a log line.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _REASONS = {
 
 
 class HookClient:
-    """Asks the hook server of ``plugin`` that listens at ``endpoint``; an answer above the limit is a failure."""
+    """Asks the hook server of ``plugin`` at ``endpoint``; an answer longer than the limit is a failure."""
 
     def __init__(self, plugin: str, endpoint: str, max_answer_bytes: int = MAX_REPLY_BYTES) -> None:
         self._plugin = plugin
@@ -46,7 +46,7 @@ class HookClient:
     async def call(
         self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        """Ask the hook server; ``peer`` is what was seen at its socket just now. Raises HookError."""
+        """Ask the hook server; ``peer`` is what was found at its socket just now. Raises HookError."""
         self._in_flight += 1
         loop = asyncio.get_running_loop()
         half_time = loop.time() + timeout_seconds / 2
@@ -76,8 +76,11 @@ class HookClient:
                 await self._close_if_idle()
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
-        """Tell what a call ended in; a status that the time is over is one like others if it came ``soon``: what was
-        late is the server's own work, perhaps for one pod. gRPC's client bounds the length of the server's words."""
+        """Return the HookError for a failed call.
+
+        A status DEADLINE_EXCEEDED that came ``soon`` is treated like other error statuses: the server's own work was
+        late, perhaps for one pod. The gRPC client limits the length of the server's text.
+        """
         if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
@@ -89,7 +92,7 @@ class HookClient:
         return HookError(self._plugin, point.name, Reason.ERROR_STATUS, status, said=failure.text)
 
     async def close(self) -> None:
-        """Close the connection as soon as no call is in flight; a call that comes later is served all the same."""
+        """Close the connection as soon as no call is in flight; a call that comes later is still made."""
         self._closed = True
         await self._close_if_idle()
 

@@ -1,4 +1,4 @@
-"""The registration directory, read once (hook-api, "Registration files").
+"""Read the registration directory once (hook-api, "Registration files").
 
 Owns which names count, and how a file is opened so that nothing in the directory can block or fill the proxy.
 Must not know: what a file says, when it is read.
@@ -13,23 +13,24 @@ from runtimeproxy.plugins.registration import MAX_BYTES
 from runtimeproxy.plugins.registry import Content, UnreadableFile
 
 _LOOKS = 4
-"""So often the files are read while new names keep coming."""
+"""How many times the files are read while new names keep appearing."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# O_NONBLOCK: should a FIFO take the place of the file between stat and open, opening it does not wait for a writer.
+# O_NONBLOCK: if a FIFO replaces the file between stat and open, opening it does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def counts(name: str) -> bool:
-    """Tell whether a file of this name is a registration."""
+    """Return whether a file of this name is a registration."""
     return name.endswith(".json") and not name.startswith(".")
 
 
 def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
-    """Read every registration file; a missing directory has none.
+    """Return the content of every registration file by name; a missing directory has none.
 
     ``known`` are names read before: each is looked up even if the listing lacks it, because a listing taken during a
-    rename may lack a file that was there all the time. If new names came while the files were read, all are read again:
-    a file that is renamed meanwhile would be missed under both names. Raises OSError if the directory cannot be read.
+    rename may lack a file that was there all the time. If new names appeared while the files were read, all are read
+    again: a file that is renamed meanwhile would be missed under both names. Raises OSError if the directory cannot be
+    read.
     """
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
@@ -56,7 +57,7 @@ def _settled(folder: int, names: set[str]) -> dict[str, Content]:
 
 
 def _content(folder: int, name: str) -> Content | None:
-    """Return what a file holds, None if it is gone. A link to nothing is there, and unreadable."""
+    """Return a file's content; None if it does not exist. A dangling link exists and is unreadable."""
     try:
         return _regular(folder, name, os.stat(name, dir_fd=folder))
     except OSError as error:
@@ -65,7 +66,7 @@ def _content(folder: int, name: str) -> Content | None:
         except FileNotFoundError:
             return None
         except OSError:
-            pass  # it is there, for all that is known
+            pass  # treat it as existing
         return UnreadableFile(f"{name}: cannot be read: {error.strerror}")
 
 
@@ -85,7 +86,7 @@ def _regular(folder: int, name: str, found: os.stat_result) -> Content:
 
 
 def _read_up_to(file: int, limit: int) -> bytes:
-    """Read to the end, but no more than ``limit`` bytes: the file may grow while it is read."""
+    """Read to the end, but at most ``limit`` bytes: the file may grow while it is read."""
     parts = []
     while limit and (part := os.read(file, limit)):
         parts.append(part)

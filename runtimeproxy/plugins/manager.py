@@ -1,9 +1,9 @@
-"""The Plugins Manager: who is to be asked at a hook point, right now.
+"""The Plugins Manager knows which hook servers are to be asked at a hook point, right now.
 
 Owns the plugins, their clients, and the task that follows the registration directory.
 Must not know: what a hook server is asked and what its answer means, deadlines, failure handling.
-Invariant: what a caller got stays usable to the end of its call; the answer for the next call comes from tables that
-are replaced whole. Nothing in the directory can end the task that follows it.
+Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
+a whole. Nothing in the directory can end the task that follows it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Plugin:
     """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points.
 
-    It stays the same one, with what is known of the server's failures, until its own registration changes.
+    The object, with what is known of the server's failures, stays until its own registration changes.
     """
 
     name: str
@@ -41,15 +41,17 @@ class Plugin:
     client: HookClient
     breaker: Breaker = field(default_factory=Breaker)
     unserved: dict[str, int] = field(default_factory=dict)
-    """The hook points that the server said it does not serve, and on which of its client's connections."""
+    """The hook points that the server said it does not serve, each with the number of the connection on which it said
+    so."""
     bad_fields: set[str] = field(default_factory=set)
-    """The names of the fields that it answered badly, each of which was told."""
+    """The names of the fields that it answered badly, each of which was logged."""
 
 
 PATIENCE_SECONDS = 5.0
-"""So long a look at the directory may take until that is told, and the start goes on without it."""
+"""How many seconds a look at the directory may take before a warning is logged, and before the start goes on without
+it."""
 FAULT_SECONDS = 1.0
-"""Until the directory is looked at again after a fault of ours."""
+"""Seconds until the directory is read again after an error in the proxy itself."""
 _RESULTS = {
     ChangeKind.ADDED: "ok",
     ChangeKind.CHANGED: "ok",
@@ -60,7 +62,7 @@ _RESULTS = {
 
 
 class Manager:
-    """Follows a registration directory; it need not exist.
+    """Follows a registration directory, which need not exist.
 
     ``client_factory`` makes the client for (plugin name, socket path).
     """
@@ -85,15 +87,15 @@ class Manager:
         self._fail_points: frozenset[str] = frozenset()
         self._built: tuple[Registration, ...] = ()
         self.on_change: Callable[[], None] | None = None
-        """Called when other plugins are registered than before."""
+        """Called when the set of registered plugins has changed."""
         self._complaint = ""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read the directory, then follow it: plugins registered before the start serve the first call.
+        """Read the directory, then follow it, so that plugins registered before the start serve the first call.
 
-        A directory that does not answer is waited for no longer than PATIENCE_SECONDS.
+        Waits at most PATIENCE_SECONDS for a directory that does not respond.
         """
         looked = asyncio.Event()
         self._task = asyncio.create_task(self._follow(looked), name="plugins manager")
@@ -102,7 +104,7 @@ class Manager:
                 await looked.wait()
 
     async def stop(self) -> None:
-        """Stop following, let calls in flight end and close all clients."""
+        """Stop following, wait for calls in flight and close all clients."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -117,11 +119,11 @@ class Manager:
         return self._by_point.get(point.name, ())
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
-        """Tell whether any plugin is registered for any of the points."""
+        """Return whether any plugin is registered for any of the points."""
         return any(point.name in self._by_point for point in points)
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
-        """Tell whether a plugin with policy Fail is registered for a point."""
+        """Return whether a plugin with policy Fail is registered for a point."""
         return point.name in self._fail_points
 
     async def _follow(self, looked: asyncio.Event) -> None:
@@ -136,7 +138,7 @@ class Manager:
 
     @asynccontextmanager
     async def _telling_of_a_hang(self) -> AsyncIterator[None]:
-        """Complain of a look that takes too long: nothing more is seen until it has ended."""
+        """Log a warning if a look at the directory takes too long: no change is noticed until it has ended."""
         why = "does not answer: is there a link into a mount that is gone? The plugins stay as they are"
         complain = partial(self._complain, f"{self._folder} {why}")
         timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, complain)
@@ -147,7 +149,7 @@ class Manager:
 
     @asynccontextmanager
     async def _going_on(self) -> AsyncIterator[None]:
-        """Let no fault of ours end the following: the next event or poll tries again."""
+        """Log an exception of the proxy's own and go on: the next event or poll tries again."""
         try:
             yield
         except Exception as error:
@@ -168,7 +170,7 @@ class Manager:
         self._recorder.gauge("config_invalid_files", self._registry.invalid)
 
     def _complain(self, text: str) -> None:
-        """Log a complaint about the directory itself once, until it is over."""
+        """Log a problem of the directory itself once; "" means that it is over."""
         if text and text != self._complaint:
             log.warning("%s", text, extra=UNLIMITED)
         self._complaint = text
@@ -194,7 +196,7 @@ class Manager:
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
-        """Replace the tables by those of the registry."""
+        """Replace the tables by new ones from the registry."""
         before, wanted = self._plugins, self._registry.registrations
         unchanged = set(self._built)
         self._plugins = {
@@ -223,7 +225,7 @@ class Manager:
         )
 
     def _give_up(self, before: Iterable[Plugin], kept: Set[HookClient]) -> None:
-        """Close the clients that nobody has any more, and begin the breakers' gauges anew."""
+        """Close the clients that no plugin uses any more, and reset their breakers' gauges."""
         for plugin in before:
             if plugin.client not in kept:
                 self._retire(plugin.client)

@@ -1,8 +1,8 @@
-"""One registration file: its text becomes a ``Registration`` (hook-api, "Registration files").
+"""Parse one registration file into a ``Registration`` (hook-api, "Registration files").
 
 Owns the keys of a file, their types and defaults, and which faults are errors and which only warnings.
 Must not know: directories, when a file is read, what happens to a plugin.
-Invariant: texts that say the same, in whatever order, give equal registrations.
+Invariant: files with the same content, in whatever order, give equal registrations.
 """
 
 import json
@@ -16,7 +16,7 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.settings.config import parse_duration, parse_endpoint
 
 MAX_BYTES = 1024 * 1024
-"""Longest file that is taken."""
+"""Longest file that is accepted, in bytes."""
 
 ENDPOINT = "remote-endpoint"
 POLICY = "failure-policy"
@@ -54,7 +54,7 @@ class Registration:
 
 
 def parse(name: str, content: bytes) -> Registration:
-    """Read the content of the file ``name``.
+    """Parse the content of the file ``name``.
 
     Unknown keys and hook names are accepted with a warning. Raises ConfigError naming the file, the key and the rule.
     """
@@ -79,7 +79,7 @@ def parse(name: str, content: bytes) -> Registration:
 
 
 def _object(name: str, content: bytes) -> Mapping[str, Any]:
-    """Return the JSON object without its null members, which say as little as absent ones."""
+    """Return the JSON object without its null members, which mean the same as absent ones."""
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON object")
     try:
@@ -122,7 +122,7 @@ def _warnings(name: str, keys: Iterable[str], hooks: Iterable[str], points: Iter
 
 
 def _shown(names: Iterable[str]) -> str:
-    """List names for a log line: a hostile file must not fill the log."""
+    """Return names for a log line, shortened: a hostile file must not fill the log."""
     shown = [ascii(name[:_MAX_NAME]) for name in sorted(names)]
     more = len(shown) - _MAX_SHOWN
     return ", ".join(shown[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,9 +1,9 @@
-"""What is registered: file contents come in, changes go out (hook-api, "Registration files").
+"""The registered plugins: takes file contents, returns changes (hook-api, "Registration files").
 
-Owns the last good state of every file name, and what is worth telling about a file.
+Owns the last good state of every file name, and which changes of a file are to be logged.
 Must not know: directories, events, clients.
-Invariant: a content that cannot be used never takes away the last good registration of its name; only the file's
-absence does.
+Invariant: content that cannot be used never removes the last good registration of its name; only the file's absence
+does.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from runtimeproxy.plugins.registration import Registration, parse
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file that is there and whose content could not be had; ``reason`` says why, naming the file."""
+    """A file that exists and whose content could not be read; ``reason`` says why, naming the file."""
 
     reason: str
 
 
 Content = bytes | UnreadableFile
-"""What a file holds, as far as it could be read."""
+"""The content of a file, as far as it could be read."""
 
 
 class ChangeKind(Enum):
-    """What became of a file name."""
+    """Kind of a change of a registration file."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -37,9 +37,9 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing to tell: ``registration`` is the one that counts from now on, None if there is none.
+    """One change to log; ``registration`` is the one in effect from now on, None if there is none.
 
-    ``reason`` says why a content was rejected.
+    ``reason`` says why content was rejected.
     """
 
     kind: ChangeKind
@@ -58,27 +58,27 @@ class Registry:
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """List what is registered in file-name order, which is the order of the plugins."""
+        """Return the registrations in file-name order, which is the order of the plugins."""
         return tuple(self._good[name] for name in sorted(self._good))
 
     @property
     def names(self) -> frozenset[str]:
-        """Name the files that are there, good or not."""
+        """Return the names of the existing files, good or not."""
         return frozenset(self._seen)
 
     @property
     def invalid(self) -> int:
-        """Count the files whose present content is rejected."""
+        """Return the number of files whose present content is rejected."""
         return len(self._rejected)
 
     def replace(self, contents: Mapping[str, Content]) -> tuple[Change, ...]:
-        """Take the whole directory as it is now and return what changed, in file-name order."""
+        """Replace the state by the directory's present contents; return the changes, in file-name order."""
         names = sorted(self._seen.keys() | contents.keys())
         changes = (self.update(name, contents.get(name)) for name in names)
         return tuple(change for change in changes if change is not None)
 
     def update(self, name: str, content: Content | None) -> Change | None:
-        """Take the present content of one file, None if it is gone; return what changed, None if nothing did."""
+        """Set the present content of one file, None if it is gone; return the change, None if there is none."""
         if content is None:
             self._seen.pop(name, None)
             self._rejected.discard(name)
@@ -98,7 +98,7 @@ class Registry:
         if registration == before:
             if name not in self._rejected:
                 return None
-            kind = ChangeKind.RESTORED  # the operator waits for that line
+            kind = ChangeKind.RESTORED  # the operator waits for this log line
         self._good[name] = registration
         self._rejected.discard(name)
         return Change(kind, name, registration)

@@ -1,10 +1,10 @@
-"""Waiting until the registration directory may have changed (hook-api, "Registration files").
+"""Wait until the registration directory may have changed (hook-api, "Registration files").
 
-Owns the inotify watches: on the directory, on each folder above it (it may be missing, renamed or replaced), and beside
-what its links point to; and the slow poll that stands in where inotify is silent.
+Owns the inotify watches: on the directory, on each folder above it (it may be missing, renamed or replaced), and on the
+targets of its links; and the slow poll that helps where inotify reports nothing.
 Must not know: what a file says; it never opens one.
-Invariant: events are only hints. Whoever waits here renews the watches after every return, and reads the directory
-again behind that, so that no change falls between the two.
+Invariant: events are only hints. The caller renews the watches after every return and reads the directory after that,
+so that no change is missed in between.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 10.0
 SETTLE_SECONDS = 0.02
-"""Pause after the first event: a file that is truncated and written anew is mostly seen once."""
+"""Pause in seconds after the first event: a file that is truncated and written anew is mostly seen once."""
 
 _MAX_FORGOTTEN = 1000
 _MOST_LINKS = 40
-"""As the kernel has it (path_resolution(7))."""
+"""Most links that are followed in a path, as in the kernel (path_resolution(7))."""
 _COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
-"""What matters in a folder above the directory; what is written there must not wake anybody."""
+"""The events that matter in a folder above the directory; other writes there must not wake the proxy."""
 _CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
 
@@ -44,11 +44,12 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to what the paths mean now; it may block for ever if one leads into a dead mount."""
+        """Set the watches to the folders that the paths lead to now; may block for ever if one leads into a dead
+        mount."""
         try:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
-                os.set_blocking(self._inotify.fd, False)  # it says so itself, with another flag's number
+                os.set_blocking(self._inotify.fd, False)  # the library sets another flag's number
             self._arm(self._inotify)
         except OSError as error:
             if not self._warned:
@@ -77,7 +78,8 @@ class Watcher:
         self._names = dict(watches)
 
     async def changed(self) -> None:
-        """Wait until the directory may have changed, at most the poll's time; the watches are to be renewed then."""
+        """Wait until the directory may have changed, at most for the poll interval; the watches must be renewed
+        then."""
         try:
             async with asyncio.timeout(self._poll_seconds):
                 await self._event()
@@ -85,13 +87,13 @@ class Watcher:
             pass  # the poll
         else:
             await asyncio.sleep(SETTLE_SECONDS)
-            # One look at the directory answers all that waits. What a frantic writer adds meanwhile may stay.
+            # One read of the directory covers all queued events. What a busy writer adds meanwhile may stay queued.
             for _ in range(_MAX_FORGOTTEN):
                 if self._inotify is None or self._inotify.sync_get() is None:
                     break
 
     def close(self) -> None:
-        """Give the watches back."""
+        """Close the inotify descriptor."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
@@ -110,10 +112,10 @@ _EVERY_NAME = ""
 
 
 def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
-    """Yield where a change matters: folder, name in it, kinds of change; every name matters in the directory itself.
+    """Yield where a change matters as (folder, name in it, event mask); in the directory itself every name matters.
 
-    Folders come before what is in them: what appears while the watches are set is then seen by the one above.
-    Of two kinds for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
+    Folders come before what is in them, so that what appears while the watches are set is seen by the watch above. Of
+    two masks for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
     """
     links = _links(directory)
     for path in (directory, *links):
@@ -126,7 +128,7 @@ def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
 
 
 def _hops(path: str) -> Iterator[str]:
-    """Yield a path, and what it becomes link by link: each of them may be made to point elsewhere."""
+    """Yield a path, and what it becomes by resolving link after link: each link may be changed to point elsewhere."""
     yield path
     for _ in range(_MOST_LINKS):
         behind = _behind_first_link(path)
@@ -137,7 +139,10 @@ def _hops(path: str) -> Iterator[str]:
 
 
 def _behind_first_link(path: str) -> str | None:
-    """Return what a path becomes by the first link in it: ".." stays, as a link before it may lead elsewhere."""
+    """Return a path with its first link resolved; None if it has none.
+
+    ".." is kept, as a link before it may lead elsewhere.
+    """
     folder, *names = "/", *path.split("/")[1:]
     for place, name in enumerate(names, start=1):
         here = os.path.join(folder, name)

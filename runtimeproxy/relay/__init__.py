@@ -1,1 +1,1 @@
-"""The only transport code: sockets, and bytes between them."""
+"""The only transport code: sockets, and the bytes between them."""

@@ -1,4 +1,4 @@
-"""Accepting connections.
+"""Accept client connections.
 
 Owns accept(2) on the listening socket.
 Must not know: what is done with a connection.
@@ -28,18 +28,18 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Start accepting."""
         self._timer = None
         self._loop.add_reader(self._listener, self.accept)
 
     def stop(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
 
     def accept(self) -> None:
-        """Accept who waits now, many at a time."""
+        """Accept the connections that wait now, up to ``BATCH`` of them."""
         for _ in range(BATCH):
             try:
                 client, _ = self._listener.accept()

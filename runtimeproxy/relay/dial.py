@@ -1,9 +1,9 @@
-"""Connecting to a unix socket without surprises.
+"""Connect to a unix socket.
 
-Owns connect(2) on unix sockets, and who may be at the other end where that matters.
+Owns connect(2) on unix sockets, and the check of who is at the other end where that matters.
 Must not know: what is spoken on the connection.
-Invariant: a connection that is returned is one. asyncio reports a connection where the backlog is full (EAGAIN) and
-uvloop raises, so this stands on plain sockets (relay-rules A12).
+Invariant: a returned socket is connected. With a full backlog (EAGAIN) asyncio reports a connection that is none and
+uvloop raises, so plain sockets are used (relay-rules A12).
 """
 
 import asyncio
@@ -17,21 +17,22 @@ from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What says nothing about who listens: descriptors or memory are short, which is waited for (fault matrix P8)."""
+"""Errors that say nothing about the listener: the proxy lacks descriptors or memory, and tries again (fault matrix
+P8)."""
 SCARCE_RETRY_SECONDS = 0.1
 
 
 class UntrustedSocket(RuntimeProxyError):
-    """Somebody else than root or our own user could answer at a socket; the text says who and what to do."""
+    """Another user than root or the proxy's own could answer at a socket; the text says who and what to do."""
 
 
 def own_shortage(lacking: str) -> str:
-    """Say that a connection could not be made because of ``lacking``, as the system calls it."""
+    """Return the message that the proxy could not connect for want of ``lacking``, which is the system's own text."""
     return f"the proxy itself lacks what it needs: {lacking}"
 
 
 def why(error: OSError) -> str:
-    """Say why a connection could not be made; what is short here is no fault of who listens."""
+    """Return why a connection could not be made; a shortage in the proxy is not blamed on the listener."""
     if isinstance(error, TimeoutError):
         return "it accepts nobody: its backlog stays full"
     reason = error.strerror or type(error).__name__
@@ -39,7 +40,8 @@ def why(error: OSError) -> str:
 
 
 def dial_now(path: str) -> socket.socket | None:
-    """Connect at once; None if the listener's backlog is full. Raises OSError if nobody listens."""
+    """Connect immediately and return the socket; None if the listener's backlog is full. Raises OSError if nobody
+    listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)
@@ -53,7 +55,7 @@ def dial_now(path: str) -> socket.socket | None:
 
 
 async def dial(path: str, seconds: float) -> socket.socket:
-    """Connect, trying every 5 ms while the backlog is full, for a time.
+    """Connect, trying every 5 ms while the backlog is full, for ``seconds`` at most.
 
     Raises OSError if nobody listens, TimeoutError if the backlog stays full.
     """
@@ -64,10 +66,10 @@ async def dial(path: str, seconds: float) -> socket.socket:
 
 
 def dial_trusted(path: str) -> socket.socket | None:
-    """Connect as ``dial_now`` does, where only root or our own user can have made the socket (fault matrix X6).
+    """Connect as ``dial_now`` does, if only root or the proxy's own user can have made the socket (fault matrix X6).
 
-    As for a socket that we make, its own directory counts; links are followed only above that. A sticky directory such
-    as /tmp does not do: whoever is first there may put a socket, or a link to another one, in the server's place.
+    As for the proxy's own socket, its directory is checked; links are followed only above that. A sticky directory such
+    as /tmp is not enough: whoever is first there may put a socket, or a link to another one, in the server's place.
     Raises OSError, UntrustedSocket.
     """
     _check_place(os.path.dirname(path), path)
@@ -95,7 +97,7 @@ def _check_place(folder: str, path: str) -> None:
 
 
 def _check_peer(sock: socket.socket, path: str) -> None:
-    """Check who listens: whoever called listen(2) may be another one than who owns the file."""
+    """Check the user who listens: another process than the file's owner may have called listen(2)."""
     _, uid, _ = peer_credentials(sock)
     if not _ours(uid):
         raise UntrustedSocket(f"user {uid} listens on {path}: {_RUN_AS}")

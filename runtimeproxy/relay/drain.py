@@ -1,6 +1,6 @@
-"""The end of a front: what clients have asked for is finished, nothing new is taken, streams are cut last.
+"""The drain of a front: finish the calls of its clients, take no new ones, and cut streams off last.
 
-Owns the order and the time of that, and the log lines that tell of it.
+Owns the order and the time limits of that, and its log lines.
 Must not know: what is spoken on a connection, signals, the listening socket.
 Invariant: it ends within its time whatever clients, hook servers and the runtime do.
 """
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.01
 NOTICE_SECONDS = 0.2
-"""How long a client may take to learn that it is to ask no more: what comes later is refused."""
+"""Seconds that a client is given to learn that it should send no more calls: later ones are refused."""
 ANSWER_SECONDS = 1.0
-"""How long an answer that has begun may take to its end once nobody waits for one to begin: a list of 16 MiB takes a
-tenth of that, and what takes longer is a stream."""
+"""Seconds that an answer in progress is given to end, once no client waits for one to begin. A list of 16 MiB takes a
+tenth of that; what takes longer is a stream."""
 PARTING_SECONDS = 0.2
-"""How long a client that has everything may take to close its connection."""
+"""Seconds that a client that has received everything is given to close its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +30,38 @@ class Unfinished:
     """How much clients still wait for."""
 
     calls: int = 0
-    """Calls whose answers have not begun, or whose end is known to come."""
+    """Calls whose answers have not begun, or certainly come to an end."""
     answers: int = 0
-    """Answers that have begun: they end soon, or they are streams."""
+    """Answers in progress, which either end soon or are streams."""
     streams: int = 0
     """Tunnels, and answers without an end of their own."""
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything."""
+        """Return whether anything is unfinished."""
         return bool(self.calls or self.answers or self.streams)
 
 
 class Drainable(Protocol):
-    """A connection that comes to its end."""
+    """Interface of a connection that can be drained."""
 
     def drain(self, refusing: bool) -> None:
-        """Ask the client to ask no more, refuse what comes all the same once ``refusing``, and part if all is done.
+        """Called repeatedly: ask the client to send no more calls, and close once it has received everything.
 
-        Called again and again.
+        From ``refusing`` on, new calls are refused.
         """
 
     def unfinished(self) -> Unfinished:
-        """Tell what the client still waits for."""
+        """Called repeatedly: return what the client still waits for."""
 
     def part(self) -> None:
-        """End the connection behind what the client has been given. Repeatable."""
+        """Called at the end: close the connection once the client has been sent what is queued. May be called again."""
 
     def close(self) -> None:
-        """End the connection at once; what waits is lost."""
+        """Called to close the connection at once; what is queued is lost."""
 
 
 class Drain:
-    """The end of the connections and tasks of one front; both change while it goes on."""
+    """Drains the connections and tasks of one front; both sets change meanwhile."""
 
     def __init__(self, connections: AbstractSet[Drainable], tasks: AbstractSet[object]) -> None:
         self._connections = connections
@@ -69,7 +69,7 @@ class Drain:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Drain for at most some seconds, and no longer than until ``at_once``."""
+        """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set."""
         began = self._loop.time()
         left = self._look(refusing=False)
         log.info("draining for at most %s s; waiting for %s", seconds, self._told(left))
@@ -83,8 +83,8 @@ class Drain:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _wait(self, began: float, end: float, at_once: asyncio.Event) -> str:
-        """Wait until every call is answered; return why no longer."""
-        # An answer has its time from when it is seen to be alone, not from a look before that: looks may come late.
+        """Wait until every call is answered; return the reason for the end of the wait, for the log."""
+        # An answer's time counts from when it is seen to be alone, not from an earlier look: looks may come late.
         alone_since = math.inf
         while (now := self._loop.time()) < end:
             if at_once.is_set():
@@ -99,7 +99,7 @@ class Drain:
         return "the time is over (--drain-timeout)"
 
     def _look(self, refusing: bool) -> Unfinished:
-        """Go on with every connection, and tell what is left."""
+        """Call ``drain`` of every connection, and return what is left."""
         for connection in tuple(self._connections):
             connection.drain(refusing)
         return total(connection.unfinished() for connection in self._connections)
@@ -112,7 +112,7 @@ class Drain:
 
 
 def total(each: Iterable[Unfinished]) -> Unfinished:
-    """Return the sum."""
+    """Return the sum of all."""
     calls = answers = streams = 0
     for one in each:
         calls, answers, streams = calls + one.calls, answers + one.answers, streams + one.streams

@@ -2,8 +2,8 @@
 
 Owns reading, writing, back-pressure and half-close of one socket.
 Must not know: the other end, any protocol.
-Invariant: a write error ends the writing direction only; what the peer sent before is still read and delivered
-(relay-rules C8: the event loops' own transports drop it, so this stands on plain sockets).
+Invariant: a write error ends the writing direction only; what the peer sent before is still read and delivered. The
+event loops' own transports drop it, so plain sockets are used (relay-rules C8).
 """
 
 import asyncio
@@ -16,26 +16,27 @@ from typing import Protocol
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
 
 REQUEST_BYTES = 8 * 1024
-"""Read at a time of a peer that sends short requests, each of which costs more than its bytes: so the other connections
-have their turn soon."""
+"""Most bytes per read from a peer with short requests. Such a request costs more CPU than its bytes suggest, so the
+other connections get their turn soon."""
 HIGH_WATER = 256 * 1024
-"""Bytes kept for a slow peer at which its other side is to be paused."""
+"""Bytes kept for a slow peer above which the other side is paused."""
 LOW_WATER = 64 * 1024
 SHARED_BYTES = 256 * 1000
-"""Above what the kernel keeps for one unix socket by default, so that one read takes it all: each one wakes the peer,
-and what it becomes the other one, which costs more than the bytes."""
+"""Size of a read buffer in bytes, above the kernel's default buffer of a unix socket, so that one read empties it: each
+further read wakes the peer, and its output the other one, which costs more than the bytes."""
 COPIED_BYTES = 120 * 1024
-"""A piece of the buffer that is copied because its socket does not take it."""
+"""Length in bytes of the pieces in which the shared buffer is copied if the socket does not take it all."""
 DISCARDED_READS = 4
-"""So much of what nobody takes any more is read at the end: what a socket keeps, and what is sent meanwhile."""
+"""How many reads are discarded before a close: the socket's buffer, and what is sent meanwhile."""
 PASSING_BYTES = 16 * 1024
-"""From how many bytes on it pays to ask whether they pass as they are."""
+"""Length in bytes from which on it pays to check whether data can pass unchanged."""
 PIECE_BYTES = 512
-"""What a waiting piece costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
+"""Memory that a queued piece takes beside its bytes: a stream of short lines must not take more than a dense one."""
 
 
 class ReadBuffer:
-    """What endpoints of one thread read into by turns: what passes as it is needs no memory of its own."""
+    """The buffer that all endpoints of one thread read into by turns: data that passes unchanged needs no memory of its
+    own."""
 
     def __init__(self, size: int = SHARED_BYTES) -> None:
         self.octets = bytearray(size)
@@ -43,26 +44,26 @@ class ReadBuffer:
 
 
 Passes = Callable[["Endpoint", bytearray, int], bool]
-"""Writes the first so many bytes of the buffer at once, or returns False."""
+"""Sends the first so many bytes of the buffer immediately and returns True, or returns False."""
 
 
 class Handler(Protocol):
-    """Whoever reads an endpoint."""
+    """Interface of an endpoint's reader."""
 
     def received(self, endpoint: "Endpoint", data: bytes) -> None:
-        """Take bytes."""
+        """Called with bytes that were read."""
 
     def ended(self, endpoint: "Endpoint") -> None:
-        """Take the end of what the peer sends (EOF, or the connection broke)."""
+        """Called when the peer sends no more (EOF, or the connection broke)."""
 
     def drained(self, endpoint: "Endpoint") -> None:
-        """Take that few enough bytes wait again, or none."""
+        """Called when the queue for the peer has become short or empty."""
 
 
 class Endpoint:
     """A connected socket whose bytes go to a handler, at most ``most`` at a time (0: as many as ``buffer`` holds).
 
-    Those of a big read are given to ``passes`` before, if there is one.
+    A large read is offered to ``passes`` first, if given.
     """
 
     def __init__(
@@ -83,25 +84,25 @@ class Endpoint:
         self._most = most
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
-        """Bytes that wait for the peer."""
+        """Number of bytes queued for the peer."""
         self._reading = False
         self._ended = False
         self._finishing = False
         self.broken = False
-        """True once the peer takes nothing more: what is written is dropped."""
+        """True once the peer takes no more: what is written is dropped."""
         self._hangups: Hangups | None = None
         self.closed = False
 
     # Reading.
 
     def resume(self) -> None:
-        """Read from now on."""
+        """Start or continue reading."""
         if not self._reading and not self._ended and not self.closed:
             self._reading = True
             self._loop.add_reader(self._sock, self._readable)
 
     def pause(self) -> None:
-        """Read no more until ``resume``."""
+        """Stop reading until ``resume``."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock)
@@ -122,7 +123,7 @@ class Endpoint:
             self._handler.received(self, bytes(self._buffer.view[:size]))
 
     def discard(self) -> None:
-        """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""
+        """Read and drop what has arrived: closing a socket with unread bytes sends the peer a reset instead of EOF."""
         try:
             for _ in range(DISCARDED_READS):
                 if self.closed or not self._sock.recv_into(self._buffer.octets):
@@ -131,7 +132,7 @@ class Endpoint:
             pass  # there is no more, or the peer has left
 
     def refuse(self) -> None:
-        """Take nothing more: what the peer sends from now on fails in its own hands (EPIPE); its EOF is not told."""
+        """Stop receiving: later writes of the peer fail with EPIPE, and its EOF is not reported."""
         if self._ended or self.closed:
             return
         self.pause()
@@ -141,11 +142,11 @@ class Endpoint:
 
     @property
     def hung_up(self) -> bool:
-        """Tell whether the peer has closed its socket altogether; to be asked behind its EOF."""
+        """Return whether the peer has closed its socket, and not only shut down writing; meaningful after its EOF."""
         return not self.closed and has_hung_up(self._sock)
 
     def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
-        """Call ``told`` when the peer closes its socket altogether."""
+        """Call ``told`` once when the peer closes its socket."""
         if not self.closed and self._hangups is None:
             self._hangups = hangups
             hangups.watch(self._sock, told)
@@ -154,16 +155,16 @@ class Endpoint:
 
     @property
     def slow(self) -> bool:
-        """Tell whether so much waits that the other side should be paused."""
+        """Return whether so much is queued that the other side should be paused."""
         return self.kept_bytes > HIGH_WATER
 
     @property
     def kept_bytes(self) -> int:
-        """Return what is kept for the peer: what waits, and what keeping each piece of it costs."""
+        """Return the memory that the queue takes: its bytes and the overhead of each piece."""
         return self.waiting + len(self._backlog) * PIECE_BYTES
 
     def write(self, data: bytes) -> None:
-        """Send bytes, now as far as the socket takes them and later what is left."""
+        """Send bytes, immediately as far as the socket takes them; the rest is queued."""
         if self.broken or self.closed:
             return
         if self._backlog:
@@ -175,7 +176,7 @@ class Endpoint:
             self._loop.add_writer(self._sock, self._writable)
 
     def write_shared(self, size: int) -> None:
-        """Send the first bytes of the buffer: what the socket does not take is copied."""
+        """Send the first ``size`` bytes of the buffer; what the socket does not take is copied and queued."""
         view = self._buffer.view
         sent = 0 if self._backlog or self.broken or self.closed else self._send(view[:size])
         for at in range(sent, size, COPIED_BYTES):
@@ -186,7 +187,7 @@ class Endpoint:
             return self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:  # writing is given up, reading goes on
+        except OSError:  # writing has failed, reading goes on
             self.broken = True
             if self._backlog:
                 self._backlog.clear()
@@ -220,7 +221,7 @@ class Endpoint:
     # Ending.
 
     def finish(self) -> None:
-        """Half-close once everything is written: the peer sees EOF."""
+        """Shut down writing once everything is sent, so that the peer sees EOF."""
         self._finishing = True
         if not self._backlog:
             self._finish_now()
@@ -233,7 +234,7 @@ class Endpoint:
                 self.broken = True
 
     def close(self) -> None:
-        """Close at once; what waits is lost."""
+        """Close at once; what is queued is lost."""
         if self.closed:
             return
         self.pause()

@@ -1,8 +1,8 @@
-"""What every front does with connections: a client that was accepted is paired with a connection to the backend.
+"""What all fronts do with connections: pair each accepted client with a new connection to the backend.
 
 Owns dialling at accept, the connections and tasks of a front.
 Must not know: what is spoken on a connection.
-Invariant: a client is paired, told that the backend is away, or closed; nothing waits behind a dial that hangs.
+Invariant: a client is paired, told that the backend is away, or closed; nothing waits for another client's dial.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from runtimeproxy.relay.endpoint import ReadBuffer
 log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
-"""How long a full backlog of the runtime is waited for: the connect timeout of the kubelet's own client."""
+"""How many seconds to wait while the runtime's backlog is full: the connect timeout of the kubelet's own client."""
 CANCEL_SECONDS = 1.0
-"""How long what is cancelled may take to end."""
+"""How many seconds cancelled tasks are given to end."""
 
 
 class FrontBase(ABC):
@@ -40,23 +40,23 @@ class FrontBase(ABC):
         self.loop = loop
         self.connections: set[Drainable] = set()
         self.buffer = ReadBuffer()
-        """All connections read into it: they share one event loop."""
+        """The read buffer of all connections: they share one event loop."""
         self.tasks = calls
-        """What is to end before the front does: the calls, and what else was to be kept."""
+        """What must end before the front does: the calls, and tasks added by ``keep``."""
         self._told_away = False
 
     @abstractmethod
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
-        """Make the connection of a client and its backend."""
+        """Called with a client and its backend: make and return the connection of both."""
 
     @abstractmethod
     def unreachable(self, client: socket.socket) -> None:
-        """End a client whose backend is away."""
+        """Called with a client whose backend is away: answer or close it."""
 
     def look(self) -> None:
-        """Tell if nobody is at the backend's path, before any client comes: the path may be wrong.
+        """Log if nothing listens at the backend's path, before any client comes: the path may be wrong.
 
-        Who is there and busy, or a want of our own, is waited for where it matters.
+        A full backlog and a shortage in the proxy are not logged here; they are waited for when a client comes.
         """
         try:
             backend = dial_now(self.backend_endpoint)
@@ -68,7 +68,7 @@ class FrontBase(ABC):
                 backend.close()
 
     def accept(self, client: socket.socket) -> None:
-        """Take a client's connection: dial the backend at once (relay-rules A12)."""
+        """Dial the backend immediately for a client that was accepted (relay-rules A12)."""
         try:
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
@@ -82,9 +82,10 @@ class FrontBase(ABC):
             self.pair(client, backend)
 
     async def dial(self) -> socket.socket:
-        """Connect to the backend, once it takes a connection and there is a descriptor.
+        """Connect to the backend, waiting while its backlog is full or the proxy lacks a descriptor, DIAL_SECONDS at
+        most.
 
-        Raises OSError: TimeoutError only if it is the backend that takes none.
+        Raises OSError; TimeoutError only if it is the backend that does not accept.
         """
         lacking = ""
         try:
@@ -103,7 +104,7 @@ class FrontBase(ABC):
             raise
 
     def away(self, client: socket.socket, error: OSError) -> None:
-        """Know that a client's backend is away."""
+        """Log that the backend is away, and end the client."""
         self.tell_away(error)
         self.unreachable(client)
 
@@ -118,7 +119,7 @@ class FrontBase(ABC):
         )
 
     def tell_reached(self) -> None:
-        """Log that the backend is there again, if it was told to be away."""
+        """Log that the backend can be reached again, if it was logged to be away."""
         if self._told_away:
             self._told_away = False
             log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=UNLIMITED)
@@ -130,12 +131,12 @@ class FrontBase(ABC):
         self.connections.add(self.paired(client, backend))
 
     def keep(self, task: asyncio.Future[None]) -> None:
-        """Hold a task until it is done."""
+        """Keep a task until it is done, so that the drain waits for it."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, at most for a time and until ``at_once``, then close every connection."""
+        """Finish the calls in progress, for ``seconds`` at most and until ``at_once``, then close every connection."""
         await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
         for connection in tuple(self.connections):
             connection.close()
@@ -147,7 +148,7 @@ class FrontBase(ABC):
 
 
 class _Unpaired:
-    """A client whose backend is being dialled; what it has asked waits in its socket."""
+    """A client whose backend is being dialled; its requests wait in the socket."""
 
     def __init__(self, front: FrontBase, client: socket.socket) -> None:
         self._front = front
@@ -166,28 +167,29 @@ class _Unpaired:
             self._front.pair(self._client, backend)
 
     def _has_asked(self) -> bool:
-        """Tell whether the client has sent anything: part of a request at least, for all that is known."""
+        """Return whether the client has sent anything, which is taken for part of a request."""
         try:
             return bool(self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """Take no request once ``refusing`` of a client that has sent none: it fails in its own hands, unsent."""
+        """From ``refusing`` on, shut down reading if the client has sent nothing: its later requests fail with EPIPE,
+        unsent."""
         if refusing and not self._shut and not self._has_asked():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)
 
     def unfinished(self) -> Unfinished:
-        """Wait for whom has asked: the dialling ends in time, and in an answer or in the word that there is none."""
+        """Return one call if the client has sent anything: dialling ends in time, with an answer or a refusal."""
         return Unfinished(calls=int(self._has_asked()))
 
     def part(self) -> None:
-        """Close: there is nothing that the client has been given."""
+        """Close: nothing was sent to the client."""
         self.close()
 
     def close(self) -> None:
-        """Dial no more."""
+        """Stop dialling and close the client."""
         self._front.connections.discard(self)
         self._dialling.cancel()
         self._client.close()

@@ -1,8 +1,8 @@
-"""Who has closed its socket altogether: EOF alone does not tell that from a half-close (relay-rules B1).
+"""Detect peers that have closed their socket, which EOF alone does not tell from a half-close (relay-rules B1).
 
-Owns one epoll(7) descriptor that reports nothing but hang-ups; the event loop reads it like a socket.
+Owns one epoll(7) descriptor that reports only hang-ups; the event loop reads it like a socket.
 Must not know: what is done then.
-Invariant: a socket that is watched costs nothing until it hangs up, however many there are.
+Invariant: a watched socket costs nothing until it hangs up, however many there are.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Tell whether the peer of a connected unix socket has closed: set as soon as its EOF can be read, and no earlier.
+    """Return whether the peer of a connected unix socket has closed it: true as soon as its EOF can be read, and no
+    earlier.
 
-    A socket whose both directions are shut has hung up too, whoever shut them.
+    A socket with both directions shut down counts as hung up too, whoever shut them.
     """
     looked = select.poll()
     looked.register(sock, 0)  # POLLHUP and POLLERR are always reported
@@ -22,7 +23,8 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 class Hangups:
-    """Watches connected unix sockets: POLLHUP is set when the peer has closed, not when it has only shut down (run)."""
+    """Watches connected unix sockets: POLLHUP is set when the peer has closed, not when it has only shut down writing
+    (tried)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -31,12 +33,12 @@ class Hangups:
         loop.add_reader(self._epoll.fileno(), self._ready)
 
     def watch(self, sock: socket.socket, told: Callable[[], None]) -> None:
-        """Call ``told`` once when the peer hangs up; ``forget`` the socket before it is closed."""
+        """Call ``told`` once when the peer hangs up; ``forget`` must be called before the socket is closed."""
         self._epoll.register(sock, 0)  # EPOLLHUP and EPOLLERR are always reported
         self._told[sock.fileno()] = told
 
     def forget(self, sock: socket.socket) -> None:
-        """Watch a socket no longer; one that is not watched is no error."""
+        """Stop watching a socket; one that is not watched is no error."""
         if self._told.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock)
 
@@ -48,7 +50,7 @@ class Hangups:
                 told()
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching all sockets and close the epoll descriptor."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._told.clear()

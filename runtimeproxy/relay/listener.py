@@ -1,9 +1,9 @@
-"""The listening socket: one owner, never wider than configured, never over something else.
+"""The listening socket: it has one owner, the configured permissions at most, and never replaces anything else.
 
 Owns the lock beside the socket, the checks of its directory, bind, mode and group, removal, and the socket that systemd
 hands over (LISTEN_FDS).
 Must not know: who connects and what for.
-Invariant: nothing is removed but a socket that nobody answers on, and at the end the very socket that was made here.
+Invariant: nothing is removed but a socket on which nobody listens, and at the end the very socket that was made here.
 The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
 """
 
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 MAX_PATH_BYTES = 107
 BACKLOG = 4096
-"""Connections that may wait; the kernel lowers it to net.core.somaxconn."""
+"""Most connections that wait to be accepted; the kernel lowers it to net.core.somaxconn."""
 
 _FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
-"""Why a directory, a link or a socket cannot be opened as a lock."""
+"""Error numbers for opening a directory, a link or a socket as a lock file."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -47,15 +47,15 @@ class Listener:
 
     @property
     def handed_over(self) -> bool:
-        """Tell whether the socket was made by somebody else."""
+        """Return whether the socket was handed over by systemd."""
         return self._made is None
 
     def withdraw(self) -> bool:
-        """Let nobody connect any more: remove the socket if it is still the one made here. Repeatable.
+        """Stop new connections by removing the socket if it is still the one made here. May be called again.
 
-        Who has connected already can still be accepted. Returns False, and changes nothing, if the socket was handed
-        over: clients wait in it for the next process. A socket that cannot be removed stays and refuses everybody,
-        which is logged: nothing that is still to be done at the end may hang on it.
+        Connections that wait already can still be accepted. Returns False, and changes nothing, if the socket was
+        handed over: clients wait in it for the next process. A socket that cannot be removed stays and refuses
+        connections, which is logged: the rest of the shutdown must not depend on it.
         """
         if self._made is not None and identity(self.path) == self._made:
             try:
@@ -69,7 +69,8 @@ class Listener:
         return self._lock is not None
 
     def close(self) -> None:
-        """Stop listening; remove the socket if it is still the one made here; give the lock back. Repeatable."""
+        """Stop listening, remove the socket if it is still the one made here, and release the lock. May be called
+        again."""
         self.withdraw()
         self.socket.close()
         if self._lock is not None:
@@ -78,7 +79,7 @@ class Listener:
 
 
 def inherited(environ: MutableMapping[str, str]) -> Listener | None:
-    """Take the socket that systemd handed over and remove its variables; None if there is none for this process.
+    """Return the socket that systemd handed over and remove its variables; None if there is none for this process.
 
     The path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one
     listening unix stream socket.
@@ -106,9 +107,9 @@ def listen(
 ) -> Listener:
     """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
 
-    The socket's directory is made if missing: 0700, or 0750 with the group; that the group cannot enter one that is
-    there is logged. ``flag`` is what the user sets the path with. Raises ConfigError for everything that stands against
-    it, with what to do.
+    The socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
+    directory, that is logged. ``flag`` is the flag that sets the path. Raises ConfigError for everything that prevents
+    listening, with what to do.
     """
     number = None if group is None else group_id(group)
     with claimed(path, flag=flag, group_id=number) as (folder, lock):
@@ -120,11 +121,11 @@ def listen(
 def claimed(
     path: str, *, flag: str, owner: str = "runtimeproxy", group_id: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Give the sole right to make a socket at ``path``: its directory and its lock, both open; nothing is there.
+    """Reserve ``path`` for a new socket; yield the open directory and the open lock file.
 
-    ``owner`` is what a second one is told that the first one is. The lock is the caller's, who gives it back by closing
-    it; if the body raises it is closed here. Raises ConfigError for everything that stands against it, with what to do,
-    also for an OSError of the body.
+    Nothing exists at ``path`` then. ``owner`` names the program in the error message for a second process. The caller
+    owns the lock and releases it by closing the file; if the body raises it is closed here. Raises ConfigError for
+    everything that prevents listening, with what to do, also for an OSError of the body.
     """
     if not os.path.isabs(path):
         raise ConfigError(f"{path!r} is no absolute path; set {flag} to one")
@@ -147,7 +148,7 @@ def claimed(
 
 
 def group_id(group: str) -> int:
-    """Return the number of a group, given by its name or number. Raises ConfigError if there is none."""
+    """Return the number of a group, given by its name or number. Raises ConfigError if it does not exist."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
@@ -158,9 +159,9 @@ def group_id(group: str) -> int:
 
 
 def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
-    """Open the socket's directory and check that only who may make the socket can write there.
+    """Open the socket's directory and check that no other user can write there.
 
-    It is made if missing, for us alone or for the group, and its parents, where only we can write.
+    It is created if missing, for this user alone or for the group; so are its parents, writable for this user only.
     """
     for parent in reversed(Path(folder).parents):
         parent.mkdir(mode=0o755, exist_ok=True)
@@ -183,7 +184,7 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
             os.fchmod(opened, 0o750)
         elif group_id is not None and not found.st_mode & (
             stat.S_IXGRP if found.st_gid == group_id else stat.S_IXOTH
-        ):  # of a directory that may be somebody's we only warn
+        ):  # an existing directory may belong to somebody else, so it is not changed
             what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
             log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
     except BaseException:
@@ -193,7 +194,7 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
 
 
 def folder_fault(found: os.stat_result, group_id: int | None) -> str:
-    """Say who else can write in a directory, "" if nobody."""
+    """Return which other user or group can write in a directory; "" if none."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}"
     if found.st_mode & stat.S_IWOTH:
@@ -204,12 +205,12 @@ def folder_fault(found: os.stat_result, group_id: int | None) -> str:
 
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
-    """Take the lock beside the socket and write our pid into it; it is held as long as the file is open."""
+    """Take the lock file of a socket and write the process id into it; the lock is held as long as the file is open."""
     try:
         lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
     except OSError as error:
         if error.errno not in _NO_FILE:
-            raise  # no room, or no right: there is nothing to remove
+            raise  # no space or no permission: removing something would not help
         raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}") from None
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
@@ -228,12 +229,12 @@ def _lock(folder: int, path: str, flag: str, owner: str) -> int:
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except OSError:
-        pass  # a full disk: the lock holds all the same, the pid is only shown to whoever comes second
+        pass  # a full disk: the lock is valid all the same, the pid is only for the error message of a second process
     return lock
 
 
 def _clear(folder: int, name: str, path: str, flag: str) -> None:
-    """Remove what stands at the path if it is a socket that nobody answers on."""
+    """Remove an existing socket at the path if nobody listens on it."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -247,7 +248,7 @@ def _clear(folder: int, name: str, path: str, flag: str) -> None:
             os.unlink(name, dir_fd=folder)
             return
         except OSError:
-            pid = 0  # somebody has it: a full backlog, or a socket of another type
+            pid = 0  # it is in use: a full backlog, or a socket of another type
         else:
             pid, _, _ = peer_credentials(probe)
     who = f" (pid {pid})" if pid else ""
@@ -255,7 +256,7 @@ def _clear(folder: int, name: str, path: str, flag: str) -> None:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group of whoever called listen(2) or connect(2) at the other end (unix(7))."""
+    """Return process, user and group that called listen(2) or connect(2) at the other end (unix(7))."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid, user, group = _PEER_CREDENTIALS.unpack(credentials)
     return pid, user, group
@@ -264,8 +265,8 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
 def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Linux makes the file with the mode of the unbound socket, less the umask: so it is narrow from its first
-        # moment, whatever the umask is. The group gets its bits only when it is the right group.
+        # Linux creates the file with the mode of the unbound socket, less the umask: so its mode is never too wide,
+        # whatever the umask is. The group gets its bits only after chown.
         os.fchmod(sock.fileno(), mode & stat.S_IRWXU)
         sock.bind(path)
         try:
@@ -283,7 +284,7 @@ def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of what stands at a path, None if nothing does."""
+    """Return device and inode of the file at a path, without following links; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:

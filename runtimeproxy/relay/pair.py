@@ -1,8 +1,8 @@
 """Two connections whose bytes flow into each other.
 
 Owns the pairing of a client with the backend: back-pressure, half-close, the order of closing.
-Must not know: what the bytes mean; a ``Flow`` reads them and says what goes out.
-Invariant: a side that does not read stops the other side's reading; EOF is passed on after everything before it.
+Must not know: what the bytes mean; a ``Flow`` reads them and decides what is sent.
+Invariant: a side that does not read stops reading from the other side; EOF is passed on after everything before it.
 """
 
 import asyncio
@@ -20,50 +20,57 @@ from runtimeproxy.wire.bodies import Send
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 208 * 1024
-"""What the kernel is asked to keep for a client; it keeps twice that (socket(7)), so that what one read of the backend
-takes is written at once. It is the kernel's own default, and as much as anybody may ask for."""
+"""Send buffer in bytes that the kernel is asked to keep for a client.
+
+The kernel doubles it (socket(7)), so that the data of one read from the backend is written immediately. It is the
+kernel's default, and the most that an unprivileged process may ask for.
+"""
 
 LINGER_SECONDS = 1.0
-"""How long a client may still send after it was given the last answer, so that it reads that before it sees the end."""
+"""How many seconds a client may still send after its last answer, so that it reads that before it sees the end."""
 
 
 class Flow(Protocol):
-    """What reads the bytes of a pair."""
+    """Interface of the code that reads the bytes of a pair."""
 
     def client_bytes(self, data: bytes) -> None:
-        """Take the client's bytes. Raises WireError."""
+        """Called with bytes from the client. Raises WireError."""
 
     def backend_bytes(self, data: bytes) -> None:
-        """Take the backend's bytes. Raises WireError."""
+        """Called with bytes from the backend. Raises WireError."""
 
     def client_ended(self) -> bool:
-        """Take the client's EOF. True if bytes for the backend are still to come: ``Pair.client_done`` follows."""
+        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
+        follow."""
 
     def client_gone(self) -> None:
-        """Take that the client has closed altogether, ``client_ended`` or not; only of a pair that watches for it."""
+        """Called when the client has closed its socket, before or after ``client_ended``; only if the pair watches for
+        hang-ups."""
 
     def backend_ended(self) -> bool:
-        """Take the backend's EOF. True if the connection goes on; ``Pair.backend_done`` ends it."""
+        """Called at the backend's EOF. Return True if the connection goes on; ``Pair.backend_done`` ends it."""
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return what is to be sent to the client and to the backend; the pair empties the lists."""
+        """Return the lists of bytes to send to the client and to the backend; the pair empties them."""
 
     def closed(self) -> None:
-        """Take the end of both connections."""
+        """Called after both connections were closed."""
 
 
 class Bulk(Protocol):
-    """Sends the first ``size`` bytes of a buffer that is used again, if they pass as they are; else returns False."""
+    """Interface for large reads: sends the first ``size`` bytes of a reused buffer if they pass unchanged, else returns
+    False."""
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Take the client's bytes, or none of them."""
+        """Called with a large read from the client: send all of it by ``send`` and return True, or do nothing and
+        return False."""
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Take the backend's bytes, or none of them."""
+        """Called with a large read from the backend, in the same way."""
 
 
 class Pair:
-    """A client's connection and its own connection to the backend."""
+    """A client's connection and the proxy's connection to the backend for it."""
 
     def __init__(
         self,
@@ -95,7 +102,7 @@ class Pair:
         self._closed = False
         self._later: deque[Callable[[], object]] = deque()
         self.reading = False
-        """True while the flow reads bytes, behind which both sides are written."""
+        """True while the flow reads bytes; both sides are written after that."""
         self._client.resume()
         self._backend.resume()
 
@@ -103,7 +110,7 @@ class Pair:
         return Endpoint(loop, sock, self, self._buffer, None if self._bulk is None else self._passes, most)
 
     def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
-        """Send bytes that pass as they are, unless others wait to be sent before them."""
+        """Send bytes that pass unchanged, unless others are queued before them."""
         assert self._bulk is not None
         if endpoint is self._client:
             other, waiting, passes = self._backend, self._to_backend, self._bulk.client_passes
@@ -117,7 +124,7 @@ class Pair:
         return True
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Hand bytes to the flow, have the calls go on that they are about, and send what that gives."""
+        """Pass bytes to the flow, resume the calls they are for, and send the output of both."""
         take = self._flow.client_bytes if endpoint is self._client else self._flow.backend_bytes
         self.reading = True
         try:
@@ -134,7 +141,8 @@ class Pair:
         self.flush()
 
     def later(self, go_on: Callable[[], object]) -> None:
-        """Have a call go on once all is read that came with it, so that what it sends leaves in one write."""
+        """Call ``go_on`` once all bytes of the present read are processed, so that its output leaves in the same
+        write."""
         self._later.append(go_on)
         if not self.reading:
             self._go_on()
@@ -144,7 +152,7 @@ class Pair:
             self._later.popleft()()
 
     def flush(self) -> None:
-        """Send what the flow has for both sides."""
+        """Send the flow's output to both sides."""
         if self._to_client:
             self._client.write(b"".join(self._to_client) if len(self._to_client) > 1 else self._to_client[0])
             self._to_client.clear()
@@ -161,17 +169,19 @@ class Pair:
             self._refuse_backend()
 
     def _refuse_backend(self) -> None:
-        """Pass on that the client takes nothing more: without a proxy the backend's next write would fail, too.
+        """Shut down reading from the backend because the client takes no more: without a proxy its next write would
+        fail, too.
 
-        The client may have closed behind bytes that the backend does not take, which come before its end: so long may
-        nobody else tell the backend that it sends to nobody. What the client has sent still goes to it.
+        The client may have closed after sending bytes that the backend does not take yet, and its EOF has to follow
+        them. Until then nothing else would tell the backend that nobody reads its answers. What the client has sent
+        still goes to it.
         """
         if self._hangups is not None:
             self._backend.refuse()
             self._backend.watch(self._hangups, self._backend_hung_up)
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Read the other side again."""
+        """Called when an endpoint's queue is short again: continue reading the other side."""
         if self._closed:
             return
         if endpoint is self._client:
@@ -184,24 +194,24 @@ class Pair:
             self._client.resume()
         self._close_if_done()
 
-    # What else the client is given.
+    # Further connections whose answers go to the client.
 
     def attach(self, other: Endpoint) -> None:
-        """Read another connection, whose answers the flow gives to the client, only while the client takes them."""
+        """Read another connection, whose answers the flow sends to the client, only while the client takes them."""
         self._others.append(other)
         self.read_on(other)
 
     def detach(self, other: Endpoint) -> None:
-        """Know no more of an attached connection."""
+        """Remove an attached connection."""
         self._others.remove(other)
 
     def read_on(self, other: Endpoint) -> None:
-        """Read an attached connection, unless its own peer or the client takes nothing."""
+        """Continue reading an attached connection, unless its own peer or the client is slow."""
         if not other.slow and not self._client.slow:
             other.resume()
 
     def hold_client(self, hold: bool) -> None:
-        """Read the client no further, or again."""
+        """Stop reading from the client, or continue."""
         self._client_held = hold
         if hold:
             self._client.pause()
@@ -209,7 +219,7 @@ class Pair:
             self._client.resume()
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Pass EOF on in order; of a client that has closed altogether it is no half-close (relay-rules B1)."""
+        """Pass EOF on in order; the EOF of a client that has closed its socket is no half-close (relay-rules B1)."""
         if endpoint is self._client:
             self.client_ended = True
             if self._hangups is not None and self._client.hung_up:
@@ -228,13 +238,13 @@ class Pair:
         self._close_if_done()
 
     def client_done(self) -> None:
-        """Pass the client's EOF: everything for the backend has been given."""
+        """Pass the client's EOF on, after everything for the backend was given."""
         self.flush()
         self._backend.finish()
         self._close_if_done()
 
     def half_close(self) -> None:
-        """Pass the backend's EOF and let the client send on until its own, as in a tunnel."""
+        """Pass the backend's EOF on and let the client send until its own EOF, as in a tunnel."""
         self._half_closed = True
         self.flush()
         self._client.finish()
@@ -243,12 +253,12 @@ class Pair:
         self._close_if_done()
 
     def _backend_hung_up(self) -> None:
-        """Take that the backend has closed altogether: what the client still sends goes nowhere."""
+        """Called when the backend has closed its socket: what the client still sends is lost."""
         self._backend_ended = True
         self._close_if_done()
 
     def backend_done(self) -> None:
-        """Pass the backend's EOF and end: everything for the client has been given."""
+        """Pass the backend's EOF on and end the pair, after everything for the client was given."""
         self._backend_ended = True
         self.flush()
         self._client.finish()
@@ -256,10 +266,10 @@ class Pair:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Close when nothing can flow any more.
+        """Close both sides if nothing can flow any more.
 
-        The backend has ended and the client has everything, both sides have ended, or the client is gone and the
-        backend has everything.
+        That is so if the backend has ended and everything was sent to the client, if both sides have ended, or if the
+        client is gone and everything was sent to the backend.
         """
         sent, delivered = not self._backend.waiting, not self._client.waiting
         both_ended = self._half_closed and self.client_ended and sent
@@ -268,22 +278,22 @@ class Pair:
             self.close()
 
     def replace_backend(self, backend: socket.socket) -> None:
-        """Go on with another connection to the backend, whose first one has ended."""
+        """Continue with another connection to the backend, after the first one has ended."""
         self._backend.close()
         self._backend = self._endpoint(self._loop, backend)
         self._backend.resume()
-        self.hold_client(self._client_held)  # it may have been paused for the first one's sake
+        self.hold_client(self._client_held)  # the client may have been paused because the first backend was slow
 
     def shut_client(self) -> None:
-        """Let the client send no more; what it has sent is still read, and EOF behind it.
+        """Shut down reading from the client; what it has sent is still read, followed by EOF.
 
-        What it sends from now on fails in its own hands (EPIPE), unsent: on a unix socket no byte is lost between
-        (run). Of all ways to close a connection on which a request may be on its way this one alone is safe.
+        Its later writes fail with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way
+        to close a connection on which a request may be on its way.
         """
         self._client_socket.shutdown(socket.SHUT_RD)
 
     def finish_client(self) -> None:
-        """Half-close toward the client behind the last that it is given; what it still sends is the flow's to drop.
+        """Shut down writing to the client after everything queued; the flow must drop what the client still sends.
 
         The pair closes when the client has ended too.
         """
@@ -295,9 +305,10 @@ class Pair:
         self._close_if_done()
 
     def linger(self) -> None:
-        """Close both sides after LINGER_SECONDS, and when the client has everything.
+        """Close both sides after LINGER_SECONDS, or later, once everything was sent to the client.
 
-        A client whose send fails (EPIPE) may not read what came before, as gRPC's does not: until then it may send.
+        A client whose send fails (EPIPE) may not read what came before; gRPC's does not. So it may still send until
+        then.
         """
         self._loop.call_later(LINGER_SECONDS, self._close_if_delivered)
 
@@ -309,12 +320,12 @@ class Pair:
 
     @property
     def delivered(self) -> bool:
-        """Tell whether the client has everything."""
+        """Return whether everything was sent to the client."""
         return not self._client.waiting
 
     @property
     def slow(self) -> tuple[bool, bool]:
-        """Tell of the client and of the backend whether much waits of what it is to be sent."""
+        """Return whether much is queued, for the client and for the backend."""
         return self._client.slow, self._backend.slow
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""A small unary gRPC client over a unix socket: for hook servers, and for what is asked of the runtime.
+"""A small unary gRPC client over a unix socket, for hook servers and for the proxy's own questions to the runtime.
 
-Owns the connection: dialled on demand, shared by all calls, replaced when the socket at the path is another one.
-Must not know: what a message means, frames (``wire.unary`` has them).
-Invariant: a call ends by its deadline whatever the peer does, and is never sent twice unless the peer says that it did
-nothing for it: once a byte of it was written, its failure is the caller's to judge.
+Owns the connection: dialled on demand, shared by all calls, replaced when another socket is at the path.
+Must not know: what a message means, frames (``rpc.framing`` has them).
+Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer says that it did not
+process it; any other failure after a byte was written is left to the caller.
 """
 
 import asyncio
@@ -35,16 +35,17 @@ __all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient", "
 MAX_REPLY_BYTES = 4 * 2**20
 
 ACK_SECONDS = 0.02
-"""So long the answer to a peer's PING waits for something else to be sent: each write wakes the peer."""
+"""Seconds that the answer to a peer's PING waits for other data to be sent with: each write wakes the peer."""
 LONGEST_RETRY_SECONDS = 0.1
-"""A peer that sends a call back is asked again after RETRY_SECONDS, and each time after twice as long, up to this."""
+"""Longest pause in seconds between two tries of a call that the peer sends back; the first is RETRY_SECONDS, each
+further one twice as long."""
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
 
 
 class Shortage(CallFailed):
-    """The proxy itself had no descriptor or memory for a connection: that says nothing about the peer."""
+    """The proxy itself lacked a descriptor or memory for a connection, which says nothing about the peer."""
 
     def __init__(self, lacking: str) -> None:
         super().__init__(grpc.UNAVAILABLE, own_shortage(lacking), Kind.UNREACHABLE)
@@ -52,10 +53,10 @@ class Shortage(CallFailed):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at a path: ``socket`` is None where nobody can be reached.
+    """The state of the peer at a path; ``socket`` is None if it cannot be reached.
 
-    It changes with the socket, and with the first connection to a socket whose backlog was full before. ``connection``
-    numbers the connection that a call would use, 0 for one that is yet to be made.
+    ``socket`` changes when another socket is at the path, and with the first connection to one whose backlog was full
+    before. ``connection`` is the number of the connection that a call would use, 0 if one has to be made first.
     """
 
     socket: Hashable
@@ -63,7 +64,7 @@ class Peer:
 
 
 class UnaryClient:
-    """A client of whoever listens at a path; ``dialler`` connects, as ``dial_now`` does."""
+    """A client of the server at a path; ``dialler`` connects, as ``dial_now`` does."""
 
     def __init__(
         self,
@@ -82,10 +83,11 @@ class UnaryClient:
         self._connected_to: _Identity | None = None
         self._connections = 0
         self._lacking = ""
-        """What the last try to connect failed for that was the proxy's own."""
+        """The system's message of the last failed try to connect, if the proxy itself lacked something."""
 
     def peer(self) -> Peer:
-        """Look who is at the path now; a socket that there was no connection to before is dialled, without waiting."""
+        """Return the present peer at the path; a socket that was not connected to before is dialled, without
+        waiting."""
         try:
             identity = self._identity()
             if identity != self._connected_to:
@@ -97,10 +99,10 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
-        """Send a message to a method ("/package.Service/Method") and return the answer's.
+        """Send a message to a method ("/package.Service/Method") and return the reply's message.
 
-        ``peer`` is who was at the path just now, who need not be looked for again. Raises CallFailed, and what the
-        dialler raises beside OSError.
+        ``peer`` is the result of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what
+        the dialler raises beside OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
@@ -124,13 +126,13 @@ class UnaryClient:
                 raise
             finally:
                 link.leave(call)
-                del call  # it has the error, whose traceback has this frame: each would keep the other
+                del call  # the error's traceback refers to this frame: each would keep the other alive
             link = None
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
-        """Return a connection that takes a call now, a new one if need be; None if that takes time.
+        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait.
 
         Raises CallFailed if nobody listens.
         """
@@ -162,7 +164,7 @@ class UnaryClient:
         return self._link
 
     async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
-        """Try again until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
+        """Wait until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
         while (link := self._usable(loop)) is None:
             left = deadline - loop.time()
             if left <= 0:
@@ -174,7 +176,8 @@ class UnaryClient:
         return link
 
     def _identity(self) -> _Identity:
-        """Tell sockets at the path apart: an inode number may be used again, its time of change is not."""
+        """Return what identifies the socket at the path: an inode number may be reused, but not with the same change
+        time."""
         found = os.stat(self._path)
         return found.st_dev, found.st_ino, found.st_ctime_ns
 
@@ -186,7 +189,7 @@ class UnaryClient:
 
 
 class _Call(Pending[bytes]):
-    """An answer that is to come."""
+    """A reply that is awaited."""
 
     stream = 0
     deadline: Deadline
@@ -209,7 +212,7 @@ class _Link:
         self._open: dict[int, _Call] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._promised = 0
-        """Calls that were told of room and have not used it yet."""
+        """Calls that were granted room and have not used it yet."""
         self._retired = False
         self._deadlines = client.deadlines
         self._links = client.links
@@ -220,16 +223,16 @@ class _Link:
 
     @property
     def alive(self) -> bool:
-        """Tell whether new calls may be sent here."""
+        """Return whether new calls may be sent on this connection."""
         return not (self._retired or self._calls.closing or self._endpoint.closed)
 
     @property
     def free(self) -> bool:
-        """Tell whether the peer takes one more call now, beside those that have waited for that."""
+        """Return whether the peer takes one more call now, beside those that were granted room."""
         return self._calls.room > self._promised
 
     async def room(self, deadline: float) -> None:
-        """Wait for room for one more call, in the order of coming, or for the end of the connection.
+        """Wait for room for one more call, in order of arrival, or for the end of the connection.
 
         Raises CallFailed at the deadline.
         """
@@ -241,14 +244,15 @@ class _Link:
         except asyncio.CancelledError:
             if not future.cancelled():
                 self._promised -= 1
-                self._wake()  # the room is another one's
+                self._wake()  # the room goes to the next one
             raise
         finally:
             self._deadlines.over(late)
         self._promised -= 1
 
     def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
-        """Send a request, whose answer may be awaited until a time; ``leave`` it whatever comes."""
+        """Send a request and return its reply, to be awaited until ``deadline``; ``leave`` must be called
+        afterwards."""
         call = _Call(loop=self._loop)
         call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
         call.deadline = self._deadlines.add(deadline, partial(self._expire, call))
@@ -257,7 +261,7 @@ class _Link:
         return call
 
     def leave(self, call: _Call) -> None:
-        """Wait for an answer no longer."""
+        """Stop waiting for a reply; cancel the call if it has not ended."""
         self._deadlines.over(call.deadline)
         if self._open.pop(call.stream, None) is not None and not self._endpoint.closed:
             self._calls.cancel(call.stream)
@@ -268,7 +272,7 @@ class _Link:
             self._close_if_done()
 
     def _expire(self, call: _Call) -> None:
-        """End a call at its deadline; later calls try a new connection, in case this one is dead."""
+        """Fail a call at its deadline; later calls use a new connection, in case this one is dead."""
         if not call.done():
             self.retire()
             _end_late(call)
@@ -297,7 +301,7 @@ class _Link:
         self._wake()
 
     def _wake(self) -> None:
-        """Tell as many of those who wait as there is room for, or all of them that there will be none."""
+        """Wake as many waiting calls as there is room for, or all of them if the connection takes no more."""
         while self._waiting and (self.free or not self.alive):
             future = self._waiting.popleft()
             if not future.done():
@@ -305,7 +309,7 @@ class _Link:
                 future.set_result(None)
 
     def _flush(self) -> None:
-        """Send what there is, and with it the answers to the peer's PINGs."""
+        """Send what is queued, together with the answers to the peer's PINGs."""
         out = self._calls.out
         self._calls.outlet.acknowledge()
         self._endpoint.write(b"".join(out))
@@ -319,7 +323,7 @@ class _Link:
             self._flush()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Take the peer's bytes, then hand the outcomes to their callers."""
+        """Process the peer's bytes, then pass the outcomes to their callers."""
         calls = self._calls
         failure = None
         try:
@@ -348,11 +352,11 @@ class _Link:
             self._close_if_done()
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Take the peer's EOF."""
+        """Handle the peer's EOF: calls in flight fail."""
         self.end(CallFailed(grpc.UNAVAILABLE, "the peer closed the connection before it answered", Kind.BROKEN))
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Read on: the peer takes our bytes again."""
+        """Continue reading, as the peer takes our bytes again."""
         endpoint.resume()
 
 

@@ -1,9 +1,9 @@
 """Unary gRPC calls on one HTTP/2 connection, the client's side (RFC 9113 and gRPC's PROTOCOL-HTTP2 document).
 
-Owns the streams of our own calls: requests become frames, frames become outcomes.
+Owns the streams of the proxy's own calls: requests become frames, frames become outcomes.
 Must not know: sockets, clocks, what a message means, whether a call is worth repeating.
-Invariant: every call that was opened ends exactly once, by an outcome or by ``cancel``; what the peer can make us keep
-is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
+Invariant: every call that was opened ends exactly once, by an outcome or by ``cancel``. What the peer can make the
+proxy keep is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import ClientConnection
 
 STREAMS_UNTIL_TOLD = 1
-"""How many streams are open at most before the peer's SETTINGS say how many it takes."""
+"""Most streams that are open before the peer's SETTINGS say how many it takes."""
 
 ACKS_AT_ONCE = 16
-"""So many answers to the peer's PINGs wait for something else to be sent at most."""
+"""Most answers to the peer's PINGs that wait for other data to be sent with."""
 
 _ENABLE_PUSH = 0x2
 _LONGEST_TEXT = 2048
@@ -31,16 +31,17 @@ class Kind(Enum):
     """How a call failed."""
 
     UNREACHABLE = "unreachable"
-    """The peer never saw it, or said that it did nothing for it."""
+    """The peer never got the call, or says that it did not process it."""
     DEADLINE = "deadline"
     BROKEN = "broken"
-    """The answer breaks the protocol, is too long, or ends too early."""
+    """The reply breaks the protocol, is too long, or ends too early."""
     STATUS = "status"
-    """The peer answered with an error status."""
+    """The peer replied with an error status."""
 
 
 class CallFailed(RuntimeProxyError):
-    """A call has no answer; ``code`` is the gRPC status code, ``text`` the peer's own if ``kind`` is STATUS."""
+    """A call without a reply; ``code`` is the gRPC status code, ``text`` the peer's own message if ``kind`` is
+    STATUS."""
 
     def __init__(self, code: int, text: str, kind: Kind) -> None:
         super().__init__(text)
@@ -50,14 +51,14 @@ class CallFailed(RuntimeProxyError):
 
 
 class Unprocessed(CallFailed):
-    """The peer says that it did nothing for a call: it may be sent again (RFC 9113, 8.7)."""
+    """The peer says that it did not process a call, so it may be sent again (RFC 9113, 8.7)."""
 
     def __init__(self) -> None:
         super().__init__(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
 
 
 class TooLong(CallFailed):
-    """The answer is longer than the caller takes."""
+    """The reply is longer than the caller accepts."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(grpc.RESOURCE_EXHAUSTED, f"the answer is longer than {limit} bytes", Kind.BROKEN)
@@ -71,7 +72,7 @@ def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
 
 
 class _Call:
-    """What came of an answer so far."""
+    """The part of a reply that has come so far."""
 
     body: bytes | bytearray = b""
     encoding = b""
@@ -81,11 +82,12 @@ class _Call:
 class Calls(ClientConnection):
     """The calls of one connection.
 
-    ``out`` collects bytes for the peer, ``acks`` what may wait for them a while, ``ended`` the outcomes by stream.
+    ``out`` collects bytes for the peer, ``acks`` the PING answers that may be sent a little later, ``ended`` the
+    outcomes by stream.
     """
 
     def __init__(self, max_reply_bytes: int) -> None:
-        # A whole reply fits into the stream's window, so that no window of a stream is ever opened further.
+        # A whole reply fits into the stream's window, so a stream needs no WINDOW_UPDATE.
         window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
         super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
         self.out = self.outlet.out
@@ -97,17 +99,17 @@ class Calls(ClientConnection):
 
     @property
     def room(self) -> int:
-        """Return how many calls more the peer takes now."""
+        """Return how many more calls the peer takes now."""
         return max(self.stream_limit - len(self._calls), 0)
 
     def acknowledge(self, ack: bytes) -> None:
-        """Answer a PING of the peer behind what it is sent next; of many of them as soon as may be."""
+        """Queue the answer to a peer's PING behind the next data; send it at once if many are queued."""
         self.acks.append(ack)
         if len(self.acks) > ACKS_AT_ONCE:
             self.outlet.acknowledge()
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
-        """Send a request that has so many seconds; return its stream."""
+        """Send a request with a timeout in seconds; return its stream."""
         stream = self._next_stream
         self._next_stream += 2
         self.closing |= self._next_stream > http2.MAX_STREAM_ID
@@ -123,7 +125,7 @@ class Calls(ClientConnection):
         return stream
 
     def cancel(self, stream: int) -> None:
-        """End a call that the caller no longer waits for."""
+        """Reset the stream of a call whose caller no longer waits."""
         if self._calls.pop(stream, None) is not None:
             self._cancel(stream)
 
@@ -132,14 +134,14 @@ class Calls(ClientConnection):
         self.outlet.inject(http2.rst_stream(stream, http2.CANCEL))
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
-        """Collect an answer's body."""
+        """Collect the body of a reply."""
         self.outlet.credit(length)
         call = self._calls.get(stream)
         if call is None:
             return
         if not call.body:
             call.body = payload
-        else:  # of a long answer
+        else:  # a long reply
             call.body = call.body if isinstance(call.body, bytearray) else bytearray(call.body)
             call.body += payload
         prefix = call.body[: grpc.PREFIX_BYTES]
@@ -152,7 +154,7 @@ class Calls(ClientConnection):
             self._end(stream, _broken("the answer ends without grpc-status"), self.outlet.waits(stream))
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Take an answer's headers or trailers."""
+        """Process the headers or trailers of a reply."""
         head = _cached_head(block) if len(block) <= _LONGEST_CACHED_BLOCK else _read_head(block)
         call = self._calls.get(stream)
         if call is None:
@@ -167,7 +169,7 @@ class Calls(ClientConnection):
             self._end(stream, fault, reset=True)
 
     def _outcome(self, call: _Call, head: "_Head") -> Outcome:
-        """Read the answer of a stream that ends with these headers."""
+        """Return the outcome of a stream that ends with these headers."""
         if head.status is None:
             return _broken("the answer ends without grpc-status") if call.headed or head.good else head.fault()
         if head.status == grpc.OK:
@@ -182,7 +184,7 @@ class Calls(ClientConnection):
         return CallFailed(head.status, head.text, Kind.STATUS)
 
     def _end(self, stream: int, outcome: Outcome, reset: bool) -> None:
-        """End a call; ``reset`` says that the peer has not ended its stream, or is not sent the rest of the request."""
+        """End a call; ``reset`` if the peer has not ended its stream, or part of the request is not sent yet."""
         del self._calls[stream]
         self.ended.append((stream, outcome))
         if reset:
@@ -191,7 +193,7 @@ class Calls(ClientConnection):
             self.outlet.ungovern(stream)
 
     def reset(self, stream: int, code: int) -> None:
-        """End a call that the peer reset."""
+        """End a call whose stream the peer reset."""
         if stream in self._calls:
             refused = code == http2.REFUSED_STREAM
             failure = Unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
@@ -205,7 +207,7 @@ class Calls(ClientConnection):
 
 @lru_cache(maxsize=64)
 def _request_head(path: str) -> bytes:
-    """Build the header block of a request up to the deadline's value."""
+    """Return the header block of a request, up to the value of grpc-timeout."""
     return headers.build(
         (
             (b":method", b"POST"),
@@ -222,9 +224,9 @@ def _request_head(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What counts of a header block; ``status`` is None if it has no grpc-status.
+    """The relevant fields of a header block; ``status`` is None if it has no grpc-status.
 
-    ``good``: it begins an answer. ``informational``: such a beginning is still to come.
+    ``good``: it begins a reply. ``informational``: the headers of the reply itself are still to come.
     """
 
     http_status: bytes
@@ -235,7 +237,7 @@ class _Head:
     informational: bool
 
     def fault(self) -> CallFailed:
-        """Say why this is not the beginning of an answer."""
+        """Return why this header block does not begin a reply."""
         if self.http_status != _HTTP_OK:
             shown = self.http_status.decode("ascii", "replace")[:3]
             return _broken(f"HTTP status {shown!r} in place of an answer", _CODES_OF_HTTP.get(self.http_status, 2))
@@ -256,7 +258,7 @@ def _read_head(block: bytes) -> _Head:
 
 
 _cached_head = lru_cache(maxsize=256)(_read_head)
-"""A server's answers to good calls have few different header blocks."""
+"""Header blocks by their bytes: a server's good replies have few different ones."""
 
 
 def _status(value: bytes) -> int:
