@@ -278,7 +278,7 @@ class _Link:
             _end_late(call)
 
     def retire(self) -> None:
-        """Take no more calls; close when those in flight have ended."""
+        """Accept no more calls; close when those in flight have ended."""
         self._retired = True
         self._wake()
         self._close_if_done()

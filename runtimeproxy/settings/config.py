@@ -1,8 +1,8 @@
 """The configuration: flags, then environment variables, then one YAML file, then defaults.
 
 Owns the frozen ``Config`` and the order of its sources; the options themselves are the table in ``options``.
-Must not know: files, the process's environment, sockets; texts come in, a value goes out.
-Invariant: every error names where the value came from (a flag, a variable, or a file and its key).
+Must not know: files, the process's environment, sockets; it takes texts and returns values.
+Invariant: every error names the source of the value (a flag, a variable, or a file and its key).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,10 +29,10 @@ __all__ = ["Config", "Mode", "file_named", "load", "parse_duration", "parse_endp
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the user asked for: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
+    """The effective configuration: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
 
-    In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None is the directory of the listening
-    socket, "" none. ``warnings`` are lines for the log, one a finding.
+    In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None means the directory of the
+    listening socket, "" no file. ``warnings`` are lines for the log, one per finding.
     """
 
     mode: Mode
@@ -57,16 +57,16 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A text that the user wrote, and where."""
+    """A text that the user gave, and its source."""
 
     text: str
     origin: str
 
 
 def file_named(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the path of the file that a flag or the environment names, None if neither does.
+    """Return the path of the file that a flag or the environment names; None if neither does.
 
-    Raises ConfigError if that is no path.
+    Raises ConfigError if it is not a valid path.
     """
     given = _first((_from_flags(flags), _from_environment(environ)), FILE_OPTION.name)
     return None if given is None else str(FILE_OPTION.read(given.text, given.origin))
@@ -81,8 +81,8 @@ def load(
 ) -> Config:
     """Return the configuration from flags (by option name) > environment > file > defaults.
 
-    ``file_origin`` is what errors call the file: its path. ``real_path`` tells which spellings name one socket. Raises
-    ConfigError with one line that names the flag, the variable, or the file and its key.
+    ``file_origin`` is the file's name in errors: its path. ``real_path`` resolves paths, to find two that lead to one
+    socket. Raises ConfigError with one line that names the flag, the variable, or the file and its key.
     """
     sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin))
     given = {field: _first(sources, option.name) for field, option in SETTINGS}
@@ -126,10 +126,10 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _from_file(text: str | None, origin: str) -> dict[str, _Given]:
-    """Return the texts of a file as they are written: 0600 stays octal, true stays the label value that it is."""
+    """Return the texts of a file as they are written: 0600 stays octal, true stays the text of a label value."""
     if text is None:
         return {}
-    from runtimeproxy.settings import yamltext  # only whoever has a file pays for it
+    from runtimeproxy.settings import yamltext  # imported only if there is a file
 
     root = yamltext.compose(text, origin)
     known = {option.name for _, option in SETTINGS}
@@ -150,7 +150,7 @@ def _nearest(name: str, known: set[str], prefix: str = "") -> str:
 
 
 def _check_sockets_differ(values: Mapping[str, Any], real_path: Callable[[str], str]) -> None:
-    """Refuse a proxy that would dial itself or listen twice on one path."""
+    """Raise ConfigError if the proxy would dial itself or listen twice on one path."""
     flags = {field: option.flag for field, option in SETTINGS if option.parse is parse_endpoint}
     for ours in ("listen_endpoint", "admin_endpoint"):
         for other in flags:

@@ -2,7 +2,7 @@
 
 Owns every option's name, spelling, default, parser and help line: the command line, the environment, the file's keys,
 ``--help`` and README.rst follow this table.
-Must not know: where a value came from beyond the ``origin`` that its error names.
+Must not know: the source of a value beyond the ``origin`` that its error names.
 Invariant: a parser returns the value or raises ConfigError with one line that starts with ``origin``.
 """
 
@@ -21,7 +21,7 @@ LOG_FORMATS = ("text", "json")
 
 SOCKET_FORMS = "/path, unix:/path or unix:///path"
 _LONGEST_SOCKET_PATH = 107
-"""Bytes: what sun_path holds beside its closing NUL (unix(7))."""
+"""Longest path in bytes that fits into sun_path beside its closing NUL (unix(7))."""
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "": 1000}
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|)")
@@ -29,13 +29,14 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 _SIZES = range(1 << 10, (64 << 20) + 1)
 _SOCKET_MODE = re.compile(r"0?[0-7]{3}")
 _NO_TEXT = re.compile("[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]")
-"""Control characters and halves of characters; Python has bytes that are no UTF-8 as U+DC80 to U+DCFF."""
+"""Control characters and lone surrogates, except U+DC80 to U+DCFF, by which Python represents bytes that are not
+UTF-8."""
 _HIGHEST_GROUP = 2**32 - 2
-"""The number above it means "leave the group as it is" (chown(2))."""
+"""The next number means "leave the group as it is" (chown(2))."""
 
 
 class Mode(Enum):
-    """Which front serves the kubelet; values are spelt as on the command line."""
+    """The front that serves the kubelet; values are spelt as on the command line."""
 
     CONTAINERD = "Containerd"
     DOCKER = "Docker"
@@ -71,7 +72,7 @@ def parse_duration(text: str, origin: str) -> float:
 
 
 def parse_pause(text: str, origin: str) -> float:
-    """Return the seconds of a duration that may be zero; raises ConfigError for what is none."""
+    """Return the seconds of a duration that may be zero. Raises ConfigError if it is not a duration."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{origin}: {text!r} is no duration: write one like 500ms, 2s, 1m, or a number of seconds")
@@ -79,7 +80,7 @@ def parse_pause(text: str, origin: str) -> float:
 
 
 def parse_size(text: str, origin: str) -> int:
-    """Return the bytes of ``4MiB``, ``512KiB`` or a plain number of bytes, from 1 KiB to 64 MiB; raises ConfigError."""
+    """Return the bytes of ``4MiB``, ``512KiB`` or a plain number of bytes, from 1 KiB to 64 MiB. Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if size not in _SIZES:
@@ -138,10 +139,11 @@ def _text(text: str, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: an option's flag, its default as one would write it, its parser and the field of ``Config`` it sets.
+    """One row: an option's flag, its default as the user would write it, its parser and the field of ``Config`` it
+    sets.
 
-    ``default`` is None where there is no value to write; ``default_words`` then says what holds.
-    ``field`` is None for the option that names the file itself, which can not stand in that file.
+    ``default`` is None where the default cannot be written as a value; ``default_words`` then describes it. ``field``
+    is None for the option that names the file itself, which cannot be set in that file.
     """
 
     name: str
@@ -154,21 +156,21 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Spell the option on the command line."""
+        """Return the option's spelling on the command line."""
         return f"--{self.name}"
 
     @property
     def variable(self) -> str:
-        """Name the option's environment variable."""
+        """Return the name of the option's environment variable."""
         return ENVIRONMENT_PREFIX + self.name.upper().replace("-", "_")
 
     @property
     def shown_default(self) -> str:
-        """Say what holds if the option is left out."""
+        """Return the description of the default, for --help."""
         return self.default_words if self.default is None else self.default
 
     def read(self, text: str, origin: str) -> Any:
-        """Return the value of a text. Raises ConfigError, naming ``origin``, also for what nobody means to write."""
+        """Return the value of a text. Raises ConfigError, naming ``origin``, also for control characters."""
         if _NO_TEXT.search(text):
             raise ConfigError(
                 f"{origin}: {text!r} has a control character, such as a line feed, or half a character: take it out"
@@ -313,4 +315,4 @@ MODE_OPTION = OPTIONS[0]
 FILE_OPTION = OPTIONS[-1]
 """The option that names the file; it has no field and is no key of the file."""
 SETTINGS: tuple[tuple[str, Option], ...] = tuple((option.field, option) for option in OPTIONS if option.field)
-"""The options that set a field of ``Config``, each behind its field's name."""
+"""The options that set a field of ``Config``, with the field's name."""

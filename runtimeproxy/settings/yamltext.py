@@ -1,8 +1,9 @@
-"""YAML that people write, read strictly: mappings of keys that stand there once, and texts as they are written.
+"""Strict reading of YAML written by people: mappings with unique keys, and scalars as the texts that were written.
 
-Owns what is no YAML, no mapping, no text and no key, for the configuration file and for the requests of hook calls.
+Owns the errors for what is no YAML, no mapping, no text and no key, for the configuration file and for the requests of
+``runtimeproxy hook call``.
 Must not know: which keys there are, what their values mean.
-Invariant: every error is one line that names the file, the line, the keys that lead there and what to do, and no value.
+Invariant: every error is one line with the file, the line, the path of keys and what to do, and without any value.
 """
 
 from collections.abc import Iterator
@@ -15,26 +16,27 @@ NULL = "tag:yaml.org,2002:null"
 
 
 class Place:
-    """Where a value stands, for errors: the file and the keys that lead there."""
+    """The position of a value, for errors: the file and the path of keys."""
 
     def __init__(self, origin: str, keys: tuple[str, ...] = ()) -> None:
         self._origin = origin
         self._keys = keys
 
     def inside(self, key: str) -> "Place":
-        """Return the place of a key of this one."""
+        """Return the place of a key inside this one."""
         return Place(self._origin, (*self._keys, key))
 
     def fault(self, node: yaml.Node, text: str) -> ConfigError:
-        """Return the error of a node at this place."""
+        """Return the error for a node at this place."""
         path = f"{'.'.join(self._keys)}: " if self._keys else ""
         return ConfigError(f"{self._origin}:{node.start_mark.line + 1}: {path}{text}")
 
 
 def compose(text: str, origin: str) -> yaml.Node | None:
-    """Return what a text says, None if it says nothing. Raises ConfigError, naming ``origin``.
+    """Return the root node of a text; None if it is empty or null. Raises ConfigError, naming ``origin``.
 
-    Nothing is built of the nodes: an alias is the node that it names, and costs what its reader makes of it.
+    No Python values are built of the nodes: an alias is the same node as its anchor, and costs only what its reader
+    does with it.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -42,25 +44,26 @@ def compose(text: str, origin: str) -> yaml.Node | None:
         raise ConfigError(f"{origin}: this is no YAML: {_reason(error)}") from None
     except RecursionError:
         raise ConfigError(f"{origin}: this is nested too deeply: write 'key: value' lines") from None
-    except (ValueError, OverflowError):  # what the parser makes of an escape for a character that does not exist
+    except (ValueError, OverflowError):  # raised by the parser for an escape of a character that does not exist
         raise ConfigError(f"{origin}: an escape stands for no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
     return None if root is None or is_nothing(root) else root
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    """Say what the parser says without the lines of the file that it quotes."""
+    """Return the parser's message without the lines of the file that it quotes."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} in line {error.problem_mark.line + 1}"
     return "it holds characters that YAML does not allow"
 
 
 def is_nothing(node: yaml.Node) -> bool:
-    """Tell whether nothing is written where a value could stand; null is a text like others, "" is one, too."""
+    """Return whether no value is written at all; a written ``null`` or "" is a text."""
     return bool(node.tag == NULL and not node.value)
 
 
 def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield a mapping's keys with their values' nodes."""
+    """Yield the keys of a mapping with their values' nodes. Raises ConfigError for a key that occurs twice or is no
+    text."""
     if not isinstance(node, yaml.MappingNode):
         raise place.fault(node, "write 'key: value' lines here")
     seen: set[str] = set()
@@ -74,7 +77,7 @@ def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
 
 
 def scalar(node: yaml.Node, place: Place) -> str:
-    """Read a text as it is written: 0600, true and 1e3 stay what they are."""
+    """Return a scalar as the text that was written: 0600, true and 1e3 stay as they are. Raises ConfigError."""
     if not isinstance(node, yaml.ScalarNode):
         raise place.fault(node, "write one text, in quotes if it is JSON")
     return str(node.value)

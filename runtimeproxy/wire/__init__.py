@@ -1,4 +1,4 @@
-"""The wire: bytes in, frozen values out. No file here does I/O or reads a clock."""
+"""The wire formats: bytes in, frozen values out. No file here does I/O or reads a clock."""
 
 JOINED_BYTES = 2**20
-"""A longer message is not copied to put its head before it: it is written by itself."""
+"""Longest message, in bytes, that is copied to put its prefix or head before it; a longer one is written separately."""

@@ -1,4 +1,4 @@
-"""Bodies of HTTP/1.1 messages that pass as they come (RFC 9112, 6 and 7): only their ends are found.
+"""Bodies of HTTP/1.1 messages that pass unchanged (RFC 9112, 6 and 7): only their ends are found.
 
 Owns the followers of sized, chunked and endless bodies, and the payload of a chunked one.
 Must not know: heads, sockets, what a body means.
@@ -13,9 +13,9 @@ from typing import Protocol
 from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
 
 SIZE_LINE_LIMIT = 4095
-"""The longest line of a chunk's size with its CRLF, in bytes: as Go has it."""
+"""Longest chunk-size line with its CRLF, in bytes: the same limit as in Go."""
 TRAILER_LIMIT = 64 << 10
-"""The most that all trailers have, in bytes."""
+"""Most bytes of all trailers together."""
 
 Octets = bytes | bytearray
 Send = Callable[[int], None]
@@ -23,21 +23,24 @@ Send = Callable[[int], None]
 
 
 class Body(Protocol):
-    """Follows one body."""
+    """Interface of a follower, which finds the end of one body."""
 
     done: bool
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Follow the bytes from ``at`` on; return the place where those of the body end. Raises BadMessage."""
+        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end. Raises
+        BadMessage."""
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Follow the first ``size`` bytes if all of them are the body's; else, or where that is not easy to tell,
-        follow none and return False."""
+        """Called with a large read: follow its first ``size`` bytes and return True if all of them belong to the body.
+
+        Otherwise, or where that is not easy to decide, follow none and return False.
+        """
 
 
 def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
-    """Return the follower of a body, None if it has no bytes; ``keep`` is given what is in the chunks of a chunked one,
-    piece by piece."""
+    """Return the follower of a body, None if it has no bytes; ``keep`` is called with each piece of a chunked body's
+    payload."""
     if framing is Framing.CHUNKED:
         return ChunkedBody(keep)
     if framing is Framing.UNTIL_CLOSE:
@@ -53,14 +56,14 @@ class SizedBody:
         self._left = length
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Count the bytes."""
+        """Count the bytes that belong to the body."""
         passed = min(self._left, len(data) - at)
         self._left -= passed
         self.done = not self._left
         return at + passed
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Count the bytes if there are not too many."""
+        """Count the bytes if all of them belong to the body."""
         if size > self._left:
             return False
         self._left -= size
@@ -74,26 +77,28 @@ class EndlessBody:
     done = False
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Take everything."""
+        """Accept all bytes."""
         return len(data)
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Take everything."""
+        """Accept all bytes."""
         return True
 
 
 class _Line(Enum):
-    """Which line comes next, where no data does."""
+    """The kind of the next line, where no data comes next."""
 
     SIZE = "size"
     END = "end"
-    """The rest of the line behind the data: nothing."""
+    """The CRLF behind a chunk's data."""
     TRAILER = "trailer"
 
 
 PASSING_CHUNKS = 128
-"""Bytes in more chunks do not pass as they are: it would take longer to look at them than anybody may be kept waiting.
-Go's clients and dockerd send some 4 to 32 KiB in one."""
+"""Most chunks per read that may pass unchanged: checking more would keep other connections waiting too long.
+
+Go's clients and dockerd send about 4 to 32 KiB per chunk.
+"""
 _END_OF_LINE = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?\r\n")
 _PLAIN_NEXT_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})\r\n")
@@ -101,9 +106,10 @@ _PLAIN_LINES = {
     _Line.SIZE: re.compile(rb"([0-9A-Fa-f]{1,15})\r\n"),
     _Line.END: _PLAIN_NEXT_CHUNK,
 }
-"""How a chunk begins in the plain way, by the line that comes next."""
+"""The usual form in which a chunk begins, without extensions, by the kind of the next line."""
 _OF_HEADS = rb"(?i:connection|content-length|expect|host|transfer-encoding|upgrade)"
-"""Fields that must not be trailers (RFC 9110, 6.5.1): whoever takes trailers into the head would frame by them."""
+"""Fields that must not be trailers (RFC 9110, 6.5.1): a recipient that merges trailers into the head would frame by
+them."""
 _TRAILER_LINE = re.compile(rb"(?!" + _OF_HEADS + rb":)[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LIMITS = {
     _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
@@ -113,27 +119,30 @@ _LIMITS = {
 
 
 class ChunkedBody:
-    """A body in chunks, up to the empty line behind its trailers; ``keep`` is given the payload, piece by piece."""
+    """A chunked body, up to the empty line behind its trailers; ``keep`` is called with each piece of the payload."""
 
     def __init__(self, keep: Callable[[Octets], object] | None = None) -> None:
         self.done = False
         self._keep = keep
         self._left = 0
-        """How many bytes of the chunk's data are still to come."""
+        """How many bytes of the present chunk's data are still to come."""
         self._next = _Line.SIZE
         self._line = bytearray()
         """The beginning of a line whose end has not come yet."""
         self._trailer_bytes = 0
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Cut the chunks through."""
+        """Follow the chunks; their data is not collected."""
         while at < len(data) and not self.done:
             at = self._pass_data(data, at) if self._left else self._take_line(data, at)
         return at
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Go from chunk to chunk if each begins in the plain way, and the bytes begin and end with no part of a line
-        but the line end behind a chunk's data."""
+        """Follow the chunks if each begins in the usual form, and no line is split at the start or the end of the
+        bytes.
+
+        At the end the CRLF behind a chunk's data may be without the next chunk's size.
+        """
         at, left, line, chunks = 0, self._left, self._next, 0
         if self._line or line is _Line.TRAILER:
             return False
@@ -158,7 +167,7 @@ class ChunkedBody:
         if self._keep is not None:
             self._keep(data[at:end])
         self._left -= end - at
-        # The line end and the size behind a chunk are taken at once where that is easy, else by lines.
+        # The CRLF and the next chunk's size are parsed together in the usual form, else line by line.
         match = None if self._left else _PLAIN_NEXT_CHUNK.match(data, end)
         if match is None:
             return end
@@ -167,11 +176,12 @@ class ChunkedBody:
 
     def _begin_chunk(self, digits: bytes) -> None:
         self._left = int(digits, 16)
-        # Of a last chunk there is no data, so no line end behind it either.
+        # The last chunk has no data, so no CRLF follows any.
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Take a line whose end is there, or keep its beginning."""
+        """Process a line if its end has come, else keep its beginning. Return the index behind it. Raises
+        BadMessage."""
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1

@@ -1,8 +1,9 @@
-"""The client's end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
+"""The client's end of an HTTP/2 connection of the proxy's own (RFC 9113): what all such connections have in common.
 
-Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and how a frame finds its handler.
+Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and the dispatch of frames to
+handlers.
 Must not know: sockets, what a stream carries.
-Invariant: what the peer can make us keep is bounded; a peer that breaks the protocol raises WireError.
+Invariant: what the peer can make the proxy keep is bounded; a peer that breaks the protocol raises WireError.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from runtimeproxy.wire import headers, http2
 from runtimeproxy.wire.flow import FlowControlledSender
 
 HEADER_LIMIT = 64 * 1024
-"""Longest header block that is taken, its frames' heads counted in."""
+"""Longest header block that is accepted, in bytes, including the heads of its frames."""
 
 _SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
 
@@ -24,17 +25,20 @@ class ClientConnection(ABC):
     def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
         self.outlet = FlowControlledSender()
         self.stream_limit = streams_until_told
-        """How many streams may be open; the server's SETTINGS tell."""
+        """How many streams may be open, as the server's SETTINGS say."""
         self.closing = False
-        """True once the peer said that it takes no more streams."""
+        """True once the peer takes no new streams."""
         self._told = False
         self._acknowledged = False
-        """True once each header block has to stand alone, which whoever reads it sees. Before, each is translated, also
-        one that nobody waits for: the peer's header table depends on it."""
+        """True once the server acknowledged the table size of 0, so that each header block must stand alone.
+
+        Before that each block is translated, also one that no call waits for: the decoder's dynamic table depends on
+        it.
+        """
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._fragment: bytearray | None = None
-        """What came of a header block that is not whole yet; then the next three tell of it."""
+        """The part of an unfinished header block that has come, else None; the next three fields belong to it."""
         self._block_stream = self._block_bytes = 0
         self._block_ends = False
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
@@ -51,7 +55,7 @@ class ClientConnection(ABC):
         self.outlet.start()
 
     def receive(self, data: bytes) -> None:
-        """Take the peer's bytes. Raises WireError: then the connection is of no more use."""
+        """Process bytes from the peer. Raises WireError, after which the connection must not be used any more."""
         for kind, flags, stream, payload in self._frames.feed(data):
             if (self._fragment is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
@@ -96,7 +100,7 @@ class ClientConnection(ABC):
             self._blocks.acknowledge()
             return
         entries = http2.read_settings(payload)
-        # No limit is the default (RFC 9113, 6.5.2).
+        # Without an entry the number is unlimited (RFC 9113, 6.5.2).
         unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID
         self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
         self._told = True
@@ -126,23 +130,23 @@ class ClientConnection(ABC):
             self.outlet.open_window(increment)
 
     def acknowledge(self, ack: bytes) -> None:
-        """Answer a PING."""
+        """Send the ACK of a PING."""
         self.outlet.inject(ack)
 
-    # What a kind of connection does with its streams.
+    # Handlers of frames on streams, for the subclass.
 
     @abstractmethod
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
-        """Take DATA without its padding; ``length`` is to be credited to the outlet when it is done with."""
+        """Called for DATA, without its padding; ``length`` must be credited to the outlet once the data is consumed."""
 
     @abstractmethod
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Take a whole header block, which is to stand alone. Raises WireError."""
+        """Called for a whole header block, which must stand alone. Raises WireError."""
 
     @abstractmethod
     def reset(self, stream: int, code: int) -> None:
-        """Take RST_STREAM."""
+        """Called for RST_STREAM."""
 
     @abstractmethod
     def goaway(self, last_stream: int) -> None:
-        """Take GOAWAY: streams above the last one were not processed."""
+        """Called for GOAWAY: streams above the last one were not processed."""

@@ -1,11 +1,11 @@
-"""What goes to one peer of a relay, and what credit that peer has (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
+"""Sending to one peer of a relay, and the credit given to that peer (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
 
-Owns the connection window toward a peer, the frames that wait for it, the stream windows that are hop by hop, the
-moment at which a frame of our own may be put in, the connection credit that the peer gets back, and what is known of
-its PINGs.
+Owns the connection window toward a peer, the frames queued for it, the stream windows that are hop by hop, the moment
+at which a frame of the proxy's own may be inserted, the connection credit returned to the peer, and the state of its
+PINGs.
 Must not know: which stream is held and why, header compression, who writes to the socket.
-Invariant: bytes of one stream leave in the order they were given; nothing is put inside a frame that is being cut
-through, nor before the first SETTINGS; no more DATA leaves than the peer's windows allow.
+Invariant: bytes of one stream leave in the order in which they were given. Nothing is inserted into a frame that is cut
+through, nor before the first SETTINGS. No more DATA leaves than the peer's windows allow.
 """
 
 from collections import OrderedDict, deque
@@ -17,49 +17,51 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
 
 PAIR_WINDOW = 2**20
-"""Bytes of DATA a direction that may wait in a pair; the connection window that we open to each peer."""
+"""Most bytes of DATA that may wait in each direction of a pair: the connection window that is opened to each peer."""
 CREDIT_STEP = 2**18
-"""Credit is given back in steps of this many bytes."""
+"""Connection credit is returned in steps of this many bytes."""
 QUEUED_FRAMES = 16_384
-"""Most frames that wait for a peer, of all streams together: one costs far more than its bytes. Envoy: 10,000."""
+"""Most frames queued for a peer, over all streams: one costs far more memory than its bytes. Envoy: 10,000."""
 QUEUED_SETTINGS = 2_500
 """Most SETTINGS that wait for their ACK."""
 QUEUED_BYTES = 4 << 20
-"""Most bytes of frames that wait although they cost no credit: trailers and resets behind their stream's DATA."""
+"""Most bytes of queued frames without flow control: trailers and resets behind their stream's DATA."""
 MERGED_BYTES = 4_096
-"""DATA that wait one behind the other are put together up to so many bytes: a client that opens no window may wait for
-long, and few frames keep what credit allows."""
+"""DATA payloads that wait one behind the other are merged up to so many bytes.
+
+A client that opens no window may wait long; merged, what its credit allows stays within few frames.
+"""
 
 
 class Source(Protocol):
-    """Whoever gave DATA: gets credit for them when they have left, or were dropped."""
+    """Interface of a giver of DATA, which gets the credit once the DATA have left or were dropped."""
 
     def credit(self, length: int) -> None: ...
 
 
 class FlowControlledSender:
-    """Frames on their way to one peer, and what that peer may still send."""
+    """The frames for one peer that wait for credit or a frame boundary, and the credit of that peer."""
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
         """Bytes ready for the socket, in order."""
         self.window = http2.DEFAULT_WINDOW
-        """What the peer still takes on the connection."""
+        """How many bytes of DATA the peer still accepts on the connection."""
         self.initial_window = http2.DEFAULT_WINDOW
         self._announced = deque([(http2.DEFAULT_WINDOW, http2.DEFAULT_FRAME_SIZE)])
-        """INITIAL_WINDOW_SIZE and MAX_FRAME_SIZE as last acknowledged, then of each SETTINGS since."""
+        """INITIAL_WINDOW_SIZE and MAX_FRAME_SIZE as last acknowledged, then those of each later SETTINGS."""
         self.max_frame = http2.DEFAULT_FRAME_SIZE
-        """Longest frame that we send the peer."""
+        """Longest frame that may be sent to the peer now."""
         self.frame_limit = http2.DEFAULT_FRAME_SIZE
-        """Longest frame that may be on its way to the peer: the most that it ever allowed."""
+        """Longest frame that may be on its way to the peer: the largest size that it ever allowed."""
         self.cut_through = False
         """True while a DATA frame is only partly written."""
         self.outstanding = 0
-        """DATA bytes received from the peer and not yet credited back."""
+        """Bytes of DATA received from the peer and not yet credited back."""
         self.heard = -inf
-        """When bytes of the peer were read last, in seconds of whoever reads them."""
+        """When bytes of the peer were read last, in seconds on the reader's clock."""
         self.acks: list[bytes] = []
-        """Our ACKs of the peer's PINGs, which wait for something to be sent with."""
+        """The ACKs of the peer's PINGs, which wait to be sent together with other data."""
         self.passed = 0
         """How many PINGs of the peer have passed and were not acknowledged yet."""
         self._owed = 0
@@ -68,18 +70,18 @@ class FlowControlledSender:
         self._queued_frames = 0
         self._queued_bytes = 0
         self.overfull = False
-        """True once more waited than may; the connection is to be ended then."""
+        """True once more is queued than allowed; the connection must be ended then."""
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         """What waits for the peer's credit, by stream."""
         self._stream_windows: dict[int, int] = {}
-        """What a stream has beyond INITIAL_WINDOW_SIZE, perhaps less than 0."""
+        """The difference of each stream's window from INITIAL_WINDOW_SIZE; may be negative."""
         self.widened = False
         """True while ``catch_up`` is due."""
 
-    # What the peer is sent.
+    # Sending to the peer.
 
     def start(self) -> None:
-        """Say that the first SETTINGS went to the peer: open the pair's window and let frames of our own follow."""
+        """Note that the first SETTINGS were sent to the peer: open the pair's window, and let other frames follow."""
         if not self._started:
             self._started = True
             self._between.insert(0, http2.window_update(0, PAIR_WINDOW - http2.DEFAULT_WINDOW))
@@ -87,20 +89,20 @@ class FlowControlledSender:
             self.drain()
 
     def inject(self, frames: bytes) -> None:
-        """Send frames of our own at the next frame boundary, once the first SETTINGS have gone."""
+        """Send frames of the proxy's own at the next frame boundary, after the first SETTINGS."""
         self._between.append(frames)
         self._put_between()
         if len(self._between) > QUEUED_FRAMES:
             self.overfull = True
 
     def acknowledge(self) -> None:
-        """Send the ACKs that wait, if a frame of ours may be put in now."""
+        """Send the queued ACKs of PINGs, if a frame may be inserted now."""
         if self._started and not self.cut_through:
             self.out += self.acks
             self.acks.clear()
 
     def boundary(self) -> None:
-        """Say that the frame that was cut through is whole now."""
+        """Note that the frame that was cut through is complete."""
         self.cut_through = False
         self.acknowledge()
         self._put_between()
@@ -113,20 +115,20 @@ class FlowControlledSender:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether anything is to be put in at the next frame boundary."""
+        """Return whether anything is queued for the next frame boundary."""
         return bool(self._between or self.queues or self.acks)
 
     @property
     def congested(self) -> bool:
-        """Tell whether frames wait for the peer's credit."""
+        """Return whether frames wait for the peer's credit."""
         return bool(self.queues)
 
     def waits(self, stream: int) -> bool:
-        """Tell whether frames of a stream wait."""
+        """Return whether frames of a stream are queued."""
         return stream in self.queues
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
-        """Send DATA as the windows allow, split as needed, or put to what waits before them.
+        """Send DATA as the windows allow, split as needed, or queue it behind what waits of its stream.
 
         ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
@@ -140,7 +142,8 @@ class FlowControlledSender:
             self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
-        """Take credit for a DATA frame that the caller sends at once; False, and none is taken, if it has to wait."""
+        """Deduct a DATA frame that the caller sends now from the windows; return False, deducting nothing, if it must
+        wait."""
         beyond = self._stream_windows.get(stream)
         room = min(self.window, self.max_frame)
         if beyond is not None:
@@ -153,7 +156,7 @@ class FlowControlledSender:
         return True
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
-        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
+        """Send whole frames behind what is queued of their stream; ``cost`` is their flow-controlled length."""
         if cost > self.window or stream in self.queues or self.cut_through or not self._started:
             self._append(stream, _Waiting(frames, False, True, cost, source))
             return
@@ -175,12 +178,12 @@ class FlowControlledSender:
             pass
 
     def drop(self, stream: int) -> None:
-        """Forget what waits of a stream (it was reset) and credit it."""
+        """Drop what is queued of a stream that was reset, and credit it."""
         for waiting in self.queues.pop(stream, ()):
             self._gone(waiting)
 
     def drop_all(self) -> None:
-        """Forget what waits: the connection has ended."""
+        """Drop all queues, as the connection has ended."""
         for stream in list(self.queues):
             self.drop(stream)
 
@@ -189,22 +192,22 @@ class FlowControlledSender:
         self._queued_bytes -= waiting.free
         waiting.credit()
 
-    # Windows that the peer opens.
+    # Windows given by the peer.
 
     def govern(self, stream: int) -> None:
-        """Keep the window of a stream hop by hop from now on."""
+        """Manage the window of a stream hop by hop from now on."""
         self._stream_windows[stream] = 0
 
     def ungovern(self, stream: int) -> None:
-        """Forget the window of a stream that has ended, and what still waits of it."""
+        """Forget the window of a stream that has ended, and what is queued of it."""
         if stream in self.queues:
             self.drop(stream)
         self._stream_windows.pop(stream, None)
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
-        """Take SETTINGS of the peer that somebody else acknowledges: what they lessen holds on sight (relay-rules A4).
+        """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
 
-        What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA are ahead of it (run). Raises
+        What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
         WireError as ``apply_settings`` does.
         """
         initial, max_frame = self._announced[-1]
@@ -220,7 +223,7 @@ class FlowControlledSender:
         self._obey()
 
     def settings_acknowledged(self) -> None:
-        """Take that the peer is given the ACK of the oldest SETTINGS that were announced."""
+        """Note that the peer is sent the ACK of its oldest SETTINGS without one."""
         if len(self._announced) > 1:
             self._announced.popleft()
             self._obey()
@@ -230,7 +233,7 @@ class FlowControlledSender:
         self.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
 
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Obey SETTINGS of the peer; ``catch_up`` sends what they let go.
+        """Apply SETTINGS of the peer; ``catch_up`` sends what they allow.
 
         Raises WireError if a window grows above 2^31-1.
         """
@@ -245,13 +248,13 @@ class FlowControlledSender:
         self.initial_window = initial
 
     def catch_up(self) -> None:
-        """Send what wider windows of the streams let go; due when all that came of the peer has been read."""
+        """Send what wider stream windows allow; due once all bytes read from the peer are processed."""
         self.widened = False
         for stream in [stream for stream in self.queues if stream in self._stream_windows]:
             self._send_stream(stream)
 
     def open_window(self, increment: int) -> None:
-        """Take the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
+        """Apply the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
         if not increment:
             raise WireError("WINDOW_UPDATE of 0 on the connection")
         self.window += increment
@@ -261,7 +264,7 @@ class FlowControlledSender:
             self.drain()
 
     def open_stream_window(self, stream: int, increment: int) -> None:
-        """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
+        """Apply the peer's WINDOW_UPDATE on a stream that is hop by hop; others are ignored. Raises WireError."""
         if stream in self._stream_windows:
             beyond = self._stream_windows[stream] + increment
             if self.initial_window + beyond > http2.MAX_WINDOW:
@@ -270,7 +273,7 @@ class FlowControlledSender:
             self._send_stream(stream)
 
     def drain(self) -> None:
-        """Send what waits, stream by stream in turn, as far as the windows reach."""
+        """Send what is queued, stream by stream in turn, as far as the windows allow."""
         if self.cut_through or not self._started:
             return
         stuck = 0
@@ -314,16 +317,17 @@ class FlowControlledSender:
         self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, bytes(payload[:size])))
         return True
 
-    # Windows that the peer uses.
+    # Windows given to the peer.
 
     def received(self, length: int) -> None:
-        """Count DATA that the peer sent. Raises WireError if it had no credit for it."""
+        """Count DATA that the peer sent. Raises WireError if it exceeds the connection window."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
-        """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
+        """Count DATA that the peer sent and that leaves at once. Raises WireError if it exceeds the connection
+        window."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")
@@ -332,7 +336,7 @@ class FlowControlledSender:
             self._pay()
 
     def credit(self, length: int) -> None:
-        """Give credit back for DATA that has left, was held or dropped; coalesced."""
+        """Return credit for DATA that has left, was held or dropped, in steps of CREDIT_STEP."""
         self._owed += length
         if self._owed >= CREDIT_STEP:
             self._pay()
@@ -348,7 +352,7 @@ class _Waiting:
     """One item of a stream's queue: ``whole`` frames, or a payload that may be split."""
 
     payload: bytes | memoryview
-    """What has not left yet; a view where it leaves in parts, so that the rest is never copied."""
+    """What has not left yet; a memoryview where it leaves in parts, so that the rest is never copied."""
     end: bool
     whole: bool
     charge: int
@@ -356,11 +360,11 @@ class _Waiting:
 
     @property
     def free(self) -> int:
-        """Return how many bytes wait that cost no credit."""
+        """Return the number of queued bytes without flow control."""
         return len(self.payload) if self.whole and not self.charge else 0
 
     def merge(self, later: "_Waiting") -> bool:
-        """Take what comes behind, if both are short and alike; else return False."""
+        """Append a later item's payload and return True if both are short and of the same source; else return False."""
         size = len(self.payload) + len(later.payload)
         if self.whole or self.end or self.source is not later.source or size > MERGED_BYTES:
             return False

@@ -13,7 +13,7 @@ from runtimeproxy.wire import JOINED_BYTES
 
 PREFIX_BYTES = 5
 LONGEST = 2**32 - 1
-"""What a prefix can announce."""
+"""Greatest length that a prefix can announce."""
 
 OK = 0
 CANCELLED = 1
@@ -35,22 +35,22 @@ _MESSAGE_SAFE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 
 
 class TooLong(WireError):
-    """A message is longer than its limit once its compression is undone."""
+    """A message is longer than its limit after decompression."""
 
 
 def message(body: bytes, compressed: bool = False) -> bytes:
-    """Put the prefix before a message."""
+    """Return a message with its prefix."""
     return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
 
 
 def pieces(body: bytes) -> tuple[bytes, ...]:
-    """Return the prefix and a message as what is sent one behind the other: a long message is not copied for it."""
+    """Return the prefix and a message as the pieces to send in order: a long message is not copied."""
     prefix = b"\0" + len(body).to_bytes(4, "big")
     return (prefix + body,) if len(body) <= JOINED_BYTES else (prefix, body)
 
 
 def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
-    """Return how many bytes a framed message lacks; none if it is whole, less if something is behind it.
+    """Return how many bytes a framed message lacks: 0 if it is whole, negative if bytes follow it.
 
     Raises WireError if its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
     """
@@ -65,10 +65,10 @@ def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
 
 
 def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
-    """Return the body of exactly one framed message, its compression undone.
+    """Return the decompressed body of exactly one framed message.
 
-    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if it is not one whole message,
-    if the compression is unknown, or if the body would be longer than ``limit`` bytes.
+    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one whole message,
+    or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
     """
     if missing(framed):
         raise WireError("not exactly one whole gRPC message")
@@ -82,20 +82,20 @@ def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> byte
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
-    """Return what was compressed; one byte more than ``limit`` if it is longer."""
+    """Return the decompressed body, or its first ``limit`` + 1 bytes if it is longer."""
     inflater = zlib.decompressobj(wbits=31)
     try:
         plain = inflater.decompress(body, limit + 1)
     except zlib.error:
         raise WireError("gRPC message whose gzip data is broken") from None
-    # A Go receiver joins several gzip members: reading the first alone would hide the rest from the hooks.
+    # A Go receiver joins several gzip members: reading only the first would hide the rest from the hooks.
     if len(plain) <= limit and (inflater.unused_data or not inflater.eof):
         raise WireError("gRPC message that is not exactly one gzip member")
     return plain
 
 
 def read_timeout(value: bytes) -> float | None:
-    """Return the seconds that a grpc-timeout header gives, or None if it is malformed."""
+    """Return the seconds of a grpc-timeout header; None if it is malformed."""
     digits, unit = value[:-1], value[-1:]
     if not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS or unit not in _UNIT_SECONDS:
         return None
@@ -103,7 +103,7 @@ def read_timeout(value: bytes) -> float | None:
 
 
 def timeout(seconds: float) -> bytes:
-    """Return the grpc-timeout header's value for a time, in the finest unit that holds it."""
+    """Return the grpc-timeout header's value for a time in seconds, in the finest unit that can hold it."""
     for unit in (b"u", b"m", b"S"):
         count = max(int(seconds / _UNIT_SECONDS[unit]), 1)
         if count < 10**_TIMEOUT_DIGITS:
@@ -112,10 +112,10 @@ def timeout(seconds: float) -> bytes:
 
 
 def percent_encode(text: str) -> bytes:
-    """Encode a status text for the grpc-message header; what UTF-8 cannot hold is sent as "?"."""
+    """Return a status text encoded for the grpc-message header; characters without a UTF-8 form become "?"."""
     return quote_from_bytes(text.encode(errors="replace"), safe=_MESSAGE_SAFE).encode()
 
 
 def percent_decode(value: bytes) -> str:
-    """Decode a grpc-message header; what is not UTF-8 is replaced."""
+    """Return the decoded text of a grpc-message header; bytes that are not UTF-8 are replaced."""
     return unquote_to_bytes(value).decode(errors="replace")

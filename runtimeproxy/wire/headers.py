@@ -1,9 +1,9 @@
-"""HPACK header blocks that stand alone (RFC 7541): walked, read and built without a dynamic table.
+"""HPACK header blocks that stand alone (RFC 7541): parsed and built without a dynamic table.
 
 Owns what the relay needs of header compression once HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
-Must not know: frames, connections. The ``hpack`` package decodes what still uses a dynamic table; here it is only the
-Huffman decoder, behind a bounded cache.
-Invariant: reading a block that uses the dynamic table raises; a block that we build never does.
+Must not know: frames, connections. The ``hpack`` package decodes blocks that still use a dynamic table; otherwise only
+its Huffman decoder is used, behind a bounded cache.
+Invariant: reading a block that uses the dynamic table raises; a block that is built here never does.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -18,9 +18,9 @@ from runtimeproxy.errors import WireError
 
 Header = tuple[bytes, bytes]
 Field = tuple[int, list[tuple[bool, bytes]]]
-"""A field as it stands in a block: a static index or 0, and its strings: none, its value, or its name and value.
+"""A field as it is encoded in a block: a static index or 0, and its strings: none, its value, or its name and value.
 
-Of each string: whether it is Huffman's, and its bytes.
+Each string is a pair: whether it is Huffman-coded, and its bytes.
 """
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ T = TypeVar("T")
 SIZE_UPDATE_TO_ZERO = b"\x20"
 REMEMBERED_BYTES = 512
 REMEMBERED_PAIRS = 256
-"""Of how many blocks the fields are remembered: they take far more memory than the block."""
+"""Of how many blocks the decoded fields are cached: they take far more memory than the block."""
 FIELDS_LIMIT = 256
-"""Most fields of a block: a field of one byte costs 10,000 times what it costs its sender. Envoy: 100."""
+"""Most fields of a block: to process a field of one byte costs 10,000 times what it costs its sender. Envoy: 100."""
 _SIZE_UPDATES = 2  # RFC 7541, 4.2
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
@@ -44,7 +44,7 @@ class AmbiguousPath(WireError):
 
 
 def _remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
-    """Remember the results for the latest short inputs: peers repeat theirs, and working them out costs more."""
+    """Cache the results for the latest short inputs: peers repeat theirs, and computing costs more than a look-up."""
     remembered = lru_cache(maxsize=count)(function)
 
     @wraps(function)
@@ -56,7 +56,7 @@ def _remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[
 
 @_remembered
 def unhuffman(encoded: bytes) -> bytes:
-    """Decode a Huffman string. Raises WireError."""
+    """Return a decoded Huffman string. Raises WireError."""
     try:
         return decode_huffman(encoded)
     except HPACKDecodingError:
@@ -65,14 +65,14 @@ def unhuffman(encoded: bytes) -> bytes:
 
 @_remembered
 def check(block: bytes) -> None:
-    """Check that a block stands alone and is well formed in its lengths. Raises WireError."""
+    """Check that a block stands alone and its lengths are valid. Raises WireError."""
     walk(block)
 
 
 def path(fields: Sequence[Field]) -> bytes:
     """Return the :path among a request's fields.
 
-    One without its first slash is returned with it: grpc-go took both for the same method (CVE-2026-33186). Raises
+    If its first slash is missing it is added: grpc-go took both for the same method (CVE-2026-33186). Raises
     AmbiguousPath if there is none or more than one, WireError if it is broken.
     """
     found = find(fields, _PATH)
@@ -83,7 +83,7 @@ def path(fields: Sequence[Field]) -> bytes:
 
 
 def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: int | None = None) -> list[Header]:
-    """Return the (name, value) pairs of some names, or of all, in order, of each value at most ``limit`` bytes.
+    """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes.
 
     Raises WireError if one of them is broken.
     """
@@ -114,7 +114,7 @@ def _pairs(block: bytes) -> tuple[Header, ...]:
 
 
 def walk(block: bytes) -> list[Field]:
-    """Return the fields of a block as they stand in it. Raises WireError if it does not stand alone."""
+    """Return the encoded fields of a block. Raises WireError if it does not stand alone."""
     fields: list[Field] = []
     at, end, left = 0, len(block), FIELDS_LIMIT
     try:
@@ -163,12 +163,12 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def build(headers: Iterable[Header]) -> bytes:
-    """Build a block of our own: a size update to 0, then literals that are never put in a table."""
+    """Return a header block: a size update to 0, then literals that are never put into a table."""
     return SIZE_UPDATE_TO_ZERO + b"".join(literal(name, value) for name, value in headers)
 
 
 def literal(name: bytes, value: bytes, never_indexed: bool = False) -> bytes:
-    """Build one literal field without indexing (RFC 7541, 6.2.2), or never indexed (6.2.3)."""
+    """Return one literal field without indexing (RFC 7541, 6.2.2), or never indexed (6.2.3)."""
     mark = 0x10 if never_indexed else 0x00
     index = _STATIC_NAMES.get(name)
     head = _prefixed(index, 0x0F, mark) if index else bytes((mark,)) + _plain(name)
@@ -192,19 +192,20 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 
 
 class Blocks:
-    """One direction's header blocks: whatever the sender's encoder does, what goes on stands alone (relay-rules A1).
+    """The header blocks of one direction: whatever the sender's encoder does, the translated blocks stand alone
+    (relay-rules A1).
 
-    Before the sender acknowledged the table size of 0 each block is decoded whole and built anew without indexing;
-    after it blocks pass as they are, but for a size update put before the first one after each ACK.
+    Until the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing.
+    After that, blocks pass unchanged, except for a size update put before the first one after each ACK.
     """
 
     def __init__(self) -> None:
         self._decoder: Decoder | None = Decoder()
         self.standalone = False
-        """True once blocks pass as they are."""
+        """True once blocks pass unchanged."""
 
     def acknowledge(self) -> None:
-        """Say that the sender acknowledged a table size of 0: its receiver may have shrunk its table."""
+        """Note that the sender acknowledged a table size of 0: its receiver may have shrunk its table."""
         self._decoder = None
         self.standalone = False
 
@@ -216,7 +217,7 @@ class Blocks:
         return block
 
     def mark(self, block: bytes) -> bytes:
-        """Return a translated block as it goes on: the first one after an ACK starts with a size update to 0."""
+        """Return a translated block as it is sent on: the first one after an ACK starts with a size update to 0."""
         if self.standalone or self._decoder is not None:
             return block
         self.standalone = True
@@ -224,7 +225,7 @@ class Blocks:
 
 
 def alone(block: bytes) -> bytes:
-    """Put a size update to 0 before a block that does not start with one."""
+    """Return a block that starts with a size update to 0."""
     return block if block[:1] == SIZE_UPDATE_TO_ZERO else SIZE_UPDATE_TO_ZERO + block
 
 
@@ -242,7 +243,7 @@ def _rebuilt(decoder: Decoder, block: bytes) -> bytes:
 
 
 def _check_size_updates(block: bytes) -> None:
-    """Raise WireError if a block has more table size updates than a receiver can have asked for."""
+    """Raise WireError if a block has more table size updates than RFC 7541, 4.2 allows."""
     at = count = 0
     while block[at : at + 1] and block[at] & 0xE0 == 0x20:
         count += 1
@@ -251,4 +252,4 @@ def _check_size_updates(block: bytes) -> None:
         try:
             _, at = _integer(block, at, 0x1F)
         except IndexError:
-            return  # the decoder says so
+            return  # the decoder raises for it

@@ -1,9 +1,10 @@
-"""HTTP/1.1 heads (RFC 9112, RFC 9110), read as strictly as a relay needs that forwards them as they came.
+"""HTTP/1.1 heads (RFC 9112, RFC 9110), parsed as strictly as a relay must that forwards them unchanged.
 
-Owns the end of a head, what it says of its body and its connection, the list of refused forms, and answers of our own.
+Owns the end of a head, what it says of its body and its connection, the list of refused forms, and the proxy's own
+answers.
 Must not know: sockets, paths of the Docker API, what a body means.
-Invariant: Go's net/http, dockerd's server, reads what is accepted in the same way, or refuses it and closes; what could
-be read in two ways is refused, never made right (design, section 4). ``Rule`` lists all that is refused.
+Invariant: Go's net/http, dockerd's server, either reads an accepted head in the same way, or refuses it and closes.
+What could be read in two ways is refused, never corrected (design, section 4). ``Rule`` lists all that is refused.
 """
 
 import json
@@ -16,18 +17,18 @@ from http import HTTPStatus
 from runtimeproxy.errors import WireError
 
 HEAD_LIMIT = 1 << 20
-"""The longest head, in bytes: as dockerd's server has it."""
+"""Longest head, in bytes: the same limit as in dockerd's server."""
 FIELDS_LIMIT = 1_000
-"""The most fields of a request: reading 200,000 of them, which 1 MiB can have, keeps others waiting for 0.2 s."""
+"""Most fields of a request: parsing 200,000 of them, which fit into 1 MiB, would delay other connections by 0.2 s."""
 CACHED_BYTES = 1024
-"""Heads up to this length are remembered: clients repeat theirs."""
+"""Longest head that is cached, in bytes: clients repeat theirs."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Rule(Enum):
-    """What a message must keep to: the status that answers a breach, and the rule. This is the list of refused forms.
+    """The rules for messages, each with the status that answers a breach: the complete list of refused forms.
 
-    Go reads the forms marked (Go) in one way or another; a relay cannot know that every reader does so too.
+    Go accepts the forms marked (Go) in one way or another; a relay cannot know that every recipient does so too.
     """
 
     HEAD_BYTES = 431, "a head has at most 1 MiB"
@@ -75,7 +76,7 @@ class Rule(Enum):
 
     @property
     def text(self) -> str:
-        """Return the rule in words."""
+        """Return the rule's text."""
         return self.value[1]
 
 
@@ -89,7 +90,7 @@ class BadMessage(WireError):
 
 
 class Framing(Enum):
-    """How the end of a body is known."""
+    """How the end of a body is determined."""
 
     EMPTY = "empty"
     SIZED = "sized"
@@ -103,21 +104,21 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class _Head:
-    """What requests and responses have in common."""
+    """The common part of request and response heads."""
 
     raw: bytes
-    """As it came, with its empty line."""
+    """The head as it came, with its empty line."""
     version: Version
     fields: Fields
-    """Names in lower case, values without white space around them, as latin-1."""
+    """Names in lower case; values as latin-1, without white space around them."""
     framing: Framing
     length: int
-    """Of a SIZED body, in bytes; else 0."""
+    """Length of a SIZED body in bytes, else 0."""
     closes: bool
-    """The connection ends after this message: Connection: close, or HTTP/1.0 without keep-alive."""
+    """True if the connection ends after this message: Connection: close, or HTTP/1.0 without keep-alive."""
 
     def field(self, name: str) -> str:
-        """Return the first value of a name in lower case, "" if there is none."""
+        """Return the first value of a name in lower case; "" if there is none."""
         for found, value in self.fields:
             if found == name:
                 return value
@@ -130,11 +131,11 @@ class RequestHead(_Head):
 
     method: str
     target: str
-    """As it came."""
+    """The target as it came."""
     upgrade: str
-    """The value of Upgrade in lower case, "" if there is none; dockerd does not ask whether Connection names it."""
+    """The value of Upgrade in lower case, "" if there is none; dockerd does not check that Connection names it."""
     expects_continue: bool
-    """The client may wait for 100 Continue before it sends the body."""
+    """True if the client may wait for 100 Continue before it sends the body."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -148,10 +149,11 @@ class ResponseHead(_Head):
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
-    """Return the place behind the empty line of the head that begins at ``start``, 0 if it is not there yet.
+    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet.
 
     Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
-    BadMessage as soon as what is there without its end cannot become a head; the rest is seen when the head is read.
+    BadMessage as soon as an unfinished head can no longer become valid in its control characters, line ends or length;
+    other breaches are found when the head is parsed.
     """
     end = buffer.find(b"\r\n\r\n", max(start, seen - 3)) + 4
     if end >= 4 and end - start <= HEAD_LIMIT:
@@ -172,7 +174,8 @@ _AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
-    """Name the rule that control characters break; of two the one that any cut of the bytes shows first."""
+    """Return the rule that control characters break; of two breaches the one that is found first however the bytes are
+    split."""
     first = _AT_ONCE.search(raw)
     return Rule.CONTROL if first is None or first[0] == b"\0" else Rule.LINE_END
 
@@ -207,7 +210,7 @@ _Found = dict[str, list[str]]
 
 
 def request_head(raw: bytes) -> RequestHead:
-    """Read the head of a request, its empty line included. Raises BadMessage."""
+    """Parse the head of a request, including its empty line. Raises BadMessage."""
     return _cached_request(raw) if len(raw) <= CACHED_BYTES else _request(raw)
 
 
@@ -248,11 +251,11 @@ _cached_request = lru_cache(maxsize=1024)(_request)
 
 
 def response_head(raw: bytes, method: str) -> ResponseHead:
-    """Read the head of a response to a request with ``method``, its empty line included. Raises BadMessage.
+    """Parse the head of a response to a request with ``method``, including its empty line. Raises BadMessage.
 
-    Framing is read as strictly as that of requests; values may hold what the daemon puts there.
+    Framing is checked as strictly as in requests; field values may contain anything that the daemon puts there.
     """
-    # Other methods say nothing about the answer: they would only make more keys, as long as a client likes.
+    # Other methods have no influence on the answer; as cache keys a client could make any number of them.
     bodiless = method if method in ("HEAD", "CONNECT") else ""
     return _cached_response(raw, bodiless) if len(raw) <= CACHED_BYTES else _response(raw, bodiless)
 
@@ -281,11 +284,11 @@ def _response(raw: bytes, method: str) -> ResponseHead:
 
 
 _cached_response = lru_cache(maxsize=64)(_response)
-"""Answers carry a Date: theirs are alike for a second only."""
+"""Small, because answers carry a Date and so repeat for a second only."""
 
 
 def _lines(raw: bytes, allowed: bytes) -> list[str]:
-    """Split a head into its lines: the first one, the fields, and two empty ones."""
+    """Return the lines of a head: the first one, the fields, and two empty ones. Raises BadMessage."""
     lines = raw.decode("latin-1").split("\r\n")
     rest = raw.translate(None, allowed)
     if rest != b"\r\n" * (len(lines) - 1):
@@ -303,7 +306,7 @@ def _version(digits: str) -> Version:
 
 
 def _fields(lines: list[str]) -> tuple[Fields, _Found]:
-    """Return the fields, and the values of those that are read here by their names."""
+    """Return the fields, and the values of those in ``_READ_HERE`` by name. Raises BadMessage."""
     fields: list[tuple[str, str]] = []
     found: _Found = {}
     for line in lines[1:-2]:
@@ -323,7 +326,7 @@ def _fields(lines: list[str]) -> tuple[Fields, _Found]:
 
 
 def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
-    """Return what the fields say of the body, None if they say nothing."""
+    """Return the framing and length of the body that the fields give; None if they give none. Raises BadMessage."""
     codings, lengths = found.get("transfer-encoding"), found.get("content-length")
     if codings is None:
         if lengths is None:
@@ -341,7 +344,8 @@ def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
 
 
 def _expects(found: _Found, version: Version) -> bool:
-    """Tell whether 100 Continue is expected; HTTP/1.0 knows no interim answers (RFC 9110, 10.1.1)."""
+    """Return whether 100 Continue is expected; HTTP/1.0 has no interim answers (RFC 9110, 10.1.1). Raises
+    BadMessage."""
     expected = found.get("expect")
     if expected is None:
         return False
@@ -361,9 +365,9 @@ _FRAMING_NAMES = frozenset({b"content-length", b"trailer", b"transfer-encoding"}
 
 
 def with_length(raw: bytes, length: int) -> bytes:
-    """Return a head that was read, now of a body of ``length`` bytes (relay-rules B8).
+    """Return a parsed head changed to a body of ``length`` bytes (relay-rules B8).
 
-    One Content-Length stands in the place of the first line that says or announces how the body ends, else at the end.
+    One Content-Length replaces the first line that gives or announces the framing, or is added at the end.
     """
     first, *fields = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
     framing = [place for place, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]
@@ -373,7 +377,7 @@ def with_length(raw: bytes, length: int) -> bytes:
 
 
 def response(status: int, message: str, *, close: bool, method: str = "") -> bytes:
-    """Build an answer of our own as dockerd builds its errors; one to the method HEAD has no body."""
+    """Return an answer of the proxy's own in the form of dockerd's errors; for the method HEAD it has no body."""
     body = json.dumps({"message": message}).encode() + b"\n"
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",

@@ -1,6 +1,6 @@
 """HTTP/2 frames and settings (RFC 9113, sections 4 to 6).
 
-Owns the layout of frames: how a head is read and how the frames that we send ourselves are built.
+Owns the layout of frames: how a frame head is read and how the proxy's own frames are built.
 Must not know: what a connection does with them, header compression, gRPC.
 Invariant: building and reading are inverse; only ``FrameBuffer`` keeps state.
 """
@@ -13,7 +13,7 @@ from runtimeproxy.errors import WireError
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 TYPE_AT = 3
-"""Where a frame's type stands."""
+"""Index of the type in a frame."""
 DATA = 0x0
 HEADERS = 0x1
 PRIORITY = 0x2
@@ -56,7 +56,7 @@ read_head = _HEAD.unpack_from
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Build one frame."""
+    """Return one frame."""
     length = len(payload)
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
@@ -64,9 +64,10 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def block_frames(
     kind: int, flags: int, stream: int, prefix: bytes, block: bytes, max_frame: int = DEFAULT_FRAME_SIZE
 ) -> bytes:
-    """Build the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed.
+    """Return the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed.
 
-    Of ``flags`` END_STREAM and PRIORITY_FLAG count; ``prefix`` is what stands before the fragment (``split_block``).
+    Of ``flags`` only END_STREAM and PRIORITY_FLAG are used; ``prefix`` is the part before the fragment
+    (``split_block``).
     """
     payload = prefix + block
     flags &= END_STREAM | PRIORITY_FLAG
@@ -79,27 +80,27 @@ def block_frames(
 
 
 def header_frames(stream: int, block: bytes, end: bool, max_frame: int = DEFAULT_FRAME_SIZE) -> bytes:
-    """Build the frames of a header block of our own."""
+    """Return the frames of a header block of the proxy's own."""
     return block_frames(HEADERS, END_STREAM if end else 0, stream, b"", block, max_frame)
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """Build a WINDOW_UPDATE frame."""
+    """Return a WINDOW_UPDATE frame."""
     return frame(WINDOW_UPDATE, 0, stream, _U32.pack(increment))
 
 
 def rst_stream(stream: int, code: int) -> bytes:
-    """Build an RST_STREAM frame."""
+    """Return an RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, _U32.pack(code))
 
 
 def goaway(last_stream: int, code: int, debug: bytes = b"") -> bytes:
-    """Build a GOAWAY frame."""
+    """Return a GOAWAY frame."""
     return frame(GOAWAY, 0, 0, _U32.pack(last_stream) + _U32.pack(code) + debug)
 
 
 def settings(entries: dict[int, int]) -> bytes:
-    """Build a SETTINGS frame."""
+    """Return a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, settings_payload(entries.items()))
 
 
@@ -107,12 +108,12 @@ SETTINGS_ACK = frame(SETTINGS, ACK, 0)
 
 
 def settings_payload(entries: Iterable[tuple[int, int]]) -> bytes:
-    """Build the payload of a SETTINGS frame from (identifier, value) pairs."""
+    """Return the payload of a SETTINGS frame from (identifier, value) pairs."""
     return b"".join(_SETTING.pack(identifier, value) for identifier, value in entries)
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Read the (identifier, value) pairs of a SETTINGS payload in order.
+    """Return the (identifier, value) pairs of a SETTINGS payload in order.
 
     Raises WireError if a length or a value is not allowed (RFC 9113, 6.5).
     """
@@ -128,7 +129,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_u32(payload: bytes, offset: int = 0) -> int:
-    """Read 31 bits at an offset (a stream id, an increment), the reserved bit cleared.
+    """Return 31 bits at an offset (a stream id, an increment), without the reserved bit.
 
     Raises WireError if the payload is too short.
     """
@@ -151,7 +152,7 @@ def unpad(payload: bytes, flags: int) -> bytes:
 
 
 def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
-    """Split a HEADERS or PUSH_PROMISE payload into (priority or promised stream id, fragment), padding taken off.
+    """Split a HEADERS or PUSH_PROMISE payload into (priority or promised stream id, fragment), without padding.
 
     Raises WireError if they do not fit (RFC 9113, 6.2 and 6.6).
     """
@@ -168,14 +169,14 @@ def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
 
 
 class FrameBuffer:
-    """Collects whole frames out of any split of the bytes.
+    """Collects whole frames from any split of the bytes.
 
-    For endpoints of our own, which read frames one by one; a relay cuts DATA through instead.
+    For the proxy's own connections, which process frames one by one; a relay cuts DATA through instead.
     """
 
     def __init__(self, limit: int = DEFAULT_FRAME_SIZE) -> None:
         self.limit = limit
-        """Longest payload that is taken, in bytes; a longer one raises WireError."""
+        """Longest payload that is accepted, in bytes; a longer one raises WireError."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, int, bytes]]:

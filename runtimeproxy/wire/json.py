@@ -1,10 +1,10 @@
-"""JSON on the wire: read as Go's encoding/json reads it, and rewritten in place.
+"""JSON on the wire: parsed as Go's encoding/json does, and rewritten in place.
 
 Owns what a key means to Go, and what a change of one value means for the bytes.
 Must not know: any message of Docker; callers give the names of members.
 Invariant: every byte outside a changed value stays as it came (order, white space, escapes, big numbers, letter case of
-keys, duplicates that nobody touches), and without a change the result is the very same object (relay-rules B5).
-What could be read in two ways is refused, and no error's text holds a value.
+keys, duplicates that no edit touches), and without a change the result is the very same object (relay-rules B5). What
+could be read in two ways is refused, and no error's text holds a value.
 """
 
 import json
@@ -18,21 +18,24 @@ from typing import Any, Protocol
 from runtimeproxy.errors import WireError
 
 Value = int | str | list[str] | dict[str, str]
-"""What can be put in."""
+"""The values that can be put in."""
 
 Patch = tuple[int, int, str]
-"""Start, end, and what stands there instead."""
+"""Start, end, and the replacement."""
 
 _TWICE = object()
 _BROKEN = (ValueError, RecursionError, IndexError)
-"""What Python's decoder raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors. An IndexError is
-the text's end: nobody looks whether it has come."""
+"""The exceptions of Python's decoder: JSONDecodeError, UnicodeError and a number too long are ValueErrors.
+
+IndexError means that the text ended: the code indexes it without checking the length.
+"""
 
 
 def fold(key: str) -> str:
-    """Return what Go compares of the key of a struct's field: letter case ignored, U+017F is an s and U+212A a k.
+    """Return the form of a key in which Go compares it with a struct's field: letter case ignored, U+017F as s, U+212A
+    as k.
 
-    Exact for the names in ASCII that Docker has: a key folds to such a name if and only if Go takes it for that name.
+    Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
     """
     return _remembered_fold(key) if len(key) <= _LONGEST_REMEMBERED else _fold(key)
 
@@ -43,7 +46,7 @@ def _fold(key: str) -> str:
 
 _LONGEST_REMEMBERED = 64
 _remembered_fold = lru_cache(maxsize=1024)(_fold)
-"""A request's keys are nearly all a struct's, the same ones again and again."""
+"""Nearly all keys of a request are fields of a struct, the same ones again and again."""
 
 
 class Object:
@@ -58,7 +61,7 @@ class Object:
     def get(self, name: str, default: Any = None) -> Any:
         """Return a member as Go fills a field of a struct; null counts as absent.
 
-        Raises WireError if the key stands twice after folding: Go merges some of such values and replaces others.
+        Raises WireError if the key occurs twice after folding: Go merges some of such values and replaces others.
         """
         if self._folded is None:
             self._folded = self._fold()
@@ -75,7 +78,7 @@ class Object:
         return folded
 
     def map(self) -> dict[str, Any]:
-        """Return the members as Go fills a map: keys are exact. Raises WireError if a key stands twice."""
+        """Return the members as Go fills a map: keys are exact. Raises WireError if a key occurs twice."""
         members = dict(self.members)
         if len(members) < len(self.members):
             raise WireError("JSON object that has a key twice")
@@ -85,8 +88,8 @@ class Object:
 def parse(text: bytes) -> Any:
     """Return the value of a JSON text: objects as Object, arrays as list.
 
-    Raises WireError if it is none: also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
-    behind the value, and numbers and nesting beyond what Python's parser takes.
+    Raises WireError if it is not JSON; also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
+    behind the value, and numbers and nesting beyond what Python's parser accepts.
     """
     try:
         return _DECODER.decode(text.decode())
@@ -95,7 +98,7 @@ def parse(text: bytes) -> Any:
 
 
 def has_more_tokens(text: bytes, limit: int) -> bool:
-    """Tell whether a text has more strings, commas and opening brackets than so many; nothing is made of them.
+    """Return whether a text has more strings, commas and opening brackets than ``limit``, without building objects.
 
     A JSON text has at most one value more than that.
     """
@@ -110,24 +113,25 @@ def has_more_tokens(text: bytes, limit: int) -> bool:
 _TOKENS = b'",[{'
 _NO_TOKENS = bytes(set(range(256)) - set(_TOKENS))
 _TOKEN = re.compile(rb'[,\[{]|"[^"]*+"').finditer
-"""In a text that has nothing else, and no escapes, and of every string the end."""
+"""Matches the tokens of a text from which everything else, all escapes, and an unfinished last string were removed."""
 
 
 class Edit(Protocol):
-    """A change of one value."""
+    """Interface of a change of one value."""
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Add the patches of the value that starts at ``at``, in the order of the text; return where it ends."""
+        """Called with the index ``at`` of the value: append its patches in the order of the text, return the index of
+        its end."""
 
     def made(self) -> str:
-        """Return the text of a new value for where there is none, "" to leave it so."""
+        """Called where there is no value: return the text of a new one, "" for none."""
 
 
 def rewrite(text: bytes, edit: Edit) -> bytes:
     """Return the JSON text with its value edited; the same object if nothing changes.
 
-    Raises WireError where ``parse`` does, where a value is not of the kind that the edit is for, and where the key of a
-    member to edit stands twice.
+    Raises WireError where ``parse`` does, if a value is not of the kind that the edit is for, and if the key of a
+    member to edit occurs twice.
     """
     patches: list[Patch] = []
     try:
@@ -142,7 +146,7 @@ def rewrite(text: bytes, edit: Edit) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Replace a value, or add it; an equal one stays as it is spelt."""
+    """Replace a value, or add it; an equal one keeps its spelling."""
 
     value: Value
 
@@ -160,16 +164,17 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Edit members of an object: named as the fields of a Go struct, or, if ``exact``, as the keys of a map.
+    """Edit members of an object, named as the fields of a Go struct, or, if ``exact``, as the keys of a map.
 
-    A missing member is added behind the last one, under the very name given here; a missing object, or null, is made.
+    A missing member is added behind the last one, under the exact name given here; a missing object, or null, is
+    created.
     """
 
     edits: Mapping[str, Edit]
     exact: bool = False
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Edit the members that are there, and add the others."""
+        """Edit the members that exist, and add the others."""
         if text[at] != "{":
             return _made_for_null(self, text, at, patches)
         exact = self.exact
@@ -193,23 +198,23 @@ class Members:
         return at + 1
 
     def made(self) -> str:
-        """Return an object of the members that can be made."""
+        """Return an object of the members that can be created."""
         members = _member_texts(self.edits)
         return "{" + ",".join(members) + "}" if members else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Edit a list of texts: ``changed`` by index, ``added`` behind the last one; a missing list, or null, is made.
+    """Edit a list of texts: ``changed`` by index, ``added`` behind the last one; a missing list, or null, is created.
 
-    An index that the list does not have is a WireError.
+    An index that the list does not have raises WireError.
     """
 
     changed: Mapping[int, str]
     added: Sequence[str] = ()
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Edit the elements that are there, and add the new ones."""
+        """Edit the elements that exist, and add the new ones."""
         if text[at] != "[":
             return _made_for_null(self, text, at, patches)
         if not self.changed:  # in one step, however many there are
@@ -240,24 +245,26 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Edit a value in a way that depends on it: ``choose`` is given the value, None for null or where there is none."""
+    """Edit a value in a way that depends on it: ``choose`` gets the value, None for null or if there is none."""
 
     choose: Callable[[Any], Edit]
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Look at the value, and edit it."""
+        """Edit the value by the edit that is chosen for it."""
         return self.choose(_scan(text, at)[0]).apply(text, at, patches)
 
     def made(self) -> str:
-        """Return the text of what is chosen for no value."""
+        """Return the new text by the edit that is chosen for no value."""
         return self.choose(None).made()
 
 
-# -- what a change is ------------------------------------------------------------------------------------------------
+# -- changes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _equal(found: Any, wanted: Value) -> bool:
-    """Compare as JSON values: 1 is neither 1.0 nor true, and the order of an object's members says nothing."""
+    """Return whether two JSON values are equal: 1 is neither 1.0 nor true, and the order of an object's members is
+    ignored."""
     if isinstance(found, Object):
         members = dict(found.members)
         return members == wanted and len(members) == len(found.members)
@@ -265,7 +272,7 @@ def _equal(found: Any, wanted: Value) -> bool:
 
 
 def _text(value: Value) -> str:
-    """Write a value in compact form, with the escapes that JSON demands and no others."""
+    """Return a value's text in compact form, with the escapes that JSON requires and no others."""
     return str(value) if type(value) is int else _ENCODER.encode(value)
 
 
@@ -274,14 +281,14 @@ def _member_texts(edits: Mapping[str, Edit]) -> list[str]:
 
 
 def _add(text: str, last: int, items: list[str], patches: list[Patch]) -> None:
-    """Put new items behind the last one, which ends at ``last``, or behind the bracket of an empty object or list."""
+    """Add new items behind the last one, which ends at ``last``, or behind the bracket of an empty object or list."""
     if items:
-        first = text[last - 1] in "{["  # no value ends so
+        first = text[last - 1] in "{["  # no value ends with such a character
         patches.append((last, last, ("" if first else ",") + ",".join(items)))
 
 
 def _made_for_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
-    """Make an object or list where null stands; anything else there is not what the edit is for."""
+    """Replace null by a new object or list; raise WireError for any other value, which is not what the edit is for."""
     found, end = _scan(text, at)
     if found is not None:
         raise WireError("JSON value of another kind than Docker's API has there")
@@ -296,7 +303,7 @@ def _all_found(missing: Mapping[int, str]) -> None:
 
 
 def _patched(text: bytes, source: str, patches: list[Patch]) -> bytes:
-    """Apply the patches, which came in the order of the text: its bytes are copied once, however long it is."""
+    """Apply patches that are in the order of the text; its bytes are copied once, however long it is."""
     view = memoryview(text)
     parts: list[bytes | memoryview] = []
     at = first = 0
@@ -310,23 +317,25 @@ def _patched(text: bytes, source: str, patches: list[Patch]) -> bytes:
 
 
 def _length(source: str, start: int, end: int) -> int:
-    """Return how many bytes a part of the text has."""
+    """Return the length in bytes of a part of the text."""
     return end - start if source.isascii() else len(source[start:end].encode())
 
 
-# -- where things stand ----------------------------------------------------------------------------------------------
+# -- positions
+# ----------------------------------------------------------------------------------------------------------
 
 
 _AT_ONCE = 256
-"""Members: for each one the matching keeps a place to go back to."""
+"""Most members that are matched in one step: for each one the matching keeps a place to backtrack to."""
 
 
 @lru_cache(maxsize=64)
 def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
-    """Return what matches members with simple keys and values that are none of these: most of an object, in one step.
+    """Return a match function for runs of members with simple keys and values whose names are not in ``names``.
 
-    Each with its comma, so that one member is left. The names are those of Docker's API, hence few.
-    Python before 3.11.5 mistakes groups that are possessive (gh-106052): only single characters are repeated so here.
+    It skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
+    are those of Docker's API, hence few. Python before 3.11.5 mistakes groups that are possessive (gh-106052): only
+    single characters are repeated so here.
     """
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
     value = rf'(?:"{text}|-?(?:0|[1-9][0-9]{{0,18}})|true|false|null)'
@@ -339,13 +348,13 @@ _SPACE = re.compile(rf"[{_SPACES}]*").match
 
 
 def _opened(text: str, at: int, close: str) -> int:
-    """Return the place of the closing bracket if nothing stands before it, else ``at``."""
+    """Return the index of the closing bracket if nothing but space precedes it, else ``at``."""
     behind = _behind_space(text, at + 1)
     return behind if text[behind] == close else at
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
-    """Return the key of any member, and the place of its value."""
+    """Return the key of a member, and the index of its value."""
     at = _behind_space(text, at)
     if text[at] != '"':
         raise json.JSONDecodeError("Expecting property name enclosed in double quotes", "", at)
@@ -357,7 +366,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
 
 
 def _delimiter(text: str, at: int, close: str) -> int:
-    """Return the place of the comma or closing bracket behind an item that ends at ``at``."""
+    """Return the index of the comma or closing bracket behind an item that ends at ``at``."""
     at = _behind_space(text, at)
     if text[at] not in (",", close):
         raise json.JSONDecodeError("Expecting ',' delimiter", "", at)
@@ -382,11 +391,11 @@ def _no_constant(name: str) -> None:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(object_pairs_hook=Object, parse_constant=_no_constant)
 _scan = _DECODER.raw_decode
-"""Return the value at a place and where it ends."""
+"""Return the value at an index and the index of its end."""
 
 
 def _no_json(error: Exception) -> WireError:
-    """Say what is wrong in words that hold no value."""
+    """Return an error that says what is wrong without quoting a value."""
     match error:
         case json.JSONDecodeError():
             problem = f"{error.msg} at character {error.pos}"

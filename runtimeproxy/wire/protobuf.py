@@ -1,4 +1,4 @@
-"""Protobuf on the wire: read a message field by field, and rewrite some fields in place.
+"""Protobuf on the wire: parse a message field by field, and rewrite some fields in place.
 
 Owns the encoding (protobuf.dev, "Encoding") and what a change of one field means for the bytes.
 Must not know: any message of CRI or of the hook protocol; callers give field numbers.
@@ -20,10 +20,10 @@ FIXED32 = 5
 
 KEY = 1
 VALUE = 2
-"""Fields of a map entry, and of every message that is one in all but name (KeyValue, HugepageLimit)."""
+"""Field numbers of a map entry, and of messages of the same form (KeyValue, HugepageLimit)."""
 
 GROUP_FIELDS = 4096
-"""CRI has no groups; in one of an unknown field no more is walked through."""
+"""Most fields that are parsed inside a group. CRI has no groups; only an unknown field may be one."""
 _FIXED_BYTES = {FIXED32: 4, FIXED64: 8}
 _VARINT_BYTES = 10
 _UINT64 = 2**64 - 1
@@ -32,11 +32,11 @@ _MAX_TAG = 2**32 - 1
 _T = TypeVar("_T", int, bytes)
 
 Shape = Mapping[int, "Shape"]
-"""Numbers of the fields that are messages, and what is so in them."""
+"""The numbers of the fields that are messages, each with the shape of that message."""
 
 
 class Field(NamedTuple):
-    """Where one field stands: tag from ``start``, value from ``value_start`` (behind a length), up to ``end``."""
+    """The position of one field: tag from ``start``, value from ``value_start`` (behind a length), up to ``end``."""
 
     number: int
     wire_type: int
@@ -46,48 +46,50 @@ class Field(NamedTuple):
 
 
 Piece = bytes | memoryview
-"""A long message is copied once, when all pieces are put together: what stays as it came is a view of it until then."""
+"""Part of the output. Unchanged parts are views, so that a long message is copied only once, when all pieces are
+joined."""
 
 Patch = tuple[int, int, Sequence[Piece]]
-"""Start, end, and what stands there instead."""
+"""Start, end, and the replacement."""
 
 
 class Found(NamedTuple):
-    """All occurrences of a field in a message, in order, and where that message ends."""
+    """All occurrences of a field in a message, in order, and the end of that message."""
 
     number: int
     fields: Sequence[Field]
     end: int
 
     def of_type(self, wire_type: int) -> list[Field]:
-        """Leave out what came in another wire type: a parser takes that for an unknown field."""
+        """Return the occurrences of a wire type: a parser takes any other type for an unknown field."""
         return [field for field in self.fields if field.wire_type == wire_type]
 
 
 Edit = Callable[[bytes, Found], Iterator[Patch]]
-"""Makes the patches of one field from the bytes in which its message stands, and what was found of it."""
+"""Makes the patches of one field, from the bytes that contain its message and the field's occurrences."""
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """Yield the fields of a message in the order in which they stand; a group is one field.
+    """Yield the fields of a message in order; a group is one field.
 
-    Raises WireError where the bytes are no protobuf.
+    Raises WireError if the bytes are not protobuf.
     """
     return (Field(*field) for field in _walk(message))
 
 
 def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
-    """Tell whether a message has more fields than so many, counting those of the messages in it that the shape names.
+    """Return whether a message has more fields than ``limit``, including those of the nested messages named by
+    ``shape``.
 
-    Nothing is made of them, and none is looked at behind the limit. Raises WireError where the bytes are no protobuf.
+    Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not protobuf.
     """
     if len(message) <= 2 * limit:
-        return False  # none is shorter than a tag and a length
+        return False  # no field is shorter than a tag and a length
     return _left_of(limit, message, 0, len(message), shape) < 0
 
 
 def _left_of(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int:
-    """Return what a part of the message leaves of the limit; below 0 it has not been read to its end."""
+    """Return the limit less the fields in a part of the message; if it is below 0, parsing stopped early."""
     for number, wire_type, _, value_start, value_end in _walk(message, at, end):
         limit -= 1 + (value_end - value_start) // 2 if wire_type == START_GROUP else 1
         if limit >= 0 and wire_type == LENGTH_DELIMITED and number in shape:
@@ -98,12 +100,12 @@ def _left_of(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int
 
 
 def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield what ``fields`` does as bare tuples: a walk makes many of which few are looked at."""
+    """Yield what ``fields`` does as plain tuples: most are skipped by the caller, so no Field is built."""
     size = len(message) if end is None else end
     while at < size:
         tag = message[at]
         if tag & 7 == LENGTH_DELIMITED and 8 <= tag < 0x80 and at + 1 < size and message[at + 1] < 0x80:
-            value_start = at + 2  # nearly all of them: a text or message with a tag and a length of one byte
+            value_start = at + 2  # most fields: a text or message with a tag and a length of one byte
             end = value_start + message[at + 1]
             number, wire_type = tag >> 3, LENGTH_DELIMITED
         else:
@@ -116,7 +118,7 @@ def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple
 
 
 def varint(value: int) -> bytes:
-    """Encode an integer of 64 bits; a negative one is its two's complement and takes 10 bytes."""
+    """Return an integer encoded as a varint of 64 bits; a negative one is its two's complement and takes 10 bytes."""
     rest = value & _UINT64
     encoded = bytearray()
     while rest > 0x7F:
@@ -129,14 +131,14 @@ def varint(value: int) -> bytes:
 def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     """Return the message with the edit of each field number applied; the same object if nothing changes.
 
-    Raises WireError if the message, or a message inside that an edit has to look into, is malformed.
+    Raises WireError if the message, or a nested message that an edit has to parse, is malformed.
     """
     pieces = _rewritten(message, 0, len(message), edits)
     return b"".join(pieces) if pieces else message
 
 
 def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> list[Piece]:
-    """Return the pieces of the message that stands in a part of the bytes, edited; none if nothing changes."""
+    """Return the pieces of the edited message in a part of the bytes; an empty list if nothing changes."""
     found: dict[int, list[Field]] = {number: [] for number in edits}
     for field in _walk(message, at, end):
         if field[0] in found:
@@ -146,18 +148,19 @@ def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> 
 
 
 def varint_field(value: int) -> Edit:
-    """Set an int64, uint64 or bool; 0 removes the field, as proto3 has no other way to write it."""
+    """Return the edit that sets an int64, uint64 or bool; 0 removes the field, as proto3 does not encode it."""
     return _scalar(VARINT, value & _UINT64, 0, _varint_value, varint(value))
 
 
 def string_field(value: str) -> Edit:
-    """Set a string, or a bytes field to the UTF-8 of a text; an empty text removes the field."""
+    """Return the edit that sets a string, or a bytes field to the UTF-8 of a text; an empty text removes the field."""
     encoded = value.encode()
     return _scalar(LENGTH_DELIMITED, encoded, b"", _payload, varint(len(encoded)) + encoded)
 
 
 def message_field(edits: Mapping[int, Edit]) -> Edit:
-    """Edit a singular message. One that occurs twice is the merge of its parts: they are joined at the last place."""
+    """Return the edit of a singular message. If it occurs twice, its value is the merge of both: they are joined at the
+    last one's place."""
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         parts = found.of_type(LENGTH_DELIMITED)
@@ -174,10 +177,11 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
 
 
 def entries_field(values: Mapping[str, Edit]) -> Edit:
-    """Edit the value of entries of a map, or of a repeated message whose field 1 is a text that names the element.
+    """Return the edit of the values of map entries, or of a repeated message whose field 1 is a text that names the
+    element.
 
-    Of entries with one key the last is the one that counts and is edited. A new entry goes behind the last one of the
-    field, new ones in the order of their keys.
+    Of entries with the same key the last one is effective and is edited. New entries go behind the last one of the
+    field, in the order of their keys.
     """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
@@ -198,7 +202,7 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
 
 
 def _scalar(wire_type: int, wanted: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
-    """Set a singular scalar: of several occurrences the last one counts, so it alone is replaced."""
+    """Return the edit of a singular scalar: of several occurrences only the effective last one is replaced."""
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         same = found.of_type(wire_type)
@@ -214,7 +218,7 @@ def _scalar(wire_type: int, wanted: _T, default: _T, read: Callable[[bytes, Fiel
 
 
 def _place(found: Found, same: Sequence[Field], field: Sequence[Piece]) -> Patch:
-    """Put a field in the place of its last occurrence, or at the end of the message."""
+    """Return the patch that replaces the last occurrence of a field, or adds it at the end of the message."""
     return (same[-1].start, same[-1].end, field) if same else (found.end, found.end, field)
 
 
@@ -228,7 +232,7 @@ def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> li
 
 
 def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | None:
-    """Find the last entry with a key; most are ruled out without parsing them, as their bytes do not hold it."""
+    """Return the last entry with a key; entries whose bytes do not contain the key are not parsed."""
     for entry in reversed(entries):
         if message.find(key, entry.value_start, entry.end) >= 0 and _key(_payload(message, entry)) == key:
             return entry
@@ -236,7 +240,7 @@ def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | No
 
 
 def _key(entry: bytes) -> bytes:
-    """Read the key of an entry: the last one, or "" if it has none."""
+    """Return the key of an entry: the last one, or b"" if it has none."""
     key = b""
     for number, wire_type, _, start, end in _walk(entry):
         if number == KEY and wire_type == LENGTH_DELIMITED:
@@ -257,7 +261,7 @@ def _length_delimited(number: int, payload: Sequence[Piece]) -> list[Piece]:
 
 
 def _tag(message: bytes, at: int) -> tuple[int, int, int]:
-    """Return field number, wire type and the place behind a tag."""
+    """Return field number, wire type and the index behind a tag."""
     tag, behind = _varint_at(message, at)
     if not 8 <= tag <= _MAX_TAG:
         raise WireError("protobuf field number out of range")
@@ -265,7 +269,7 @@ def _tag(message: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, int]:
-    """Return where the value that starts behind a tag begins and ends."""
+    """Return start and end of the value behind a tag."""
     if wire_type == VARINT:
         return at, _varint_at(message, at)[1]
     if wire_type == START_GROUP:
@@ -281,7 +285,7 @@ def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, in
 
 
 def _group_end(message: bytes, number: int, at: int) -> int:
-    """Return the place behind the end of the group whose start is just before ``at``."""
+    """Return the index behind the end of the group whose start tag is just before ``at``."""
     open_groups, left = [number], GROUP_FIELDS
     while open_groups:
         left -= 1
@@ -298,9 +302,9 @@ def _group_end(message: bytes, number: int, at: int) -> int:
 
 
 def _varint_at(message: bytes, at: int) -> tuple[int, int]:
-    """Return the value of the varint at a place, and the place behind it; bits above 64 are dropped."""
+    """Return the value of the varint at an index, and the index behind it; bits above 64 are dropped."""
     if at < len(message) and message[at] < 0x80:
-        return message[at], at + 1  # nearly all of them
+        return message[at], at + 1  # most varints
     value = 0
     for index, byte in enumerate(message[at : at + _VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index
