@@ -1,4 +1,5 @@
-"""``python -m runtimeproxy_hooks NAME... [flags]``: several of the project's own hooks in one server, in this order.
+"""``python -m runtimeproxy_hooks NAME... [flags]`` serves several of the project's own hooks in one server, in this
+order.
 
 Owns the table of these hooks.
 Must not know: what they do, their flags.
@@ -24,14 +25,14 @@ HOOKS: Mapping[str, str] = {
     "oomscoreadj": "OomScoreAdj",
     "rdt": "Rdt",
 }
-"""Module by module the class of its hook."""
+"""The class of the hook in each module."""
 ALL = "all"
 PROGRAM = "runtimeproxy-hooks"
 USAGE = f"usage: {PROGRAM} NAME... [flags], or {PROGRAM} {ALL} [flags]\nhooks: {', '.join(sorted(HOOKS))}\n"
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:
-    """Serve the hooks that the command line names before its first flag; exits as ``main`` does."""
+    """Serve the hooks that the command line names before its first flag; exit as ``main`` does."""
     words = list(sys.argv[1:] if argv is None else argv)
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     flags = words[len(names) :]
@@ -59,7 +60,7 @@ def _fault(names: Sequence[str]) -> str:
 
 
 def load(name: str) -> Hook:
-    """Return a hook of the table."""
+    """Return the hook of this name in the table."""
     hook: Hook = getattr(import_module(f".servers.{name}", __package__), HOOKS[name])()
     return hook
 

@@ -1,1 +1,1 @@
-"""What several hook servers need: Koordinator's annotations, cgroups, resctrl, the node's settings."""
+"""Shared parts of the hook servers: Koordinator's annotations, cgroups, resctrl, the node's settings."""

@@ -1,8 +1,8 @@
-"""The node's cgroup files, version 1 and 2: what hooks write there and whose processes they find.
+"""The node's cgroup files, version 1 and 2: write settings there, and list the processes.
 
-Owns where a setting lies in each version, the numbers that mean the same in both, and which paths are taken at all.
+Owns where a setting is in each version, the conversion of its values, and which paths are accepted at all.
 Must not know: hooks, annotations, what a value is for.
-Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever made.
+Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever created.
 """
 
 import os
@@ -15,7 +15,7 @@ from ..sdk.errors import Malformed
 ROOT = Path("/sys/fs/cgroup")
 FLAG = "--cgroup-root"
 DEFAULT_PERIOD = "100000"
-"""Microseconds; the kernel's own, and the period that quotas of hooks are counted by."""
+"""The kernel's default period in microseconds, to which the quotas of hooks refer."""
 
 _PROCESSES = ("cgroup.procs",)
 _THREADS = ("tasks", "cgroup.threads")  # version 1, version 2
@@ -28,7 +28,7 @@ def weight(shares: int) -> int:
 
 
 class Setting(NamedTuple):
-    """Where a number of CRI lies: version 1 controller and file, version 2 file."""
+    """The place of a number of CRI: controller and file of version 1, file of version 2."""
 
     controller: str
     v1_name: str
@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def _in_version_2(setting: str, value: int | str, before: str) -> str:
-    """Return what version 2 is told of a value in CRI's terms; ``before`` is the file's content."""
+    """Return the content of version 2's file for a value in CRI's terms; ``before`` is the file's present content."""
     if setting == "cpu_shares":
         return str(weight(int(value)))
     text = "max" if value == -1 else str(value)
@@ -55,23 +55,23 @@ def _in_version_2(setting: str, value: int | str, before: str) -> str:
 
 
 def overwrite(file: Path, content: str) -> None:
-    """Write a cgroup file that exists, whole in one write; the file is never made.
+    """Write an existing cgroup file in one write; the file is never created.
 
-    Raises OSError: FileNotFoundError where the kernel has no such file, others as the kernel refuses the content.
+    Raises OSError: FileNotFoundError if the kernel has no such file, others if the kernel refuses the content.
     """
     handle = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
     try:
-        os.write(handle, f"{content}\n".encode())  # with its line end: a write of nothing at all clears nothing
+        os.write(handle, f"{content}\n".encode())  # with its line end: an empty write would not clear the setting
     finally:
         os.close(handle)
 
 
 class Cgroups:
-    """The cgroups under ``root``: the unified hierarchy of version 2, or a directory a controller of version 1.
+    """The cgroups under ``root``: the unified hierarchy of version 2, or one directory per controller of version 1.
 
-    Paths are CRI's: absolute, as if the hierarchy were the root directory ("/kubepods/pod<uid>"). Every method that
-    takes one raises Malformed if it is not absolute, is the hierarchy's root itself, holds ".." or NUL, or leads
-    through a symbolic link.
+    Paths are CRI's: absolute, as if the hierarchy were the root directory ("/kubepods/pod<uid>"). Every method with a
+    path raises Malformed if it is not absolute, is the hierarchy's root itself, contains ".." or NUL, or leads through
+    a symbolic link.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -80,31 +80,31 @@ class Cgroups:
 
     @property
     def v2(self) -> bool:
-        """Tell whether ``root`` is a unified hierarchy."""
+        """Return whether ``root`` is a unified hierarchy (version 2)."""
         return (self.root / "cgroup.controllers").exists()
 
     @property
     def absent(self) -> str:
-        """Say that there is no hierarchy at all, and what to do; "" if there is one."""
+        """Return an error text with what to do if there is no hierarchy at all; "" if there is one."""
         return "" if self._hierarchies else f"{self.root} holds no cgroups: mount the node's there, or set {FLAG}"
 
     def file(self, path: str, controller: str, v1_name: str, v2_name: str) -> Path:
-        """Return where a file of a cgroup lies; neither it nor the cgroup need be there."""
+        """Return the path of a cgroup's file; neither it nor the cgroup need exist."""
         if self.v2:
             return Path(_inside(self.root, path), v2_name)
         mounted = (top for top in self._hierarchies if controller in top.name.split(","))
         return Path(_inside(next(mounted, self.root / controller), path), v1_name)
 
     def write(self, path: str, setting: str, value: int | str) -> None:
-        """Write one of SETTINGS, the value in CRI's terms (shares, microseconds a period, bytes, -1 for unlimited).
+        """Write one of SETTINGS, the value in CRI's terms (shares, microseconds per period, bytes, -1 for unlimited).
 
-        Raises OSError, and FileNotFoundError if the cgroup or its controller is not there.
+        Raises OSError; FileNotFoundError if the cgroup or its controller does not exist.
         """
         file = self.file(path, *SETTINGS[setting])
         overwrite(file, _in_version_2(setting, value, file.read_text()) if self.v2 else str(value))
 
     def container(self, parent: str, container_id: str) -> str | None:
-        """Return the path of a container's cgroup under its pod's, None if there is none or the id is ""."""
+        """Return the path of a container's cgroup under its pod's; None if there is none or the id is ""."""
         if not container_id:
             return None
         if "/" in container_id:
@@ -114,19 +114,19 @@ class Cgroups:
         return next((path for path in paths if any(self._directories(path))), None)
 
     def pids(self, path: str) -> list[int]:
-        """Return the ids of all processes in a cgroup and below it; none if it is gone.
+        """Return the ids of all processes in a cgroup and below it; none if it no longer exists.
 
-        A process that this one cannot see (another PID namespace) is left out.
+        A process in another PID namespace, which this process cannot see, is left out.
         """
         return self._ids(path, _PROCESSES)
 
     def tids(self, path: str) -> list[int]:
-        """Return the ids of all threads in a cgroup and below it; none if it is gone."""
+        """Return the ids of all threads in a cgroup and below it; none if it no longer exists."""
         return self._ids(path, _THREADS)
 
     @property
     def _hierarchies(self) -> Sequence[Path]:
-        self._seen = self._seen or self._look()  # none are not kept: they may be mounted later
+        self._seen = self._seen or self._look()  # an empty result is not cached: hierarchies may be mounted later
         return self._seen
 
     def _look(self) -> Sequence[Path]:
@@ -136,14 +136,14 @@ class Cgroups:
             tops = sorted(self.root.iterdir())
         except OSError:
             return ()
-        # Links only give a directory ("cpu,cpuacct") a second name.
+        # Links are only second names of a directory ("cpu,cpuacct").
         return tuple(top for top in tops if top.is_dir() and not top.is_symlink())
 
     def _directories(self, path: str) -> Iterator[str]:
         return (found for top in self._hierarchies if os.path.isdir(found := _inside(top, path)))
 
     def _ids(self, path: str, names: Sequence[str]) -> list[int]:
-        # A process is in every hierarchy of version 1: the first one that has any tells them all.
+        # A process is in every hierarchy of version 1: the first one with any lists all.
         found = (_ids_below(directory, names) for directory in self._directories(path))
         return sorted(next((ids for ids in found if ids), ()))
 
@@ -159,11 +159,12 @@ def _inside(top: Path, path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Return where a path leads: the kernel's word, which costs less than to look at link by link as os.path does."""
+    """Return the path with all links resolved, by the kernel: that costs less than resolving link by link as os.path
+    does."""
     try:
         handle = os.open(path, os.O_PATH)
     except OSError:
-        return os.path.realpath(path)  # nothing is there, a link that leads nowhere, or there is no descriptor
+        return os.path.realpath(path)  # the path does not exist, is a dangling link, or no descriptor is left
     try:
         return os.readlink(f"/proc/self/fd/{handle}")
     finally:
@@ -179,5 +180,5 @@ def _ids_below(directory: str, names: Sequence[str]) -> set[int]:
                     with open(f"{below}/{name}", "rb", buffering=0) as listed:
                         ids.update(int(number) for number in listed.read().split())
                 except OSError:
-                    pass  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it
-    return ids - {0}  # what the kernel says for a process of another PID namespace
+                    pass  # the cgroup was removed meanwhile; a threaded one (version 2) is listed by the one above it
+    return ids - {0}  # 0 is listed for a process in another PID namespace

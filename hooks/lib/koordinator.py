@@ -1,8 +1,8 @@
-"""What Koordinator writes into labels and annotations, and how that is read.
+"""Read what Koordinator writes into labels and annotations.
 
 Owns the keys, the QoS classes, JSON and Kubernetes quantities by Go's rules, and the formulas of CPU shares and quotas.
 Must not know: hook points, cgroup files, what a hook does with a value.
-Invariant: whatever a text holds, it is read in bounded time to a value or to Malformed, and no error shows the text.
+Invariant: any text is parsed in bounded time to a value or to Malformed, and no error shows the text.
 """
 
 import json
@@ -39,10 +39,10 @@ GPU_MEMORY_RATIO = "koordinator.sh/gpu-memory-ratio"
 
 MAX_INT64 = 2**63 - 1
 UNLIMITED = -1
-"""A quota or a memory limit that is none."""
+"""The quota or memory limit that means no limit."""
 MIN_SHARES, MAX_SHARES = 2, 262144
 PERIOD = 100_000
-"""Microseconds: the period that quotas are reckoned for."""
+"""The period in microseconds to which quotas refer."""
 
 
 class Qos(StrEnum):
@@ -69,24 +69,25 @@ _IN_CGROUP_PATHS = (("besteffort", KubeQos.BEST_EFFORT), ("burstable", KubeQos.B
 
 
 def qos(labels: Mapping[str, str]) -> Qos:
-    """Return a pod's QoS class; NONE for no label and for any other value of it."""
+    """Return a pod's QoS class; NONE without the label and for any other value of it."""
     return _QOS_CLASSES.get(labels.get(QOS_CLASS, ""), Qos.NONE)
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
-    """Return what a pod's cgroup path says, of either cgroup driver; a path that says nothing, or "", is Guaranteed."""
+    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver; Guaranteed if the path names
+    none."""
     return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows where it stood, so that an error can name it."""
+    """A JSON object with the name of its annotation, for errors."""
 
     __slots__ = ("source",)
     source: str
 
 
 class _Number(float):
-    """A JSON number with a point or an exponent that keeps its text: a quantity is exact."""
+    """A JSON number with a point or an exponent that keeps its text, because a quantity must be exact."""
 
     def __new__(cls, text: str) -> "_Number":
         number = super().__new__(cls, text)
@@ -102,7 +103,7 @@ class _Number(float):
 
 
 class Objects(list[Any]):
-    """The kind of a list that holds JSON objects, or null in the place of one."""
+    """The ``kind`` of a list that contains only JSON objects and null."""
 
 
 _KINDS: Mapping[type, str] = {
@@ -117,14 +118,15 @@ _KINDS: Mapping[type, str] = {
 _Kinds = type | tuple[type, ...]
 _READ_TEXTS = 64
 _READ_CHARACTERS = 4096
-"""So many texts up to this length are kept read: each call of a pod and of its containers comes with the same."""
+"""How many parsed texts up to this length are cached: all calls of a pod and its containers have the same
+annotations."""
 
 
 def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
-    """Return what the JSON of an annotation says, None if there is none, or if it is "" or null.
+    """Return the value of an annotation's JSON; None if there is no annotation, or if it is "" or null.
 
-    It is to be read only: others are given the same. Raises Malformed if it is no JSON, or is not of a ``kind`` (see
-    ``member``). NaN and Infinity are no JSON.
+    The value must not be changed: other callers get the same object. Raises Malformed if it is not JSON, or not of a
+    ``kind`` (see ``member``). NaN and Infinity are not JSON.
     """
     text = annotations.get(key)
     if not text:
@@ -148,7 +150,7 @@ _read = lru_cache(_READ_TEXTS)(_decoded)
 
 @cache
 def _decoder(source: str) -> json.JSONDecoder:
-    """Return what reads the JSON of one annotation: there are few, and making one takes longer than to read most."""
+    """Return the JSON decoder for one annotation, cached: making one takes longer than parsing most texts."""
     return json.JSONDecoder(
         object_pairs_hook=partial(_object, source), parse_float=_Number, parse_constant=_not_a_number
     )
@@ -156,7 +158,7 @@ def _decoder(source: str) -> json.JSONDecoder:
 
 def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
     found = _Object(pairs)
-    if len(found) < len(pairs):  # the place of a key that stands there twice is the last one's, as its value is
+    if len(found) < len(pairs):  # a key that occurs twice counts at its last place, as its value does
         found = _Object((key, found[key]) for key in reversed(dict.fromkeys(key for key, _ in reversed(pairs))))
     found.source = source
     return found
@@ -167,11 +169,11 @@ def _not_a_number(_: str) -> NoReturn:
 
 
 def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
-    """Return a member of a JSON object as Go reads a struct's: in any letter case, the last that is not null.
+    """Return a member of a JSON object as Go reads one of a struct: in any letter case, the last that is not null.
 
-    No object (None), no such member and null all give the default. ``kind`` is dict, list, Objects, str, int, float,
-    bool, or a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another
-    type.
+    The default is returned if ``value`` is None, has no such member, or the member is null. ``kind`` is dict, list,
+    Objects, str, int, float, bool, or a tuple of them; float accepts whole numbers too. Raises Malformed if the value
+    or its member is of another type.
     """
     if value is None:
         return default
@@ -183,23 +185,24 @@ def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
 
 
 def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
-    """Return what a JSON object has under a key, as Go finds it in a map: exactly that key (names of resources, ...).
+    """Return a value of a JSON object as Go reads one of a map: by exactly this key (names of resources, ...).
 
-    In all else like ``member``.
+    Otherwise like ``member``.
     """
     found = None if value is None else _held(value, key).get(key)
     return default if found is None else _checked(found, kind, value, key)
 
 
 def _held(value: Any, name: str) -> dict[str, Any]:
-    """Return the object that holds a member, or should."""
+    """Return the object that has a member; raise Malformed if ``value`` is not an object."""
     if not isinstance(value, dict):
         raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")
     return value
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
-    """Return what was found if it is of a kind; ``holder`` is the object that it was found in, or names the place."""
+    """Return what was found if it is of a kind, else raise Malformed; ``holder`` is its object, or the name of its
+    source."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not _is_one(found, kinds):
         source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")
@@ -214,7 +217,7 @@ def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
     if kind is int:
         return float in kinds or (int in kinds and abs(value) <= MAX_INT64)
     if kind is str:
-        return str in kinds and is_text(value)  # JSON can spell half a character ("\\ud800")
+        return str in kinds and is_text(value)  # JSON can contain a lone surrogate ("\\ud800")
     if kind is list and list not in kinds:
         return Objects in kinds and all(each is None or isinstance(each, dict) for each in value)
     return isinstance(value, kinds)
@@ -225,9 +228,9 @@ _QUANTITY = re.compile(
 )
 _LONGEST = 64
 _FAR = 2 * _LONGEST
-"""An exponent beyond which no text of _LONGEST is between the least and the greatest number that matter."""
+"""An exponent beyond which the value of a text of at most _LONGEST characters is certainly out of range."""
 _Ratio = tuple[int, int]
-"""A number as two whole ones, by the second of which the first is to be divided."""
+"""A number as a fraction: numerator and denominator."""
 
 
 def _power(base: int, exponent: int) -> _Ratio:
@@ -243,13 +246,13 @@ _SUFFIXES: Mapping[str, _Ratio] = {
 def quantity(value: Any, what: str) -> int:
     """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0.
 
-    Raises Malformed, naming ``what``, if it is none or beyond 64 bits.
+    Raises Malformed, naming ``what``, if it is not a quantity or beyond 64 bits.
     """
     return _whole(_ratio(value, what), 1, what)
 
 
 def milli(value: Any, what: str) -> int:
-    """Return a Kubernetes quantity in thousandths; in all else like ``quantity``."""
+    """Return a Kubernetes quantity in thousandths; otherwise like ``quantity``."""
     return _whole(_ratio(value, what), 1000, what)
 
 
@@ -273,10 +276,10 @@ def _whole(ratio: _Ratio, times: int, what: str) -> int:
 
 
 def cpu_shares(milli: int) -> int:
-    """Return the shares of a request in milli cores, as the kubelet reckons them: 1024 a core, 2 to 262144."""
+    """Return the CPU shares of a request in milli cores, by the kubelet's formula: 1024 per core, 2 to 262144."""
     return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
 
 
 def cpu_quota(milli: int) -> int:
-    """Return the quota of a limit in milli cores, in microseconds of a PERIOD: at least 1000; -1 for no limit."""
+    """Return the CPU quota of a limit in milli cores, in microseconds per PERIOD: at least 1000; -1 for no limit."""
     return min(max(milli * PERIOD // 1000, LEAST_QUOTA), MAX_INT64) if milli > 0 else UNLIMITED

@@ -2,7 +2,7 @@
 
 Owns the keys of that file with their rules and defaults, and when the file is read.
 Must not know: hook points, cgroups; what follows from a setting is the hook's.
-Invariant: ``Node.settings`` always gives settings that keep every rule: the last good ones if the file is bad.
+Invariant: ``Node.settings`` always returns settings that keep every rule: the last good ones if the file is bad.
 """
 
 import logging
@@ -26,15 +26,15 @@ from runtimeproxy.model.values import LEAST_QUOTA
 
 DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
 MAX_BYTES = 1024 * 1024
-"""Longest file that is taken."""
+"""Longest file that is accepted, in bytes."""
 
 _MAX_NAME = 64
 _MAX_DEPTH = 10
 _LOG = logging.getLogger(__name__)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one need not be there
-    """YAML in which a number is what everybody reads as one, and no key stands twice in a mapping."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's loader may be missing
+    """A YAML loader with strict numbers, which refuses a key that occurs twice in a mapping."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
@@ -51,7 +51,8 @@ _NUMBERS: Mapping[str, re.Pattern[str]] = {
     "tag:yaml.org,2002:int": re.compile(r"-?(0|[1-9][0-9]*)\Z"),
     "tag:yaml.org,2002:float": re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\Z"),
 }
-"""What is a number without quotes. To YAML 1.1 so are 010 (8), 1:30 (90) and 0_1 (1): they stay the texts they are."""
+"""The texts that are numbers without quotes. In YAML 1.1 010 (8), 1:30 (90) and 0_1 (1) are numbers, too; here they
+stay texts."""
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _NUMBERS]
     for first, rules in _Loader.yaml_implicit_resolvers.items()
@@ -71,7 +72,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class RdtClass:
-    """What a QoS class may use: ``l3`` is the range of the cache's ways and ``mb`` of the bandwidth, in percent."""
+    """The limits of a QoS class in percent: ``l3`` is the range of the cache's ways, ``mb`` the memory bandwidth."""
 
     enable: bool = False
     l3: tuple[int, int] = (0, 100)
@@ -87,7 +88,7 @@ _RDT_CLASSES: Mapping[str, Callable[..., RdtClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupIdentities:
-    """The values of cpu.bvt_warp_ns by QoS class, all 0 unless ``enable``."""
+    """The values of cpu.bvt_warp_ns by QoS class; all count as 0 unless ``enable``."""
 
     enable: bool = False
     lsr: int = 2
@@ -97,7 +98,7 @@ class GroupIdentities:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the file says, each key with "_" for "-"; ``rdt`` has LSR, LS and BE always; "" is none."""
+    """The content of the file, each key with "_" for "-"; ``rdt`` always has LSR, LS and BE; "" means not set."""
 
     cpu_normalization_ratio: float = 1.0
     cpu_suppress_policy: str = ""
@@ -111,9 +112,9 @@ class Settings:
     group_identity: GroupIdentities = GroupIdentities()
 
     def normalized(self, quota: int) -> int:
-        """Return a CPU quota as this node's CPUs are to be counted: by the ratio if that is above 1, rounded up.
+        """Return a CPU quota divided by this node's normalization ratio, if that is above 1, and rounded up.
 
-        What is not positive (-1, unlimited) stays, and no quota gets below the kernel's least.
+        A quota that is not positive (-1, unlimited) stays, and no quota gets below the kernel's least.
         """
         ratio = self.cpu_normalization_ratio
         return max(math.ceil(quota / ratio), min(quota, LEAST_QUOTA)) if ratio > 1 and quota > 0 else quota
@@ -158,7 +159,7 @@ def _one_of(*words: str) -> _Rule:
 
 
 def _cpus(value: Any, name: str) -> str:
-    text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # to YAML, one CPU is a number
+    text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # in YAML a single CPU is a number
     if not isinstance(text, str) or not is_cpuset(text):
         raise ConfigError(f'{name} must be a list of CPUs, n and n-m with n <= m, like "0-3,8"')
     return text
@@ -212,7 +213,7 @@ def _attribute(key: str) -> str:
 def _record(
     rules: Mapping[str, _Rule], value: Any, name: str, renamed: Callable[[str], str] = _attribute
 ) -> dict[str, Any]:
-    """Return a mapping's values by attribute, after their rules; a key without a value is as good as none."""
+    """Return a mapping's values by attribute, checked by their rules; a key without a value counts as absent."""
     if not isinstance(value, dict):
         raise ConfigError(f"{name or 'the file'} must be a mapping with some of the keys {', '.join(rules)}")
     for key in value:
@@ -232,7 +233,7 @@ def _nearest(key: str, rules: Mapping[str, _Rule]) -> str:
 
 
 def parse(content: bytes, origin: str) -> Settings:
-    """Return the settings that a file's content says; ``origin`` names the file.
+    """Return the settings in a file's content; ``origin`` is the file's name in errors.
 
     Raises ConfigError with the file, the key and the rule.
     """
@@ -250,13 +251,13 @@ def _loaded(content: bytes) -> Any:
         value = yaml.load(content, Loader=_Loader)
     except ConfigError:
         raise
-    except Exception as error:  # on odd tags PyYAML's constructors raise nearly anything
+    except Exception as error:  # for unusual tags PyYAML's constructors raise nearly anything
         raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
     return {} if value is None else value
 
 
 def _check_depth(content: bytes) -> None:
-    """Refuse what libyaml's loader, which calls itself, would end the process with."""
+    """Raise ConfigError for nesting so deep that libyaml's recursive loader would crash the process."""
     depth = 0
     for event in yaml.parse(content, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -265,13 +266,13 @@ def _check_depth(content: bytes) -> None:
 
 
 _State = tuple[int, ...] | str | None
-"""By what a change of a file is seen; None if there is no file, a text if the system does not let it be seen."""
+"""What shows that a file has changed; None if it does not exist, the error's text if it cannot be looked at."""
 _NOT_LOOKED = ""
 _DEFAULTS_HOLD = "the default settings hold"
 
 
 class Node:
-    """The settings of a file, or the defaults if there is none; can be asked in several threads."""
+    """The settings in a file, or the defaults if there is none; may be used in several threads."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -282,13 +283,16 @@ class Node:
 
     @property
     def settings(self) -> Settings:
-        """Return what the file says now. A bad file is logged once, and the last good settings stay, as they do while
-        the file is empty: then it is being written."""
+        """Return the file's present settings.
+
+        If the file is bad, that is logged once and the last good settings stay. They also stay while the file is empty,
+        because it is being written then.
+        """
         self.look()
         return self._settings
 
     def look(self) -> None:
-        """Look whether the file has changed, read it if so, and log what holds then."""
+        """Read the file if it has changed, and log which settings are in effect then."""
         if self.path is not None and _state(self.path) != self._seen:
             with self._lock:
                 self._follow(self.path)
@@ -296,16 +300,16 @@ class Node:
     def _follow(self, path: Path) -> None:
         state = _state(path)
         if state == self._seen:
-            return  # another thread was faster, and may know better
+            return  # another thread was faster, and may have read a later state
         try:
             if state is None:
                 self._settings, self._holds = Settings(), _DEFAULTS_HOLD
-                usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have none, and need none
+                usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have no file and need none
                 _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
             elif content := _content(path):
                 self._settings, self._holds = parse(content, str(path)), "the last good settings hold"
                 _LOG.info("%s: the node's settings are taken", path)
-            else:  # somebody is writing it in its place
+            else:  # a writer has truncated it
                 _LOG.info("%s is empty: %s", path, self._holds)
         except (OSError, ConfigError) as error:
             _LOG.error("%s; %s", error, self._holds)
@@ -323,7 +327,7 @@ def _state(path: Path) -> _State:
 
 
 def _content(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # opening a pipe would wait for a writer
         raise ConfigError(f"{path}: not a regular file; write the settings into one")
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)

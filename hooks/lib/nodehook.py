@@ -1,8 +1,8 @@
-"""What hooks that look at the node have in common: its settings, its cgroups, their flags, and what is said once.
+"""The common part of hooks that use the node: its settings, its cgroups, their flags, and warnings logged once.
 
-Owns where a hook has these from: its maker, or the command line; what it has logged once.
+Owns the source of these: the constructor, or the command line; which warnings were logged.
 Must not know: what a hook does with them.
-Invariant: without a command line there are the default settings and the usual root; one warning a trouble.
+Invariant: without a command line the default settings and the usual root are used; each problem is warned of once.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from .node import DEFAULT_FILE, Node
 
 
 class NodeHook(Hook):
-    """A hook with the node's settings and cgroups, where a test does not give its own."""
+    """A hook with the node's settings and cgroups; a test may give its own."""
 
     reads_settings: ClassVar[bool] = True
     reads_cgroups: ClassVar[bool] = True
-    """What a hook does not look at it has no flag for."""
+    """A hook that does not use one of these has no flag for it."""
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
         self.node = node or Node(None)
@@ -40,7 +40,7 @@ class NodeHook(Hook):
             _share(parser, FLAG, metavar="DIR", type=Path, default=ROOT, help=said)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the node's settings, which are read now, and the root of the cgroups."""
+        """Set the node's settings, which are read here, and the root of the cgroups from the flags."""
         if self.reads_settings:
             self.node = arguments.node_config
             self.node.look()
@@ -48,9 +48,9 @@ class NodeHook(Hook):
             self.cgroups = Cgroups(arguments.cgroup_root)
 
     def warn_once(self, trouble: Hashable, text: str, *values: object) -> None:
-        """Log ``text`` with its ``values``, as ``logging`` does, the first time that ``trouble`` comes up.
+        """Log ``text`` with its ``values``, as ``logging`` does, only the first time for this ``trouble``.
 
-        A trouble of the node would come back with every pod, in any thread.
+        A problem of the node would be logged again with every pod. May be called in any thread.
         """
         with self._lock:
             if trouble in self._said:
@@ -60,7 +60,7 @@ class NodeHook(Hook):
 
 
 def _node(text: str) -> Node:
-    return Node(Path(text))  # the parser makes one for all hooks of the server
+    return Node(Path(text))  # argparse calls this once for all hooks of the server
 
 
 def _share(parser: argparse.ArgumentParser, flag: str, **options: Any) -> None:

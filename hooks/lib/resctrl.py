@@ -1,9 +1,9 @@
-"""What resctrl is told: cache masks, bandwidth numbers and schemata lines, as pure functions.
+"""The texts of resctrl files: cache masks, bandwidth numbers and schemata lines, as pure functions.
 
-Owns the formulas (docs/koordlet.rst, "RDT") and the texts of resctrl's files, as the kernel's
-Documentation/arch/x86/resctrl.rst has them.
+Owns the formulas (docs/koordlet.rst, "RDT") and the format of resctrl's files, as the kernel's
+Documentation/arch/x86/resctrl.rst describes it.
 Must not know: files, groups, tasks, pods.
-Invariant: what is made here is what the kernel takes: masks without holes and as wide as it asks, numbers in its steps,
+Invariant: the kernel accepts what is made here: masks without gaps and of the required width, numbers in its steps,
 only cache ids that it has.
 """
 
@@ -14,13 +14,13 @@ Range = tuple[int, int]
 """From and to, in percent of a cache's ways."""
 
 L3_NAMES = ("L3", "L3CODE", "L3DATA")
-"""How lines of the L3 cache begin; code and data have a line each where resctrl is mounted with cdp."""
+"""The names of L3 lines; code and data have a line each where resctrl is mounted with cdp."""
 MB_NAME = "MB"
 INFO_FILES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(L3_NAMES, ("cbm_mask", "min_cbm_bits")),
     MB_NAME: ("min_bandwidth", "bandwidth_gran"),
 }
-"""The files that are read in the directory info/NAME."""
+"""The files in the directory info/NAME that are read."""
 
 _FULL = 100
 _AMD_UNLIMITED = 2048
@@ -29,7 +29,7 @@ _AMD_UNITS = 160  # eighths of a GB/s that koordlet takes for 100 %, which it wr
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One resource of masks: ``ids`` are its cache ids, ``ways`` the width of its full mask."""
+    """One resource with masks: ``ids`` are its cache ids, ``ways`` the width of its full mask."""
 
     ids: tuple[int, ...]
     ways: int
@@ -38,7 +38,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """The MB resource; ``vendor`` (as in /proc/cpuinfo) says how its numbers count."""
+    """The MB resource; ``vendor`` (as in /proc/cpuinfo) determines the unit of its numbers."""
 
     ids: tuple[int, ...]
     vendor: str
@@ -48,7 +48,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node can limit; false if nothing. ``notes`` say what is there and cannot be used, and why."""
+    """What a node can limit; false if nothing. ``notes`` say what exists but cannot be used, and why."""
 
     caches: Mapping[str, Cache] = field(default_factory=dict)
     bandwidth: Bandwidth | None = None
@@ -60,7 +60,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a class or a pod asks for, in percent; ``..._of`` by cache id, before the common value.
+    """The limits for a class or a pod, in percent; ``..._of`` by cache id, which override the common value.
 
     Raises ValueError naming the rule, never the value.
     """
@@ -82,7 +82,7 @@ class Wish:
 def cache_mask(wanted: Range, cache: Cache) -> int:
     """Return the mask of a range: both ends rounded up to whole ways, as koordlet does.
 
-    A mask that comes out narrower than the kernel takes (95 to 100 % of 11 ways: empty) grows downwards, then upwards.
+    A mask narrower than the kernel accepts (95 to 100 % of 11 ways: empty) is extended downwards, then upwards.
     """
     start, end = (_ceil(cache.ways * percentage, _FULL) for percentage in wanted)
     bits = max(cache.min_bits, 1)
@@ -92,18 +92,19 @@ def cache_mask(wanted: Range, cache: Cache) -> int:
 
 
 def bandwidth_value(percentage: int, bandwidth: Bandwidth) -> int:
-    """Return the number that stands for a percentage on this machine."""
+    """Return the number for a percentage on this machine."""
     return _VALUES[bandwidth.vendor](percentage, bandwidth)
 
 
 def _intel(percentage: int, bandwidth: Bandwidth) -> int:
-    """Round up to the machine's steps as the kernel does, which refuses what is below the minimum or above 100."""
+    """Return the percentage rounded up to the machine's steps; the kernel refuses less than the minimum or more than
+    100."""
     stepped = _ceil(percentage, bandwidth.step) * bandwidth.step
     return min(max(stepped, bandwidth.minimum), _FULL)
 
 
 def _amd(percentage: int, bandwidth: Bandwidth) -> int:
-    """Count in eighths of a GB/s; 100 % is no limit."""
+    """Return the bandwidth in eighths of a GB/s; 100 % is unlimited."""
     return _AMD_UNLIMITED if percentage == _FULL else max(_AMD_UNITS * percentage // _FULL, bandwidth.minimum)
 
 
@@ -115,9 +116,9 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 
 def schemata(machine: Machine, wish: Wish) -> str:
-    """Return what is written to a group's schemata file, "" if nothing.
+    """Return the text to write to a group's schemata file; "" if nothing is limited.
 
-    Only what is wished for is named; the kernel keeps the rest. Ids that the machine does not have are left out.
+    It contains only what is limited; the kernel keeps the rest. Ids that the machine does not have are left out.
     """
     values: dict[str, dict[int, str]] = {}
     for name, cache in machine.caches.items():
@@ -131,15 +132,15 @@ def schemata(machine: Machine, wish: Wish) -> str:
 
 
 def unknown_ids(machine: Machine, wish: Wish) -> bool:
-    """Tell whether cache ids are wished for that a resource of the machine does not have."""
+    """Return whether limits are given for cache ids that a resource of the machine does not have."""
     caches = any(wish.l3_of.keys() - set(cache.ids) for cache in machine.caches.values())
     return caches or (machine.bandwidth is not None and bool(wish.mb_of.keys() - set(machine.bandwidth.ids)))
 
 
 def parse_schemata(text: str) -> dict[str, dict[int, str]]:
-    """Read a schemata file: values by cache id by resource.
+    """Return the content of a schemata file: values by cache id by resource.
 
-    Lines without ids ("L3:uninitialized") say nothing and are left out, whatever their resource.
+    Lines without ids ("L3:uninitialized") have no values and are left out, whatever their resource.
     """
     found: dict[str, dict[int, str]] = {}
     for line in text.splitlines():
@@ -152,9 +153,9 @@ def parse_schemata(text: str) -> dict[str, dict[int, str]]:
 
 
 def machine_of(root_schemata: str, info: Mapping[str, Mapping[str, str]], vendor: str) -> Machine:
-    """Read what a node can limit from its root schemata, the texts of INFO_FILES by resource, and the CPU's vendor.
+    """Return what a node can limit, from its root schemata, the texts of INFO_FILES by resource, and the CPU's vendor.
 
-    A resource whose texts make no sense is left out with a note.
+    A resource whose texts cannot be used is left out with a note.
     """
     lines = parse_schemata(root_schemata)
     caches: dict[str, Cache] = {}

@@ -1,8 +1,8 @@
 """The resctrl file system: what it can limit, its groups, and the tasks in them.
 
-Owns which files are read and written, and which of the kernel's refusals mean nothing.
-Must not know: pods, classes, how a schemata line comes about.
-Invariant: only groups directly under the root are made and removed; a file is never made; one id is one write().
+Owns which files are read and written, and which of the kernel's errors can be ignored.
+Must not know: pods, classes, how a schemata line is computed.
+Invariant: only groups directly under the root are created and removed; a file is never created; each id is one write().
 """
 
 import os
@@ -20,16 +20,16 @@ _NOT_GROUPS = frozenset({"", ".", "..", "info", "mon_groups", "mon_data"})
 
 
 class Resctrl:
-    """The groups under ``root``. Groups are named by their directory; all that can be kept is on disk.
+    """The groups under ``root``, named by their directories; all state is on disk.
 
-    Methods raise OSError where the kernel refuses, and ValueError for a name that is no group's.
+    Methods raise OSError if the kernel refuses, and ValueError for a name that is not a group's.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
 
     def machine(self) -> Machine:
-        """Read what can be limited: nothing where resctrl is not mounted or only monitors."""
+        """Return what can be limited: nothing if resctrl is not mounted or only monitors."""
         try:
             schemata = (self.root / SCHEMATA).read_text()
             return machine_of(schemata, dict(self._info()), self._vendor())
@@ -39,11 +39,11 @@ class Resctrl:
             return Machine(notes=(f"it cannot be read: {error.strerror}",))
 
     def exists(self, group: str) -> bool:
-        """Tell whether there is a group of this name."""
+        """Return whether a group of this name exists."""
         return os.path.isdir(f"{self.root}/{_checked(group)}")
 
     def make(self, group: str) -> bool:
-        """Make a group; tell whether it is new. Raises OSError: ENOSPC if no class of service is free."""
+        """Create a group; return whether it is new. Raises OSError: ENOSPC if no class of service is free."""
         try:
             self._mkdir(self._directory(group))
         except FileExistsError:
@@ -51,14 +51,14 @@ class Resctrl:
         return True
 
     def remove(self, group: str) -> None:
-        """Remove a group, if there is one; the kernel gives its tasks back to the root."""
+        """Remove a group, if it exists; the kernel moves its tasks back to the root."""
         try:
             self._rmdir(self._directory(group))
         except FileNotFoundError:
-            pass  # never made, or removed before
+            pass  # never created, or removed before
 
     def limit(self, group: str, schemata: str) -> None:
-        """Write schemata lines: the kernel takes all of them or, with EINVAL, none."""
+        """Write schemata lines: the kernel accepts all of them or, with EINVAL, none."""
         self._write(self._directory(group) / SCHEMATA, schemata)
 
     def tasks(self, group: str) -> frozenset[int]:
@@ -66,7 +66,7 @@ class Resctrl:
         return frozenset(int(tid) for tid in (self._directory(group) / TASKS).read_text().split())
 
     def move(self, group: str, tid: int) -> None:
-        """Move a thread into a group, out of the one it is in; one that has ended is no error."""
+        """Move a thread into a group, out of its present one; a thread that has ended is no error."""
         if tid <= 0:
             raise ValueError("a thread's id is above 0; to the kernel 0 is whoever writes it")
         try:
@@ -75,7 +75,7 @@ class Resctrl:
             pass  # it has ended since it was listed
 
     def last_status(self) -> str:
-        """Return why the kernel refused the last request, in its own words; "" if it does not say."""
+        """Return the kernel's reason for its last refusal; "" if it gives none."""
         try:
             status = " ".join((self.root / LAST_STATUS).read_text().split())
         except OSError:
@@ -91,9 +91,9 @@ class Resctrl:
             try:
                 yield name, {file: (directory / file).read_text().strip() for file in files}
             except FileNotFoundError:
-                continue  # not on this machine, or not for allocation
+                continue  # not on this machine, or monitoring only
 
-    # What the kernel is asked: the three requests, and whose numbers it counts in.
+    # The three requests to the kernel, and the CPU's vendor. Overridden in tests.
 
     def _mkdir(self, directory: Path) -> None:
         directory.mkdir(0o755)

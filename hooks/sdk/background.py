@@ -1,8 +1,8 @@
-"""One event loop in a thread of its own, on which the ``async`` methods of hooks run.
+"""An event loop in a thread of its own, on which the ``async`` methods of hooks run.
 
-Owns the loop's life and the way of a thread that waits for something on it.
+Owns the loop's lifetime, and how other threads wait for results.
 Must not know: hooks, gRPC.
-Invariant: whoever waits is woken: by the end of what it waits for, by its cancelling, or by the end of the loop.
+Invariant: a waiting thread is always woken: when its awaitable ends or is cancelled, or when the loop ends.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 class BackgroundLoop:
-    """Runs from its making until ``close``."""
+    """Runs from its construction until ``close``."""
 
     def __init__(self) -> None:
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
@@ -26,19 +26,20 @@ class BackgroundLoop:
     async def _run(self) -> None:
         self._closing = asyncio.Event()
         self._ready.set_result(asyncio.get_running_loop())
-        await self._closing.wait()  # what still runs then is cancelled by asyncio.run
+        await self._closing.wait()  # asyncio.run cancels what still runs then
 
     def submit(self, awaitable: Awaitable[None]) -> Future[None]:
-        """Run ``awaitable`` on the loop; the future can be waited for, and cancelled, from any thread."""
+        """Run ``awaitable`` on the loop; the returned future can be waited for, and cancelled, from any thread."""
         future = asyncio.run_coroutine_threadsafe(_finish(awaitable), self._loop)
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
-        if self._ended:  # meanwhile: then the loop may never have seen it
+        if self._ended:  # the loop may have ended before it received it
             future.cancel()
         return future
 
     def close(self, timeout_seconds: float) -> None:
-        """Cancel what runs and end the loop; a method that blocks it is waited for that long at most. Repeatable."""
+        """Cancel what runs and end the loop, waiting at most this long for a method that blocks it. May be called
+        again."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_seconds)
@@ -51,5 +52,5 @@ class BackgroundLoop:
 async def _finish(awaitable: Awaitable[None]) -> None:
     try:
         await awaitable
-    except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these two end the whole loop
+    except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the whole loop for these two
         raise RuntimeError(f"{type(error).__name__} in an async method") from error

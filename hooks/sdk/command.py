@@ -1,9 +1,10 @@
-"""The life of a hook server as a process: flags, start, waiting, a clean end.
+"""The process of a hook server: flags, start, waiting, a clean end.
 
-Owns the order in which socket, registration file and signals come and go, the exit codes and the log's form.
+Owns the order in which socket, registration file and signals are set up and removed, the exit codes and the log's
+format.
 Must not know: gRPC, what hooks do.
-Invariant: a clean end leaves nothing behind but, under policy Fail, the registration file: so no call passes without
-the hooks while the server is started again. Else, and where it is told so, the file is there only while it listens.
+Invariant: a clean end leaves nothing behind except, under policy Fail, the registration file, so that no call passes
+without the hooks during a restart. Otherwise, and with --unregister, the file exists only while the server listens.
 """
 
 import argparse
@@ -30,11 +31,11 @@ log = logging.getLogger(__name__)
 
 SERVING_ERROR = 1
 LOOK_SECONDS = 0.5
-"""So often the registration file is looked after."""
+"""Seconds between two checks of the registration file."""
 LEAVING_SECONDS = 0.5
-"""So long calls are still taken after the file is gone: so long the proxy may need to notice (hook-api)."""
+"""Seconds that calls are still accepted after the file was removed: the proxy may need so long to notice (hook-api)."""
 GRACE_SECONDS = 1.0
-"""So long the calls in flight have then."""
+"""Seconds that the calls in flight are given to end after that."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -77,7 +78,7 @@ def main(
 
 
 def _fault(hooks: Sequence[Hook], name: str) -> str:
-    """Say what is wrong with how ``main`` was called, "" if nothing is."""
+    """Return what is wrong with the arguments of ``main``; "" if nothing is."""
     for hook in hooks:
         if not isinstance(hook, Hook):
             return f"{hook!r} is no hook; give main instances of subclasses of Hook: main(MyHook())"
@@ -91,7 +92,8 @@ def _fault(hooks: Sequence[Hook], name: str) -> str:
 
 
 def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:
-    """Log our own lines and the hooks' at ``level``, other libraries' at warning: their debug lines hold values."""
+    """Log the SDK's and the hooks' lines at ``level``, other libraries' at warning: their debug lines contain
+    values."""
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler()
@@ -109,11 +111,11 @@ def _serve(
     prepare: "Callable[[grpc.Server], object]",
 ) -> None:
     try:
-        from .serving import HookServer  # only who serves pays for gRPC, no test of a hook
+        from .serving import HookServer  # imported here, so that a test of a hook needs no gRPC
     except ModuleNotFoundError as missing:
         why = f"the Python package {missing.name} is missing, which serves gRPC"
         raise ConfigError(f"{why}; install runtimeproxy with its extra: 'runtimeproxy[hooks]'") from None
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called in a signal's handler
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called in a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.put(number))
     registration = None
@@ -143,7 +145,7 @@ def _serve(
             time.sleep(LEAVING_SECONDS)
     finally:
         left = server.stop(GRACE_SECONDS)
-    if left:  # end although calls still run: Python itself would wait for their threads, for ever if they hang
+    if left:  # end although calls still run: Python would wait for their threads, for ever if they hang
         log.warning("%d calls did not end in time and are left behind", left)
         logging.shutdown()
         os._exit(0)

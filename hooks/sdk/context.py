@@ -1,9 +1,9 @@
-"""What a hook's method is given: a pod or a container as the kubelet asks for it, to read and to edit.
+"""The argument of a hook's method: a pod or a container as the kubelet asks for it, to read and to edit.
 
-Owns which field of a hook request is seen where, which can be edited at which hook point, and the answer.
+Owns which field of a hook request is which attribute, which can be edited at which hook point, and the answer.
 Must not know: gRPC, protobuf, how the answer travels.
-Invariant: the answer is the whole request with the edits in it, an echo: koord-runtime-proxy, too, reads it well. The
-resources are left out where none was set, and of an update there are those that were set (``edits`` says why).
+Invariant: the answer is the whole request with the edits in it, an echo, which koord-runtime-proxy reads correctly,
+too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` says why).
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,12 @@ from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
 
 _UPDATES = frozenset({Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES})
-"""Where resources go to the runtime in an update: the container exists. That of a start is one of its own."""
+"""The operations that send resources to the runtime in an update, because the container exists. At a start that is an
+extra update."""
 
 
 def _fixed(point: HookPoint, part: Part) -> str:
-    """Say why a part cannot be edited at a hook point, "" if it can."""
+    """Return why a part cannot be edited at a hook point; "" if it can."""
     if part in point.applies:
         return ""
     if point.stage is Stage.POST:
@@ -32,7 +33,7 @@ def _fixed(point: HookPoint, part: Part) -> str:
 
 
 class _Context(Sealed):
-    """What pods and containers have in common."""
+    """The common part of pods and containers."""
 
     _assignable = frozenset({"cgroup_parent"})
 
@@ -82,7 +83,7 @@ class PodContext(_Context):
         return f"<{self.hook_point} of pod {self.namespace}/{self.name}>"
 
     def answer(self) -> HookAnswer:
-        """Return what the hook answers."""
+        """Return the hook's answer."""
         return HookAnswer(
             labels=self.labels.value,
             annotations=self.annotations.value,
@@ -93,7 +94,7 @@ class PodContext(_Context):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The pod of a container, to be read only; its cgroup is the container's ``cgroup_parent``."""
+    """The pod of a container, read-only; its cgroup is the container's ``cgroup_parent``."""
 
     name: str
     namespace: str
@@ -131,7 +132,7 @@ class ContainerContext(_Context):
         return f"<{self.hook_point} of container {self.pod.namespace}/{self.pod.name}/{self.name}>"
 
     def answer(self) -> HookAnswer:
-        """Return what the hook answers."""
+        """Return the hook's answer."""
         return HookAnswer(
             annotations=self.annotations.value,
             envs=self.env.value,

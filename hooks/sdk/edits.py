@@ -1,10 +1,10 @@
-"""Values that a hook edits: maps and resources that know what was changed.
+"""Maps and resources that a hook edits, which record what was changed.
 
-Owns what an edit can say (hook-api, "What an answer means"): keys can be set and not deleted, numbers set and not
-unset, and nothing that the proxy would leave out or refuse as bad; what has a normal form is set in that.
-Must not know: pods, containers, at which hook point it is.
-Invariant: an edit that the wire cannot carry, or that the proxy would find bad, raises NotSayable at once and changes
-nothing; setting what was sent is never refused for its value, however odd the kubelet's values are.
+Owns what an edit can express (hook-api, "What an answer means"): keys can be set but not deleted, numbers set but not
+unset, and nothing that the proxy would leave out or refuse as bad. Values are set in their normal form.
+Must not know: pods, containers, the hook point.
+Invariant: an edit that the protocol cannot express, or that the proxy would find bad, raises NotSayable at once and
+changes nothing; setting the value that was sent is never refused, however odd the kubelet's values are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -30,7 +30,7 @@ V = TypeVar("V", int, str)
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Tell whether a value is a text with a UTF-8 form: one with lone surrogates would be lost on the way."""
+    """Return whether a value is a text with a UTF-8 form: a text with lone surrogates would be lost in encoding."""
     if not isinstance(value, str):
         return False
     try:
@@ -41,20 +41,20 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 class Sealed:
-    """Refuses to have attributes replaced or added: such an edit would be lost, and nobody would notice.
+    """Refuses to have attributes replaced or added: such an edit would be lost without notice.
 
     The ``__init__`` of a subclass ends with ``self._sealed = True``; names that begin with "_" stay free.
     """
 
     _assignable: ClassVar[frozenset[str]] = frozenset()
-    """The attributes that have a setter of their own."""
+    """The attributes that have a setter."""
     _sealed = False
 
-    def __setattr__(self, name: str, value: Never) -> None:  # Never: type checkers, too, refuse names they don't know
+    def __setattr__(self, name: str, value: Never) -> None:  # Never makes type checkers refuse unknown names
         if self._sealed and not name.startswith("_") and name not in self._assignable:
             names = ", ".join(sorted(self._assignable))
             raise NotSayable(f"{name} cannot be assigned; {names} can, and maps entry by entry: env[KEY] = VALUE")
-        object.__setattr__(self, name, value)  # in less time than by super(): every call has some 25 of these
+        object.__setattr__(self, name, value)  # faster than super(): every call sets some 25 attributes
 
 
 # -- maps ------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
         self._name = name
         self._fixed = fixed
         self.said: dict[str, V] = {}
-        """What was set, also if it was sent like that."""
+        """The entries that were set, even to the value that was sent."""
 
     def __getitem__(self, key: str) -> V:
         return self.said[key] if key in self.said else self._sent[key]
@@ -87,7 +87,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
         self.said[key] = self._sent[key] if as_sent else value
 
     def _refusal(self, key: object, value: object) -> str:
-        """Say why an entry cannot be set, "" if it can."""
+        """Return why an entry cannot be set; "" if it can."""
         if not is_text(key):
             return "a key must be a text in UTF-8"
         holds, rule = _VALUES[self._kind]
@@ -105,7 +105,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     @property
     def value(self) -> dict[str, V]:
-        """Return all entries with what was set: as ``dict`` of the map gives them, in less time."""
+        """Return all entries, with those that were set; faster than ``dict`` of the map."""
         return {**self._sent, **self.said}
 
     def __repr__(self) -> str:
@@ -144,8 +144,8 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     if value:
         holds, rule = RESOURCE_RULES[name]
         return "" if (tidied := tidy(name, value)) and holds(tidied) else f"must be {rule}"
-    # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
-    # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
+    # "" clears only in an echo, which is recognised by the numbers that were sent, whatever else the answer sets. All
+    # of them are in the answer, for a number cannot be unset; but if none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
         return ""
     return "cannot be cleared where the request has no number: \"\" says 'not set' there; name all the CPUs instead"
@@ -155,13 +155,14 @@ _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
     **dict.fromkeys(NUMBER_FIELDS, _number_refusal),
     **dict.fromkeys(TEXT_FIELDS, _cpuset_refusal),
 }
-"""Says why a field cannot be set to a value, "" if it can."""
+"""Functions that return why a field cannot be set to a value; "" if it can."""
 
 
 def _update_refusal(name: str, sent: Resources, value: int | str, alone: bool) -> str:
-    """Say why an update cannot change a field to a value, "" if it can.
+    """Return why an update cannot change a field to a value; "" if it can.
 
-    A cpuset that the kubelet's own update sets can be taken out of that; in an update ``alone`` there is none.
+    A cpuset that the kubelet's own update sets can be cleared in it; an update ``alone``, one of the proxy's own, has
+    none.
     """
     if value == getattr(sent, name):
         return ""
@@ -188,9 +189,9 @@ class _Field(Generic[V]):
 class EditableResources(Sealed):
     """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can.
 
-    ``update`` tells whether they go to the runtime in an update, which can say less than a create, and ``alone``
-    whether in one that has nothing of the kubelet's. In the kubelet's own an answer that repeats a value takes back
-    what this server made of it before: so there it has what was set and no more.
+    ``update``: they go to the runtime in an update, which can express less than a create. ``alone``: that update has
+    nothing of the kubelet's. In the kubelet's own update, an answer that repeats a value withdraws this server's
+    earlier change of it, so there the answer contains only what was set.
     """
 
     _assignable = frozenset(_REFUSALS)
@@ -205,7 +206,7 @@ class EditableResources(Sealed):
         self._set: dict[str, int | str] = {}
         self._sealed = True
 
-    # Made when they are asked for, which is seldom, while every call has two of these objects.
+    # Created at the first access, which is rare, while every call has two of these objects.
 
     @cached_property
     def hugepage_limits(self) -> MutableMapping[str, int]:
@@ -220,7 +221,7 @@ class EditableResources(Sealed):
     cpu_period = _Field[int]()
     """Microseconds."""
     cpu_quota = _Field[int]()
-    """Microseconds a period, -1 for unlimited."""
+    """Microseconds per period, -1 for unlimited."""
     cpu_shares = _Field[int]()
     """Relative weight."""
     memory_limit_in_bytes = _Field[int]()
@@ -230,16 +231,17 @@ class EditableResources(Sealed):
     oom_score_adj = _Field[int]()
     """-1000 to 1000."""
     cpuset_cpus = _Field[str]()
-    """CPUs ("0-3,8"); set to "" it is cleared."""
+    """CPUs ("0-3,8"); "" clears it."""
     cpuset_mems = _Field[str]()
-    """Memory nodes ("0-1"); set to "" it is cleared."""
+    """Memory nodes ("0-1"); "" clears it."""
 
     def get(self, name: str) -> int | str | None:
         """Return a number or a cpuset by its name; None if it is not set."""
         return (self._set[name] if name in self._set else getattr(self._before, name)) or None
 
     def set(self, name: str, value: int | str) -> None:
-        """Set a number or a cpuset by its name. Raises NotSayable if that cannot be said or would be refused."""
+        """Set a number or a cpuset by its name. Raises NotSayable if the protocol cannot express that or it would be
+        refused."""
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
         why = self._fixed or _REFUSALS[name](name, self._before, value)
@@ -249,12 +251,12 @@ class EditableResources(Sealed):
             raise NotSayable(f"{name}: {why}")
         if value or getattr(self._before, name):
             self._set[name] = value if value == getattr(self._before, name) else tidy(name, value)
-        else:  # there is no cpuset to clear but one that a hook here set
+        else:  # the only cpuset to clear is one that a hook of this server has set
             self._set.pop(name, None)
 
     @property
     def value(self) -> Resources:
-        """Return all fields with what was set."""
+        """Return all fields, with those that were set."""
         maps = {name: each.value for name, each in vars(self).items() if name in MAP_FIELDS}
         if not self._set and not maps:
             return self._before
@@ -263,9 +265,10 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message of an answer: None if nothing was set, else an echo, but what was set in an update.
+        """Return the message for the answer: None if nothing was set, an echo otherwise; in an update only what was
+        set.
 
-        A cpuset is cleared by an echo only, in an update too.
+        A cpuset is cleared only by an echo, in an update too.
         """
         said = self._set | {name: each.said for name, each in vars(self).items() if name in MAP_FIELDS and each.said}
         if not said:
@@ -273,7 +276,7 @@ class EditableResources(Sealed):
         if not self._repeating_counts or "" in self._set.values():
             return self.value
         answer = Resources(**said)
-        if is_echo(self._before, answer):  # the numbers that were set are all that were sent: it must clear no cpuset
+        if is_echo(self._before, answer):  # all numbers are set, so it is an echo: keep the cpusets
             return replace(answer, **{name: said.get(name, getattr(self._before, name)) for name in TEXT_FIELDS})
         return answer
 

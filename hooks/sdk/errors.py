@@ -1,8 +1,8 @@
-"""What a hook raises, and what its mistakes raise.
+"""Exceptions that a hook raises, and those that its mistakes raise.
 
 Owns the exception classes of the SDK.
 Must not know: gRPC; ``serving`` has the table of statuses.
-Invariant: a text that the SDK itself makes never holds the value of an env, label or annotation.
+Invariant: a text that the SDK itself makes never contains the value of an env, label or annotation.
 """
 
 from typing import NoReturn
@@ -13,7 +13,7 @@ class Rejected(Exception):
 
 
 class Malformed(ValueError):
-    """Something in the request cannot be read: ``what`` names it ("annotation NAME"), ``why`` says the rule."""
+    """Part of the request cannot be read: ``what`` names it ("annotation NAME"), ``why`` says the rule."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")

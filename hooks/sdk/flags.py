@@ -1,6 +1,6 @@
 """The flags of a hook server, and the rules of their values.
 
-Owns the command line that all hook servers have in common.
+Owns the flags that all hook servers have in common.
 Must not know: hooks, what is done with the values.
 Invariant: an error is one line that names the flag and what to write.
 """
@@ -26,20 +26,22 @@ USE_ERROR = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Says on one line what is wrong with a command line, and exits with code 2."""
+    """Reports an error in a command line on one line, and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
         """Exit for a wrong flag."""
         self.refuse(f"{message}; --help lists the flags")
 
     def refuse(self, message: str) -> NoReturn:
-        """Exit for whatever makes this command line useless."""
+        """Exit for any other error in the command line or the call of ``main``."""
         self.exit(USE_ERROR, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def server_name(hooks: Sequence[str]) -> str:
-    """Return the name of a server of hooks: theirs joined by "-", each cut to its share where the socket's default path
-    would be too long."""
+    """Return the name of a server with several hooks: their names joined by "-".
+
+    Each is cut to its share if the socket's default path would be too long.
+    """
     joined = "-".join(hooks)
     if len(joined) <= _LONGEST_NAME:
         return joined
@@ -48,7 +50,7 @@ def server_name(hooks: Sequence[str]) -> str:
 
 
 def parser(name: str) -> Parser:
-    """Return the parser of the hook server ``name``."""
+    """Return the argument parser of the hook server ``name``."""
     made = Parser(prog=name, description=f"The hook server {name} of a runtimeproxy.", allow_abbrev=False)
     made.add_argument(
         ENDPOINT_FLAG,

@@ -19,7 +19,7 @@ from .context import ContainerContext, PodContext
 
 
 def method_name(point: HookPoint) -> str:
-    """Return a hook point's name as a method has it: "PreCreateContainer" is ``pre_create_container``."""
+    """Return the method name of a hook point: "PreCreateContainer" becomes ``pre_create_container``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", point.name).lower()
 
 
@@ -40,9 +40,9 @@ _SQUEEZED = frozenset(map(_squeezed, METHODS))
 
 
 def _mistake(cls: type, name: str) -> str:
-    """Say why an attribute that looks like a hook method would never do anything, "" if all is well.
+    """Return why an attribute that looks like a hook method would never be called; "" if it is fine.
 
-    None in place of a method is well: so a subclass leaves out a hook point of its parent.
+    None in place of a method is fine: that is how a subclass leaves out a hook point of its parent.
     """
     value = getattr(cls, name, None)
     if name in METHODS:
@@ -55,17 +55,17 @@ def _mistake(cls: type, name: str) -> str:
 
 
 def _unfit(cls: type, name: str, value: object) -> str:
-    """Say why what has a hook method's name cannot be called as one, "" if it can."""
+    """Return why an attribute with a hook method's name cannot be called as one; "" if it can."""
     if not callable(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
         return "must be a method, plain or async, and no generator"
-    # What is called counts, not what it wraps. Of anything but a function nobody can tell what is called in the end.
+    # The callable itself counts, not what it wraps. Except for a function, what is called in the end is unknown.
     stands = inspect.getattr_static(cls, name)
     if not inspect.isfunction(stands) and not isinstance(stands, staticmethod | classmethod):
         return ""
     try:
         inspect.signature(value, follow_wrapped=False).bind(*([None, None] if inspect.isfunction(stands) else [None]))
     except ValueError:
-        return ""  # a callable without a signature to look at
+        return ""  # a callable without a signature
     except TypeError:
         kind = METHODS[name].subject.value
         return f"must have one parameter: def {name}(self, {kind})"
@@ -73,20 +73,20 @@ def _unfit(cls: type, name: str, value: object) -> str:
 
 
 class Hook:
-    """Subclass it and give it methods named like hook points, plain or ``async``, each with one parameter.
+    """Base class of a hook: a subclass has methods named like hook points, plain or ``async``, each with one parameter.
 
-    ``pre_run_pod_sandbox`` and ``post_stop_pod_sandbox`` are given a PodContext, ``pre_create_container``,
-    ``pre_start_container``, ``post_start_container``, ``pre_update_container_resources`` and ``post_stop_container`` a
-    ContainerContext. What a method edits there is the answer; what it returns is ignored. Methods run in threads, at
-    the same time for different calls.
+    ``pre_run_pod_sandbox`` and ``post_stop_pod_sandbox`` are called with a PodContext, ``pre_create_container``,
+    ``pre_start_container``, ``post_start_container``, ``pre_update_container_resources`` and ``post_stop_container``
+    with a ContainerContext. What a method edits there is the answer; what it returns is ignored. Methods run in
+    threads, concurrently for different calls.
     """
 
     name = ""
-    """How the hook is called in logs and in its files' names; the class's name if empty."""
+    """The hook's name in logs and file names; the class's name if empty."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        for name in dir(cls):  # what it inherits, too: not every parent is a Hook
+        for name in dir(cls):  # includes inherited attributes: not every parent is a Hook
             why = "" if name.startswith("_") else _mistake(cls, name)
             if why:
                 raise TypeError(f"{cls.__name__}.{name} {why}")
@@ -97,14 +97,15 @@ class Hook:
         return tuple(point for name, point in METHODS.items() if callable(getattr(self, name, None)))
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the hook's own flags; nothing by default."""
+        """Called before the command line is parsed: add the hook's own flags; none by default."""
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the values of the flags, before the first call. Raises ValueError with what to do if one is wrong."""
+        """Called before the first call, with the values of the flags. Raises ValueError with what to do if one is
+        wrong."""
 
 
 def hook_name(hook: Hook) -> str:
-    """Return the name that a hook gave itself, or its class's in lower case."""
+    """Return the hook's ``name``, or its class's name in lower case."""
     return hook.name or type(hook).__name__.lower()
 
 
@@ -116,9 +117,10 @@ def points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
 def ask(
     hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
 ) -> HookAnswer:
-    """Return the answer of several hooks: each sees what the ones before it edited.
+    """Return the answer of several hooks: each sees the edits of the ones before it.
 
-    ``wait`` runs an ``async`` method to its end. Raises whatever a method raises; the others are not asked then.
+    ``wait`` runs an ``async`` method to its end. Raises whatever a method raises; the hooks after it are not asked
+    then.
     """
     context = _CONTEXTS[point.subject](point, request)
     name = _NAMES[point.name]

@@ -1,9 +1,9 @@
 """The fixture ``hook_tester`` for tests of hooks.
 
 Owns the fixture's name.
-Must not know: what the tester does. pytest loads this module in every run, also where no hook is tested, so the tester
-is imported when a test asks for it.
-Invariant: loading it imports nothing that a test of something else would have to wait for.
+Must not know: what the tester does. pytest loads this module in every run, even without tests of hooks, so the tester
+is imported only when a test uses the fixture.
+Invariant: loading it imports nothing that would slow down other tests.
 """
 
 from typing import TYPE_CHECKING

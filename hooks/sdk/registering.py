@@ -1,10 +1,10 @@
-"""The registration file: what tells the proxy where the hook server listens and what for.
+"""The registration file, which tells the proxy where the hook server listens and for which hook points.
 
-Owns the file's name and content, that it is there as long as the server listens, and its removal or that it stays.
+Owns the file's name and content, its presence while the server listens, and its removal or that it stays.
 Must not know: how a socket is made, hooks beyond the names of their points.
-Invariants: the file is written whole at once, and it is removed only if it still says what was written here; never is
-it taken from another hook server that listens. Who writes it has the socket that it names, so of several files with
-that socket all but this one are left over.
+Invariants: the file is written atomically, and it is removed only if it still has the content written here; it is never
+taken from another hook server that listens. The writer owns the socket that the file names, so other files with that
+socket are left over and are removed.
 """
 
 import json
@@ -27,10 +27,10 @@ ORDER_FLAG = "--order"
 UNREGISTER_FLAG = "--unregister"
 POLICIES = IGNORE, FAIL = "Ignore", "Fail"
 LAST_ORDER = 99
-"""Two digits: the proxy asks plugins in the order of their files' names, in which 100 comes before 20."""
+"""Two digits, because the proxy asks plugins in the order of their file names, in which 100 comes before 20."""
 
 _MAX_BYTES = 64 * 1024
-"""So much is read of a file that stands there."""
+"""Most bytes that are read of an existing file."""
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ANY_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -42,13 +42,13 @@ def file_name(name: str, order: int | None) -> str:
 
 
 def entry(endpoint: str, points: Sequence[HookPoint], policy: str, timeout: str | None) -> bytes:
-    """Return the file's content; ``timeout`` as the proxy reads it ("500ms"), None to leave it to the proxy."""
+    """Return the file's content; ``timeout`` as the proxy reads it ("500ms"), None for the proxy's default."""
     pairs = {"remote-endpoint": endpoint, "failure-policy": policy, "runtime-hooks": [point.name for point in points]}
     return (json.dumps(pairs | ({"timeout": timeout} if timeout else {}), indent=2) + "\n").encode()
 
 
 def _endpoint(content: bytes) -> str:
-    """Return the path of the socket that a registration file names, "" if it names none or cannot be read."""
+    """Return the path of the socket that a registration file names; "" if it names none or cannot be read."""
     try:
         return parse_endpoint(json.loads(content)["remote-endpoint"], "")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError, ConfigError):
@@ -56,7 +56,7 @@ def _endpoint(content: bytes) -> str:
 
 
 def _read(path: str, most: int) -> bytes | None:
-    """Return what stands in a file; None if there is none, b"" if it is no file that can be read."""
+    """Return a file's content; None if it does not exist, b"" if it cannot be read."""
     try:
         file = os.open(path, _ANY_FILE)
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def _read(path: str, most: int) -> bytes | None:
 
 
 class Registration:
-    """One registration file; ``content`` stands in it between ``write`` and ``remove``."""
+    """One registration file; it has ``content`` between ``write`` and ``remove``."""
 
     def __init__(self, folder: str, name: str, content: bytes) -> None:
         self.path = os.path.join(folder, name)
@@ -83,9 +83,9 @@ class Registration:
         self._trouble = ""
 
     def write(self) -> None:
-        """Write the file; its directory is made if missing. Others that this server left in earlier lives are removed.
+        """Write the file, creating its directory if missing, and remove other files with this server's socket.
 
-        Raises ConfigError with what to do if that cannot be, or if the file is another hook server's that listens.
+        Raises ConfigError with what to do if that fails, or if the file belongs to another hook server that listens.
         """
         other = self._other(self._found())
         if other and listens(other):
@@ -101,12 +101,13 @@ class Registration:
             ) from None
         if other:
             log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, other)
-        self._remove_older()  # not before there is the new one: under Fail no call passes in between
+        self._remove_older()  # only once the new file exists: under Fail no call may pass in between
 
     def look_after(self) -> None:
-        """Write the file again if it vanished or was changed; a trouble is logged once, and tried again next time.
+        """Write the file again if it was removed or changed; a problem is logged once, and tried again at the next
+        call.
 
-        A file that has become another hook server's is left to that one, as long as it listens.
+        A file that now belongs to another hook server is left to it as long as that one listens.
         """
         found = self._found()
         if found == self._content:
@@ -132,7 +133,7 @@ class Registration:
         self._trouble = trouble
 
     def remove(self) -> None:
-        """Remove the file if it still says what was written."""
+        """Remove the file if it still has the content written here."""
         try:
             if self._found() == self._content:
                 os.unlink(self.path)
@@ -140,7 +141,7 @@ class Registration:
             log.error("cannot remove %s: %s; remove it by hand", self.path, error.strerror)
 
     def leave(self) -> None:
-        """Leave the file where it is, if it still says what was written, and tell what that means."""
+        """Keep the file if it still has the content written here, and log what that means."""
         if self._found() == self._content:
             log.warning(
                 "%s stays, for its policy is %s: calls are refused until this server is back; "
@@ -152,8 +153,9 @@ class Registration:
 
     def _replace(self) -> None:
         for folder in (*reversed(Path(self._folder).parents), Path(self._folder)):
-            folder.mkdir(mode=0o755, exist_ok=True)  # also under umask 0 only we can write there
-        # Beside it, with a dot, which the proxy passes over. What a kill left there is removed, a link never followed.
+            folder.mkdir(mode=0o755, exist_ok=True)  # even under umask 0 only this user can write there
+        # A temporary file beside it, whose leading dot makes the proxy ignore it. One left by a killed process is
+        # removed, and a link is never followed.
         with suppress(FileNotFoundError):
             os.unlink(self._beside)
         try:
@@ -166,7 +168,7 @@ class Registration:
             raise
 
     def _remove_older(self) -> None:
-        """Remove the other files with this server's socket, as of a start with another order that ended in a kill."""
+        """Remove other files with this server's socket, left over from a start with another order that was killed."""
         try:
             with os.scandir(self._folder) as entries:
                 paths = [file.path for file in entries if file.name.endswith(".json") and not file.name.startswith(".")]
@@ -184,11 +186,12 @@ class Registration:
                 log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
 
     def _is_own(self, found: bytes | None) -> bool:
-        """Tell whether a file's content names this server's socket, whose path may be spelt otherwise."""
+        """Return whether a file's content names this server's socket, whose path may be spelt differently."""
         return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
 
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's."""
+        """Return the socket of another hook server whose registration was found; "" if it is none or this server's
+        own."""
         return "" if self._is_own(found) else _endpoint(found or b"")
 
     def _found(self) -> bytes | None:

@@ -1,8 +1,8 @@
-"""The gRPC server of hooks: calls come in, the hooks are asked, an answer or a status goes out.
+"""The gRPC server of hooks: it receives calls, asks the hooks, and returns an answer or a status.
 
-Owns grpcio's server with its health service, the threads, and the server's end.
+Owns grpcio's server with its health service, the threads, and the shutdown.
 Must not know: command lines, registration files, what hooks do, which exception becomes which status.
-Invariant: a call that comes in is answered, whatever a hook raises.
+Invariant: each call is answered, whatever a hook raises.
 """
 
 import logging
@@ -28,7 +28,7 @@ from .statuses import status
 log = logging.getLogger(__name__)
 
 THREADS = 16
-"""Calls that are served at the same time, an ``async`` method's too; more wait."""
+"""Most calls that are served at the same time, ``async`` methods included; more calls wait."""
 MAX_MESSAGE_BYTES = 16 << 20
 
 _OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
@@ -38,9 +38,9 @@ _LOOK_SECONDS = 0.005
 
 
 class HookServer(grpc.GenericRpcHandler):
-    """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is what logs call it.
+    """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is used in log lines.
 
-    ``interceptors`` see each call first; ``prepare`` is given grpcio's server before it starts, for more services.
+    ``interceptors`` see each call first; ``prepare`` is called with grpcio's server before it starts, to add services.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HookServer(grpc.GenericRpcHandler):
             for point in points_of(self._hooks)
         }
         self._running: set[object] = set()
-        """The calls that are being served: to add and to discard needs no lock."""
+        """The calls being served: adding and discarding needs no lock."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hook-call")
         self._loop: BackgroundLoop | None = None
         self._loop_lock = threading.Lock()
@@ -69,7 +69,7 @@ class HookServer(grpc.GenericRpcHandler):
         self._path: SocketPath | None = None
 
     def start(self, path: str) -> None:
-        """Listen on ``path`` with mode 0600. Raises ConfigError with what to do if that cannot be."""
+        """Listen on ``path`` with mode 0600. Raises ConfigError with what to do if that fails."""
         self._path = place(path, partial(self._listen, path))
 
     def _listen(self, path: str, bound: str) -> None:
@@ -80,9 +80,9 @@ class HookServer(grpc.GenericRpcHandler):
         self._server.start()
 
     def stop(self, grace_seconds: float) -> int:
-        """Stop listening, let calls in flight end or cut them off after ``grace_seconds``, remove the socket.
+        """Stop listening, cut calls off that do not end within ``grace_seconds``, and remove the socket.
 
-        Returns how many calls run on in their threads all the same: they can be cut off from their callers only.
+        Returns how many calls still run in their threads: their callers are cut off, but the threads cannot be stopped.
         """
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait()
@@ -100,7 +100,7 @@ class HookServer(grpc.GenericRpcHandler):
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a path, None (UNIMPLEMENTED) if no hook has a method for it."""
+        """Return the handler of a path; None (UNIMPLEMENTED) if no hook has a method for it."""
         return self._handlers.get(details.method)
 
     def _serve(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
@@ -126,13 +126,13 @@ class HookServer(grpc.GenericRpcHandler):
 
     def _wait(self, context: grpc.ServicerContext, awaitable: Awaitable[None]) -> None:
         with self._loop_lock:
-            if self._loop is None:  # made when the first awaitable is to be waited for: many hooks have none
+            if self._loop is None:  # created for the first awaitable: many hooks have none
                 self._loop = BackgroundLoop()
         running = self._loop.submit(awaitable)
 
         def cut_off() -> None:
             running.cancel()
 
-        if not context.add_callback(cut_off):  # called when the call ends: also by its deadline, or as the server stops
+        if not context.add_callback(cut_off):  # called when the call ends, also by its deadline or the stop
             cut_off()
         running.result()

@@ -1,9 +1,9 @@
-"""The path of the hook server's socket: one owner, nothing else touched.
+"""The path of the hook server's socket: it has one owner, and nothing else at the path is touched.
 
-Owns the lock beside the socket, the name under which it is made, its mode, and its removal; whether somebody listens.
+Owns the lock beside the socket, its temporary name, its mode, and its removal; the check whether a server listens.
 Must not know: gRPC, who connects and what for.
-Invariants: what makes the socket, which removes whatever stands at its path before and after, is never told the real
-one; the socket has its mode and is served before it has its name.
+Invariants: the code that makes the socket removes whatever is at its path before and after, so it never gets the real
+path; the socket has its mode and is served before it gets its real name.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 FLAG = "--endpoint"
 _NARROW = 0o177
-"""The umask under which a socket is made with mode 0600."""
+"""The umask under which a socket is created with mode 0600."""
 
 
 class SocketPath:
@@ -30,7 +30,7 @@ class SocketPath:
         self._made = identity(path)
 
     def close(self) -> None:
-        """Remove the socket if it is still the one made here; give the lock back. Repeatable.
+        """Remove the socket if it is still the one made here, and release the lock. May be called again.
 
         A socket that cannot be removed stays, which is logged.
         """
@@ -48,14 +48,14 @@ class SocketPath:
 
 
 def place(path: str, serve: Callable[[str], None]) -> SocketPath:
-    """Have ``serve`` make its socket, and put it at ``path``; the directory is made if missing.
+    """Let ``serve`` create its socket, and link it to ``path``; the directory is created if missing.
 
-    ``serve`` is given another path to bind and listen at, and returns when connections are accepted. Raises
-    ConfigError for everything that stands against the path, with what to do, and what ``serve`` raises.
+    ``serve`` is called with a temporary path to bind and listen at, and returns when connections are accepted. Raises
+    ConfigError for everything that prevents using the path, with what to do, and what ``serve`` raises.
     """
     with claimed(path, flag=FLAG, owner="hook server") as (folder, lock):
-        # Named by the lock file, so that no other server in the directory, in whatever pid namespace, has the same
-        # name; reached through /proc, so that the path is short and plain whatever the directory is called.
+        # Named by the lock file's inode, so that no other server in the directory, in whatever PID namespace, has the
+        # same name; reached through /proc, so that the path is short whatever the directory is called.
         name = f".{os.fstat(lock).st_ino}.sock"
         try:
             before = os.umask(_NARROW)
@@ -65,18 +65,18 @@ def place(path: str, serve: Callable[[str], None]) -> SocketPath:
                 os.umask(before)
             os.link(name, os.path.basename(path), src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
-            with suppress(OSError):  # mostly because serve failed and there is none
+            with suppress(OSError):  # usually because serve failed and there is none
                 os.unlink(name, dir_fd=folder)
     return SocketPath(path, lock)
 
 
 def listens(path: str) -> bool:
-    """Tell whether somebody listens on a unix socket, as far as one who connects can tell."""
+    """Return whether a server listens on a unix socket, as far as connecting shows it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except (BlockingIOError, PermissionError):
-            return True  # its backlog is full, or it is not for us
+            return True  # its backlog is full, or this user may not connect
         except (OSError, ValueError):
-            return False  # nothing is there, what is there is left over, or it is the path of no socket
+            return False  # nothing is there, the socket is left over, or the path cannot be a socket's
     return True

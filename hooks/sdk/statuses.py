@@ -1,9 +1,9 @@
-"""What becomes of an exception that a hook raised: a gRPC status for the caller and one line for the log.
+"""Turn an exception of a hook into a gRPC status for the caller and one line for the log.
 
 Owns the table of statuses, and how the hook and the line that raised are found.
 Must not know: servers, sockets.
-Invariant: only a text that is meant for the caller goes to him, and no text of a foreign exception is kept anywhere: it
-may quote a value.
+Invariant: only a text that is meant for the caller is sent, and no text of a foreign exception is kept anywhere: it may
+quote a value.
 """
 
 import logging
@@ -22,22 +22,22 @@ from .hook import Hook, ask, hook_name
 log = logging.getLogger(__name__)
 
 _Frame = tuple[FrameType, int]
-"""A frame and the line that it is at."""
+"""A frame and its line number."""
 
 MAX_TEXT = 500
-"""Characters of a status text: with too long a one the client would drop the whole status, a refusal too."""
+"""Most characters of a status text: with a longer one the client would drop the whole status, even a refusal."""
 
 _SPOKEN: Sequence[tuple[type[Exception], int]] = (
     (Rejected, grpc.PERMISSION_DENIED),
     (Malformed, grpc.INVALID_ARGUMENT),
 )
-"""What is answered with its own text; everything else is INTERNAL."""
+"""The exceptions that are answered with their own text; everything else is INTERNAL."""
 
 
 def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[int, str]:
-    """Log what was raised at a hook point, and return the status that says so.
+    """Log what was raised at a hook point, and return its status code and text.
 
-    ``server`` is named if no hook raised it but the making of the answer.
+    ``server`` is named in place of a hook if the exception came from making the answer.
     """
     hook, frames = _asked(list(traceback.walk_tb(error.__traceback__)))
     name = hook_name(hook) if hook else server
@@ -50,7 +50,7 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
 
 
 def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
-    """Return the hook that was being asked, if any was, and the frames from there on."""
+    """Return the hook that was being asked, None if none was, and the frames from there on."""
     for index, (frame, _) in enumerate(frames):
         if frame.f_code is ask.__code__:
             return frame.f_locals.get("hook"), frames[index:]
@@ -58,7 +58,7 @@ def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
 
 
 def _place(hook: Hook | None, frames: Sequence[_Frame]) -> str:
-    """Return the last line of the hook's own module on the way to the exception, or else the last of all."""
+    """Return the innermost line in the hook's own module, or else the innermost of all."""
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == type(hook).__module__]
     frame, line = (own or frames)[-1]
     return f"{frame.f_code.co_filename}:{line}"

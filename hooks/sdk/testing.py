@@ -1,8 +1,8 @@
-"""A tester for hooks, without sockets: a call's facts go in, what the hooks change comes out.
+"""A tester for hooks, without sockets: give it the facts of a call, get what the hooks change.
 
-Owns the made-up facts of a call, its way over the wire's two messages, and what counts as a difference.
+Owns the default facts of a call, its encoding as the protocol's two messages, and what counts as a difference.
 Must not know: test frameworks, servers.
-Invariant: hooks see what travels and nothing else, and a Difference is what the proxy makes of their answer.
+Invariant: hooks see only what is transmitted, and a Difference is what the proxy would make of their answer.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from .hook import METHODS, Hook, ask, method_name, points_of
 
 UID = "11111111-2222-4333-8444-555555555555"
 CONTAINER_ID = "c0ffee" * 10 + "0123"
-"""The container's id where a test gives none, at all points after create."""
+"""The container's default id, at all points after create."""
 PATIENCE_SECONDS = 10.0
-"""How long an ``async`` method may take."""
+"""Seconds that an ``async`` method may take."""
 
 ResourceFields = Mapping[str, Any]
 """Values by the names of LinuxContainerResources' fields: {"cpu_shares": 2, "unified": {"memory.high": "max"}}."""
 
 
 class _Call(TypedDict, total=False):
-    """What a test can say at each hook point; what it leaves out is made up, empty or not sent at all."""
+    """Facts that a test can give at each hook point; the others get defaults, are empty or are not sent."""
 
     labels: Mapping[str, str]
-    """The pod's."""
+    """The pod's labels."""
     annotations: Mapping[str, str]
-    """The pod's."""
+    """The pod's annotations."""
     pod: str
     namespace: str
     uid: str
@@ -46,14 +46,15 @@ class _Call(TypedDict, total=False):
 
 
 class PodCall(_Call, total=False):
-    """What a test can say at the hook points of pods."""
+    """Facts that a test can give at the hook points of pods."""
 
     runtime_handler: str
     overhead: ResourceFields | None
 
 
 class ContainerCall(_Call, total=False):
-    """What a test can say at the hook points of containers; ``attempt`` and ``resources`` are the container's."""
+    """Facts that a test can give at the hook points of containers; ``attempt`` and ``resources`` are the
+    container's."""
 
     pod_attempt: int
     pod_resources: ResourceFields | None
@@ -65,10 +66,10 @@ class ContainerCall(_Call, total=False):
 
 @dataclass(frozen=True)
 class Difference:
-    """What hooks change: keys that they set, fields that they change, None for a cgroup parent that stays.
+    """What hooks change: the keys that they set, the fields that they change; None for an unchanged cgroup parent.
 
-    ``resources`` has field names of LinuxContainerResources; its maps hold changed entries only, and a cpuset of "" is
-    cleared.
+    ``resources`` has field names of LinuxContainerResources; its maps contain changed entries only, and a cpuset of ""
+    is cleared.
     """
 
     env: dict[str, str] = field(default_factory=dict)
@@ -78,11 +79,11 @@ class Difference:
     cgroup_parent: str | None = None
 
     def __bool__(self) -> bool:
-        """Tell whether anything is changed."""
+        """Return whether anything is changed."""
         return self != NO_DIFFERENCE
 
     def __str__(self) -> str:
-        """Return what is changed as lines like YAML's, values and all."""
+        """Return the changes as lines like YAML's, including values."""
         changed = {name: value for name, value in asdict(self).items() if value not in ({}, None)}
         return "\n".join(_lines(changed)) or "nothing is changed"
 
@@ -100,10 +101,10 @@ def _lines(entries: Mapping[str, Any], indent: str = "") -> Iterable[str]:
 
 
 class HookTester:
-    """Calls hooks in their order, as a server of theirs would; methods raise what a hook raises.
+    """Calls hooks in order, as their server would; the methods raise what a hook raises.
 
-    Raises TypeError for anything that is no hook. The methods raise LookupError if no hook has such a method, TypeError
-    and ValueError for facts that cannot be sent, TimeoutError for an ``async`` method that does not end.
+    Raises TypeError for an argument that is not a hook. The methods raise LookupError if no hook has such a method,
+    TypeError and ValueError for facts that cannot be sent, TimeoutError for an ``async`` method that does not end.
     """
 
     def __init__(self, *hooks: Hook) -> None:
@@ -113,7 +114,7 @@ class HookTester:
         self._hooks = hooks
 
     def pre_run_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
-        """Return what changes before a pod's sandbox is made."""
+        """Return the changes before a pod's sandbox is created."""
         return self._ask("pre_run_pod_sandbox", call)
 
     def post_stop_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
@@ -121,12 +122,12 @@ class HookTester:
         return self._ask("post_stop_pod_sandbox", call)
 
     def pre_create_container(self, **call: Unpack[ContainerCall]) -> Difference:
-        """Return what changes before a container is made; it has no id yet."""
+        """Return the changes before a container is created; it has no id yet."""
         call.setdefault("container_id", "")
         return self._ask("pre_create_container", call)
 
     def pre_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
-        """Return what changes before a container starts."""
+        """Return the changes before a container starts."""
         return self._ask("pre_start_container", call)
 
     def post_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
@@ -134,7 +135,7 @@ class HookTester:
         return self._ask("post_start_container", call)
 
     def pre_update_container_resources(self, **call: Unpack[ContainerCall]) -> Difference:
-        """Return what changes of an update; ``resources`` are all of the container's with the update's over them."""
+        """Return the changes of an update; ``resources`` are all of the container's, overridden by the update's."""
         return self._ask("pre_update_container_resources", call)
 
     def post_stop_container(self, **call: Unpack[ContainerCall]) -> Difference:
@@ -159,7 +160,7 @@ class HookTester:
 
 
 def _finish(waiting: Awaitable[None]) -> None:
-    """Run an ``async`` method to its end: in a thread of its own, for the test itself may be ``async``."""
+    """Run an ``async`` method to its end, in a thread of its own because the test itself may be ``async``."""
 
     async def patiently() -> None:
         try:
@@ -174,7 +175,7 @@ def _finish(waiting: Awaitable[None]) -> None:
         thread.submit(asyncio.run, patiently()).result()
 
 
-# -- what is sent ----------------------------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------------------------
 
 
 def _request(point: HookPoint, call: Mapping[str, Any]) -> HookRequest:
@@ -213,7 +214,7 @@ def _pod(call: Mapping[str, Any], attempt: str, resources: str) -> PodInfo:
 
 
 def _resources(name: str, call: Mapping[str, Any]) -> Resources | None:
-    """Return a resources message; None, for a message that is not sent, if the call has none."""
+    """Return a resources message; None, for one that is not sent, if the call has none."""
     fields: ResourceFields | None = call.get(name)
     if fields is None:
         return None
