@@ -1,1 +1,1 @@
-"""The hook servers that come with the project: one file each."""
+"""The hook servers that come with the project, one file each."""

@@ -1,8 +1,8 @@
-"""batchresource: shares, quota and memory limit of best-effort pods, from Koordinator's extended-resource-spec.
+"""batchresource: set shares, quota and memory limit of best-effort pods, from Koordinator's extended-resource-spec.
 
-Owns what follows from batch-cpu and batch-memory for a container and for its pod, whose cgroup it writes too.
+Owns what follows from batch-cpu and batch-memory for a container and for its pod, whose cgroup it also writes.
 Must not know: how cgroup files are written, how the node's settings are read.
-Invariant: only pods of QoS class BE are touched, and what is set follows from the annotation and the node alone.
+Invariant: only pods of QoS class BE are changed, and the values follow from the annotation and the node alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ from ..sdk import ContainerContext, Malformed, PodContext, main
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Milli cores asked for, milli cores and bytes at most; 0 is "not said"."""
+    """Requested milli cores, limits in milli cores and in bytes; 0 means not given."""
 
     request: int
     cpu_limit: int
@@ -39,10 +39,10 @@ class _Batch:
 
 
 class BatchResource(NodeHook):
-    """Sets the resources of containers and pods that run on what others leave."""
+    """Sets the resources of containers and pods with batch resources."""
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Set the pod's sums, in the answer and in the cgroup that the kubelet has made for it."""
+        """Set the pod's sums, in the answer and in the cgroup that the kubelet has created for it."""
         containers = _containers(pod.labels, pod.annotations)
         if not containers:
             return
@@ -55,7 +55,7 @@ class BatchResource(NodeHook):
                 self.warn_once((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set what the annotation says for this container; one that it does not list stays as it is."""
+        """Set what the annotation says for this container; a container that is not in it stays as it is."""
         containers = _containers(container.pod.labels, container.pod.annotations)
         if container.name in containers:
             for field, value in _fields(_batch(containers, container.name), self.node.settings).items():
@@ -83,7 +83,7 @@ def _amount(values: Mapping[str, Any] | None, name: str) -> int:
 
 
 def _sum(batches: Iterable[_Batch]) -> _Batch:
-    """Return a pod's amounts: it has a limit only if each of its containers has one."""
+    """Return a pod's amounts; it has a limit only if each of its containers has one."""
     requests, cpu_limits, memory_limits = zip(
         *((each.request, each.cpu_limit, each.memory_limit) for each in batches), strict=True
     )
@@ -95,7 +95,7 @@ def _sum(batches: Iterable[_Batch]) -> _Batch:
 
 
 def _fields(batch: _Batch, settings: Settings) -> Mapping[str, int]:
-    # While the node throttles best-effort pods as a whole by a quota, a quota of their own would throttle them twice.
+    # If the node throttles all best-effort pods together by a quota, quotas of their own would throttle them twice.
     suppressed = settings.cpu_suppress_policy == "cfsQuota"
     return {
         "cpu_shares": cpu_shares(batch.request),

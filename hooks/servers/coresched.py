@@ -1,8 +1,9 @@
-"""coresched: which pods may run at the same time on the two threads of a CPU core.
+"""coresched: control which pods may run at the same time on the two threads of a CPU core.
 
-Owns the groups of pods, which of their containers had the group's cookie, and the one call into the kernel.
+Owns the groups of pods, which of their containers were given the group's cookie, and the one system call.
 Must not know: which CPUs are threads of one core; how the kernel schedules.
-Invariant: no thread that outlives a call ever holds a group's cookie, and no group has two while a process of it lives.
+Invariant: no thread that outlives a call ever has a group's cookie, and no group has two cookies while a process of it
+lives.
 """
 
 import argparse
@@ -29,28 +30,29 @@ LOG = logging.getLogger(__name__)
 
 STATE = Path("/run/runtimeproxy/coresched.json")
 ROUNDS = 10
-"""How often a container is looked at for processes that came meanwhile; one that forks on and on is left then."""
+"""How many times a container's processes are listed to find new ones; one that keeps forking is left then."""
 
 PR_SCHED_CORE = 62
 GET, CREATE, SHARE_TO, SHARE_FROM = range(4)
 THREAD, PROCESS = 0, 1
-"""Scopes: one thread, or all threads of a process. linux/prctl.h, Linux 5.14 and later."""
+"""Scopes: one thread, or all threads of a process (linux/prctl.h, Linux 5.14 and later)."""
 ITSELF = 0
-"""The calling thread, where a process id is asked for."""
+"""The calling thread, as a process id."""
 NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENODEV})
-"""A kernel without CONFIG_SCHED_CORE, a machine without (enabled) threads in a core."""
+"""Errors of a kernel without CONFIG_SCHED_CORE, or a machine without (enabled) SMT."""
 UNSEEN = "none of its processes is to be seen: it has ended, or this server is not in the node's PID namespace"
 LIBC = ctypes.CDLL(None, use_errno=True)
 _HINTS = {errno.EPERM: "; the hook server needs CAP_SYS_PTRACE"}
 
 SchedCore = Callable[[int, int, int], int]
-"""A command, a process id and a scope; returns the cookie's id for GET, 0 if there is none. Raises OSError."""
+"""Called with a command, a process id and a scope; returns the cookie's id for GET, 0 if there is none. Raises
+OSError."""
 
 
 def sched_core(command: int, pid: int, scope: int) -> int:
-    """Call prctl(PR_SCHED_CORE); the only place where this hook touches the kernel's cookies.
+    """Call prctl(PR_SCHED_CORE); nothing else in this hook accesses the kernel's cookies.
 
-    Raises OSError: ProcessLookupError for a process that is gone, PermissionError, NOT_SUPPORTED.
+    Raises OSError: ProcessLookupError for a process that has ended, PermissionError, NOT_SUPPORTED.
     """
     cookie = ctypes.c_uint64()
     address = ctypes.addressof(cookie) if command == GET else 0
@@ -72,20 +74,22 @@ class Group:
 class CoreSched(NodeHook):
     """Give the containers of a group one core scheduling cookie. Source of the rules: koordlet's CoreSched.
 
-    The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" makes
-    the pod one of its own, "none" takes it out, as does QoS SYSTEM. A pod without either label is left alone: koordlet
-    would decide by the node's strategy, which also adds "-expeller" to groups; neither is known here.
+    The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" gives
+    the pod a group of its own, "none" takes it out of any, as does QoS SYSTEM. A pod without either label is left
+    alone: koordlet would decide by the node's strategy, which also adds "-expeller" to groups; neither is known here.
 
-    A cookie exists as long as a task holds it, so the group's own processes keep it alive, nobody else. A thread that
-    is made for one call takes the cookie from a process of the group, or makes a new one if none lives, hands it to
-    the container's processes, and ends. Which containers belong to which group, and the id of the cookie, stand in a
-    file, under hashes of the groups' names: a hook server that is started again finds the group's processes by it. If
-    that file cannot be written, a restart splits groups that go over several containers; the log says so. The id
-    tells a process of the group from one that came with another cookie (containerd's own core scheduling, an exec).
+    A cookie exists as long as a task has it, so only the group's own processes keep it alive. For each call a thread is
+    started that takes the cookie from a process of the group, or creates a new one if none lives, shares it with the
+    container's processes, and ends. The containers of each group and the id of its cookie are stored in a file, under
+    hashes of the groups' names, so that a restarted hook server finds the group's processes. If that file cannot be
+    written, a restart splits groups that have several containers, which is logged. The id distinguishes a process of
+    the group from one with another cookie (containerd's own core scheduling, an exec).
 
-    What starts later inside the container inherits the cookie; what is put in from outside (exec) does not, and no one
-    comes by again as koordlet does every ten seconds. The pause container has none. From its start to this hook a
-    container runs without: PostStartContainer is the first point at which it has processes.
+    Processes that start later inside the container inherit the cookie; a process put in from outside (exec) does not,
+    and this hook does not check again as koordlet does every ten seconds. The pause container has no cookie. A
+    container runs without one from its start until this hook: PostStartContainer is the first point at which it has
+    processes.
+
     Needs the node's PID namespace, and CAP_SYS_PTRACE or root.
     """
 
@@ -101,21 +105,21 @@ class CoreSched(NodeHook):
         self._groups_lock = threading.Lock()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the cgroups and of the file that outlives a restart."""
+        """Add the flags of the cgroups and of the state file, which is kept over a restart."""
         super().add_arguments(parser)
         said = "where the groups' containers are kept over a restart (default: %(default)s)"
         parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the root of the cgroups and the file."""
+        """Set the root of the cgroups and the state file from the flags."""
         super().configure(arguments)
         self._state = arguments.core_sched_state
 
     def post_start_container(self, container: ContainerContext) -> None:
         """Give the container its group's cookie.
 
-        Raises Malformed if the cgroup's path is or the pod of an exclusive group has no uid, OSError if the kernel
-        refuses.
+        Raises Malformed if the cgroup's path is invalid or the pod of an exclusive group has no uid, OSError if the
+        kernel refuses.
         """
         name = group_of(container.pod.labels, container.pod.uid)
         if name is None:
@@ -130,7 +134,7 @@ class CoreSched(NodeHook):
             return
         with self._groups_lock:
             try:
-                self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling says so here: no thread is made
+                self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling fails here, without a thread
                 self._admit(path, name)
             except OSError as error:
                 if error.errno not in NOT_SUPPORTED:
@@ -140,12 +144,13 @@ class CoreSched(NodeHook):
                 self.warn_once("kernel", text, error.strerror)
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
-        """Forget the pod's containers that have no processes any more.
+        """Remove the pod's containers without processes from their groups.
 
-        The kubelet stops an old sandbox again long after the pod has a new one, in the same cgroup: those live.
+        The kubelet stops an old sandbox again long after the pod has a new one in the same cgroup, whose containers
+        live.
         """
         if self.cgroups.absent:
-            return  # which of them have processes is not to be seen
+            return  # without cgroups it is unknown which containers have processes
         below = f"{pod.cgroup_parent.rstrip('/')}/"
         with self._groups_lock:
             groups = self._known()
@@ -168,13 +173,13 @@ class CoreSched(NodeHook):
 
         thread = threading.Thread(target=hand_over, name="cookie")
         thread.start()
-        thread.join()  # it ends here, and the cookie that it held with it
+        thread.join()  # it has ended, and no longer has the cookie
         group.cookie = given.result()
         group.members = sorted({*group.members, path})
         self._keep({**self._known(), name: group})
 
     def _share(self, group: Group, path: str) -> int:
-        """Give a container's processes the group's cookie; return its id. Runs in a thread that ends soon."""
+        """Give a container's processes the group's cookie; return its id. Must run in a thread that ends soon."""
         members = (pid for member in group.members for pid in self.cgroups.pids(member))
         if not any(self._take_from(pid, group.cookie) for pid in members):
             self._prctl(CREATE, ITSELF, THREAD)
@@ -190,7 +195,7 @@ class CoreSched(NodeHook):
         return self._prctl(GET, ITSELF, THREAD)
 
     def _take_from(self, pid: int, cookie: int) -> bool:
-        """Take the cookie of a process; tell whether it is the group's."""
+        """Take the cookie of a process for this thread; return whether it is the group's."""
         try:
             self._prctl(SHARE_FROM, pid, THREAD)
         except ProcessLookupError:
@@ -229,9 +234,9 @@ class CoreSched(NodeHook):
 
 
 def group_of(labels: Mapping[str, str], uid: str) -> str | None:
-    """Return what a pod's group is kept under, None if it is in no group.
+    """Return the key of a pod's group; None if it is in no group.
 
-    A hash, as a label's value is nobody's to read; a pod's uid and the name that another pod chose never meet.
+    The key is a hash, so that the label's value is not stored; the kinds keep a pod's uid and a group's name apart.
     Raises Malformed if the group should be the pod's own and the pod has no uid.
     """
     policy = labels.get(CORE_SCHED_POLICY, "")
@@ -249,11 +254,11 @@ def _hashed(kind: str, name: str) -> str:
 
 
 def parse(content: bytes) -> dict[str, Group]:
-    """Read the file's content. Raises ValueError if it is not what this hook writes."""
+    """Return the groups in the file's content. Raises ValueError if it is not what this hook writes."""
     entries: Any = json.loads(content)
     try:
         return {name: _group(**entry) for name, entry in entries.items()}
-    except (AttributeError, TypeError, OverflowError):  # the last for a number beyond every other, 1e999
+    except (AttributeError, TypeError, OverflowError):  # OverflowError for a number such as 1e999
         raise ValueError("not a JSON object of groups") from None
 
 

@@ -1,10 +1,10 @@
-"""cpunormalization: CPU quotas scaled by how fast this node's CPUs are, from the node's settings.
+"""cpunormalization: scale CPU quotas by the speed of this node's CPUs, from the node's settings.
 
-Owns which containers are scaled: shared CPUs, a quota, and a node that is faster than the unit (a ratio above 1); and
-the annotation in which a container keeps what was asked for at its create.
+Owns which containers are scaled (those with shared CPUs and a quota, on a node with a ratio above 1), and the
+annotation in which a container keeps the quota that was asked for at its create.
 Must not know: how the ratio is measured or read.
-Invariant: what a create made of a quota is never scaled again. The proxy sends what the kubelet asked for; one that was
-started since then sends what the runtime has, which is told by the annotation.
+Invariant: a quota that a create has scaled is never scaled again. A proxy normally sends the kubelet's quota; one that
+was started after the create sends the runtime's, which is recognised by the annotation.
 """
 
 import re
@@ -15,7 +15,7 @@ from ..lib.nodehook import NodeHook
 from ..sdk import ContainerContext, Malformed, main
 
 NORMALIZED = "runtimeproxy.koordinator.sh/normalized-cpu-quota"
-"""The container's annotation: the quota that was asked for and the one that was made of it, as "50000:41667"."""
+"""The container's annotation with the quota that was asked for and the scaled one, as "50000:41667"."""
 
 _SHARING = frozenset({Qos.LS, Qos.NONE})
 _QUOTAS = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
@@ -27,7 +27,7 @@ class CpuNormalization(NodeHook):
     reads_cgroups = False
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Scale the quota, if there is one and the container has no CPUs of its own. Raises Malformed."""
+        """Scale the quota, if the container has one and no CPUs of its own. Raises Malformed."""
         asked = container.resources.cpu_quota
         if asked and _shares_cpus(container):
             scaled = container.resources.cpu_quota = self.node.settings.normalized(asked)
@@ -35,7 +35,7 @@ class CpuNormalization(NodeHook):
                 container.annotations[NORMALIZED] = f"{asked}:{scaled}"
 
     def pre_update_container_resources(self, container: ContainerContext) -> None:
-        """Scale the quota that the kubelet asked for, now or at the create. Raises Malformed."""
+        """Scale the quota that the kubelet asks for now or asked for at the create. Raises Malformed."""
         quota = container.resources.cpu_quota
         if quota and _shares_cpus(container):
             container.resources.cpu_quota = self.node.settings.normalized(_asked(quota, container.annotations))
@@ -48,7 +48,7 @@ def _shares_cpus(container: ContainerContext) -> bool:
 
 
 def _asked(quota: int, annotations: Mapping[str, str]) -> int:
-    """Return the quota that was asked for where the create made this one of it; any other was asked for itself."""
+    """Return the original quota if this one is what the create scaled it to; else this one is the original."""
     text = annotations.get(NORMALIZED)
     if text is None:
         return quota

@@ -1,9 +1,9 @@
-"""cpuset: the CPUs of a container, from Koordinator's resource-status annotation or else from the node's pools.
+"""cpuset: set the CPUs of a container, from Koordinator's resource-status annotation or else from the node's pools.
 
-Owns which CPUs a container gets, when its cpuset is cleared, and that CPUs of a pod's own come without a quota.
-Must not know: which CPUs are online, how a pool came about, names of cgroup files.
-Invariant: an annotation that cannot be read raises Malformed and changes nothing; a cpuset is cleared only where there
-is one, and where the wire cannot say it the log does.
+Owns which CPUs a container gets, when its cpuset is cleared, and that containers with CPUs of their own have no quota.
+Must not know: which CPUs are online, how a pool is determined, names of cgroup files.
+Invariant: an annotation that cannot be read raises Malformed and changes nothing. A cpuset is cleared only if there is
+one; if the protocol cannot express that, it is logged.
 """
 
 import logging
@@ -39,10 +39,10 @@ class Cpuset(NodeHook):
     """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
+        """Remove the quota of a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
 
-        The kubelet has made that cgroup, quota and all, and writes it itself: the answer alone would not reach it. What
-        cannot be written there is logged and stops no pod.
+        The kubelet has already created that cgroup with its quota, and writes it itself, so the answer alone would have
+        no effect. An error in writing is logged and does not stop the pod.
         """
         own, _ = _allocation(pod.annotations)
         if not own or not self.node.settings.unset_cpu_quota:
@@ -69,7 +69,7 @@ class Cpuset(NodeHook):
             container.resources.cpuset_cpus = cpus
         elif cpus is not None:
             try:
-                container.resources.cpuset_cpus = ""  # where none is set, this is no edit
+                container.resources.cpuset_cpus = ""  # no edit if none is set
             except NotSayable as error:
                 self.warn_once(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
 
@@ -79,13 +79,13 @@ class Cpuset(NodeHook):
 def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Collection[int]) -> str | None:
     """Return the CPUs of a container whose pod has none of its own: "" clears what is set, None leaves it.
 
-    ``nodes`` are the NUMA nodes that the pod was given CPUs of. The first row that holds decides. One thing differs
-    from koordlet: there pools are measured, here a person writes them down. So if there are no shared pools at all,
-    they are not known, and nothing is cleared for the lack of them.
+    ``nodes`` are the NUMA nodes whose CPUs the pod was given. The first row that applies decides. One thing differs
+    from koordlet, which measures the pools, while here a person writes them down: if there are no shared pools at all,
+    they are unknown, and nothing is cleared for lack of them.
     """
     static = settings.kubelet_cpu_manager_policy == _STATIC
     if not (static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset):
-        return None  # the settings say nothing of CPUs
+        return None  # the settings do not mention CPUs
     is_be = qos_class == Qos.BE
     shared = _joined(settings.shared_pools)
     rows: tuple[tuple[object, str | None], ...] = (
@@ -93,7 +93,7 @@ def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Co
         (nodes and not is_be, _joined(settings.shared_pools, nodes)),
         (qos_class == Qos.SYSTEM and settings.system_cpuset, settings.system_cpuset),
         (qos_class == Qos.LS, shared),
-        (kube_class == KubeQos.BEST_EFFORT, ""),  # these are held down all together, elsewhere
+        (kube_class == KubeQos.BEST_EFFORT, ""),  # best-effort pods are limited all together, elsewhere
         (static, None),
     )
     return next((cpus for holds, cpus in rows if holds), shared)
@@ -106,7 +106,7 @@ def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> st
 
 
 def _allocation(annotations: Mapping[str, str]) -> tuple[str, frozenset[int]]:
-    """Return the CPUs of a pod's own, "" for none, and the NUMA nodes that it was given shared CPUs of."""
+    """Return the CPUs of a pod's own, "" for none, and the NUMA nodes of which it was given shared CPUs."""
     status = read_json(annotations, RESOURCE_STATUS, dict)
     given = member(status, "numaNodeResources", Objects, [])
     nodes = frozenset(member(each, "node", int, 0) for each in given)
@@ -115,7 +115,7 @@ def _allocation(annotations: Mapping[str, str]) -> tuple[str, frozenset[int]]:
 
 
 def _has_cpus(given: Any) -> bool:
-    """Tell whether what a NUMA node gives has CPUs in it: it may be memory alone."""
+    """Return whether the resources given on a NUMA node include CPUs; they may be memory alone."""
     resources = member(given, "resources", dict)
     return _milli(resources, _CPU) != 0 or _milli(resources, BATCH_CPU) > 0
 

@@ -1,16 +1,16 @@
 """gpu: tell a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
 
-Owns the variables NVIDIA_VISIBLE_DEVICES and those of HAMi-core, and how the annotation's "gpu" list becomes them.
+Owns the variables NVIDIA_VISIBLE_DEVICES and those of HAMi-core, and how they follow from the annotation's "gpu" list.
 Must not know: drivers, device files, other kinds of devices.
-Invariant: all or nothing. An annotation that cannot be read raises Malformed and sets no variable. koordlet does the
-same with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES when only the share cannot be read. With failure-policy Fail ours
-is the safer way: nothing runs on a shared GPU without its limits. With Ignore it is the less safe one: the container
-starts with NVIDIA_VISIBLE_DEVICES as the image or the pod has it, and that is "all" in CUDA images, so other pods' GPUs
-too. Register this hook with Fail.
+Invariant: all variables are set or none. An annotation that cannot be read raises Malformed. koordlet does the same
+with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES if only the share cannot be read. With failure-policy Fail this hook is
+safer: nothing runs on a shared GPU without its limits. With Ignore it is less safe: the container starts with
+NVIDIA_VISIBLE_DEVICES as the image or the pod has it, which is "all" in CUDA images, so with other pods' GPUs, too.
+Register this hook with Fail.
 
-The hook protocol has no mounts. What koordlet mounts through NRI the pod must mount itself: HAMi-core's library where
-LD_PRELOAD names it, the lock directory /tmp/vgpulock, and a directory for the monitor's cache where that variable names
-it. LD_PRELOAD of a file that the container does not have limits nothing.
+The hook protocol has no mounts. The pod itself must mount what koordlet mounts through NRI: HAMi-core's library at the
+path in LD_PRELOAD, the lock directory /tmp/vgpulock, and a directory for the monitor's cache at the path in its
+variable. LD_PRELOAD of a file that the container does not have limits nothing.
 """
 
 import argparse
@@ -35,17 +35,18 @@ from ..sdk import ContainerContext, Hook, Malformed, main
 HAMI_CORE = "HAMi-core"
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
 WHOLE = 100
-"""Percent of a GPU's memory from which nothing is shared, so nothing is limited."""
+"""Percentage of a GPU's memory from which on the GPU is not shared, so that nothing is limited."""
 
 _ANNOTATION = f"annotation {DEVICE_ALLOCATED}"
 _DOMAIN, _OLD_DOMAIN = "koordinator.sh/", "kubernetes.io/"
 
 
 class Gpu(Hook):
-    """Set NVIDIA_VISIBLE_DEVICES in every container of a pod with GPUs, and HAMi-core's limits where the pod asks.
+    """Set NVIDIA_VISIBLE_DEVICES in every container of a pod with GPUs, and HAMi-core's limits if the pod asks for
+    them.
 
-    ``cache_dir`` is where HAMi-core keeps the files that its vGPU monitor reads, "" for none. Source of the rules:
-    koordlet's GPUEnvInject.
+    ``cache_dir`` is where HAMi-core keeps the files for its vGPU monitor, "" for none. Source of the rules: koordlet's
+    GPUEnvInject.
     """
 
     def __init__(self, library: str = LIBRARY, cache_dir: str = "") -> None:
@@ -53,7 +54,7 @@ class Gpu(Hook):
         self._cache_dir = cache_dir
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the paths of HAMi-core, as containers see them."""
+        """Add the flags for the paths of HAMi-core inside containers."""
         parser.add_argument(
             "--hami-core-library", metavar="PATH", default=LIBRARY, help="library to preload (default %(default)s)"
         )
@@ -65,28 +66,28 @@ class Gpu(Hook):
         )
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the paths. Raises ValueError for a path that is not absolute."""
+        """Set the paths from the flags. Raises ValueError for a path that is not absolute."""
         self._library = _absolute("--hami-core-library", arguments.hami_core_library)
         cache_dir = arguments.hami_core_cache_dir
         self._cache_dir = cache_dir and _absolute("--hami-core-cache-dir", cache_dir)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set the variables. Raises Malformed, before any is set."""
+        """Set the variables. Raises Malformed before any is set."""
         devices = entry(read_json(container.pod.annotations, DEVICE_ALLOCATED, dict), "gpu", Objects)
         if not devices:
             return
         minors = [member(device, "minor", int) for device in devices]
-        if None in minors:  # to koordlet a missing one is 0, but that may be another pod's GPU
+        if None in minors:  # koordlet takes a missing one for 0, which may be another pod's GPU
             raise Malformed(_ANNOTATION, "each gpu needs its minor number")
         variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, minors))}
         if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
-            # The first device speaks for all, as in koordlet: a share is of one GPU, or the same of each.
+            # The first device stands for all, as in koordlet: a share is of one GPU, or the same of each.
             variables |= self._share(container, member(devices[0], "resources", dict, {}))
         for name, value in variables.items():
             container.env[name] = value
 
     def _share(self, container: ContainerContext, resources: Mapping[str, Any]) -> dict[str, str]:
-        """Return HAMi-core's variables, none for a whole GPU."""
+        """Return HAMi-core's variables; none for a whole GPU."""
         if _needed(resources, GPU_MEMORY_RATIO) >= WHOLE:
             return {}
         variables = {"CUDA_DEVICE_MEMORY_LIMIT": str(_needed(resources, GPU_MEMORY)), "LD_PRELOAD": self._library}
@@ -113,7 +114,7 @@ def _needed(resources: Mapping[str, Any], name: str) -> int:
 
 
 def _amount(resources: Mapping[str, Any], name: str) -> int | None:
-    """Return an amount under its name, or else its deprecated name, rounded up; None if it has neither."""
+    """Return an amount by its name, or else by its deprecated name, rounded up; None if it has neither."""
     for key in (name, name.replace(_DOMAIN, _OLD_DOMAIN)):
         value = entry(resources, key, (str, int, float))
         if value is not None:

@@ -1,8 +1,8 @@
-"""groupidentity: which pods give way to which on a CPU, as the bvt value of a pod's cgroup.
+"""groupidentity: set the CPU priority of pods by the bvt value of their cgroups.
 
-Owns which value a pod gets, and what happens where the kernel has no such file.
-Must not know: what the kernel makes of a value; where cgroups are mounted.
-Invariant: only a malformed annotation fails a call; what cannot be written is logged, and the pod runs.
+Owns which value a pod gets, and what happens if the kernel has no such file.
+Must not know: how the kernel uses a value; where cgroups are mounted.
+Invariant: only a malformed annotation fails a call; if the file cannot be written, that is logged and the pod runs.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ..sdk import Malformed, PodContext, main
 LOG = logging.getLogger(__name__)
 
 FILE = "cpu.bvt_warp_ns"
-"""Of kernels like Anolis OS's, with the same name in both versions of cgroups."""
+"""The file of kernels such as Anolis OS's, with the same name in both versions of cgroups."""
 LEAST, MOST = -1, 2
 
 _LACKING = (
@@ -40,17 +40,17 @@ _CLASSES: Mapping[Qos | KubeQos, str] = {
 
 
 class GroupIdentity(NodeHook):
-    """Write the bvt value of pods when they are made. Source of the rules: koordlet's GroupIdentity.
+    """Write the bvt value of pods when they are created. Source of the rules: koordlet's GroupIdentity.
 
-    The kubelet has made the pod's cgroup by then. The hook writes the file itself, there is nothing to answer. The
-    cgroups above the pods' (kubepods, besteffort, burstable) and kernel.sched_group_identity_enabled are koordlet's.
+    The kubelet has created the pod's cgroup by then. The hook writes the file itself; its answer is empty. The cgroups
+    above the pods' (kubepods, besteffort, burstable) and kernel.sched_group_identity_enabled are koordlet's.
     """
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""
+        """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is invalid."""
         value = bvt(self.node.settings.group_identity, pod.labels, pod.annotations, pod.cgroup_parent)
         if not pod.cgroup_parent:
-            return  # a pod of no cgroup that anybody named, not the kubelet's
+            return  # a pod without a cgroup parent is not the kubelet's
         file = self.cgroups.file(pod.cgroup_parent, "cpu", FILE, FILE)
         try:
             overwrite(file, str(value))
@@ -73,7 +73,7 @@ def bvt(
 ) -> int:
     """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class.
 
-    Raises Malformed if the annotation of an LS pod is no JSON or its value out of range.
+    Raises Malformed if the annotation of an LS pod is not JSON or its value is out of range.
     """
     qos_class = qos(labels)
     name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]

@@ -1,8 +1,9 @@
-"""oomscoreadj: how early the kernel kills a container when memory runs out, from Koordinator's annotations.
+"""oomscoreadj: set how early the kernel kills a container when memory runs out, from Koordinator's annotations.
 
-Owns which annotation counts for a container, and which values are taken.
+Owns which annotation applies to a container, and which values are accepted.
 Must not know: processes; the runtime sets the value before a container's first instruction.
-Invariant: what cannot be read, or said on the wire, is logged without its value and leaves the kubelet's in force.
+Invariant: a value that cannot be read or expressed in the protocol is logged, without the value, and leaves the
+kubelet's in effect.
 """
 
 import logging
@@ -16,7 +17,7 @@ from ..sdk import ContainerContext, Malformed, main
 LOG = logging.getLogger(__name__)
 
 LEAST, MOST = -1000, 1000
-"""What the kernel takes (proc(5), oom_score_adj)."""
+"""The range that the kernel accepts (proc(5), oom_score_adj)."""
 _RULE = f"must be a whole number from {LEAST} to {MOST}"
 _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,4})")
 
@@ -24,17 +25,17 @@ _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,4})")
 class OomScoreAdj(NodeHook):
     """Set oom_score_adj of containers. Source of the rules: koordlet's OOMScoreAdj.
 
-    koordlet writes it into /proc every ten seconds; here the runtime does, once, when it makes the container. The
-    pause container keeps its own. A value below the runtime's own needs CAP_SYS_RESOURCE: where the runtime lacks it
-    (rootless, in a user namespace), it is the runtime that decides whether the container starts with another value
-    or not at all. What the kubelet asked for is replaced, also for Guaranteed pods (-997). 0 cannot be asked for: on
-    the wire it means "not set".
+    koordlet writes it into /proc every ten seconds; here the runtime sets it once, when it creates the container. The
+    pause container keeps its own. A value below the runtime's own needs CAP_SYS_RESOURCE: if the runtime lacks it
+    (rootless, in a user namespace), the runtime decides whether the container starts with another value or not at all.
+    The kubelet's value is replaced, also for Guaranteed pods (-997). 0 cannot be set: in the protocol it means "not
+    set".
     """
 
     reads_settings = reads_cgroups = False
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set the value that an annotation asks for; one that cannot be read is logged, and changes nothing."""
+        """Set the value that an annotation asks for; one that cannot be read is logged and changes nothing."""
         try:
             value = asked(container.pod.annotations, container.name)
         except Malformed as error:
@@ -50,12 +51,13 @@ class OomScoreAdj(NodeHook):
 def asked(annotations: Mapping[str, str], container: str) -> int | None:
     """Return the value for a container: its own, else the pod's, else None.
 
-    Raises Malformed if the annotation that counts is no JSON object of whole numbers, no number, or out of range.
+    Raises Malformed if the annotation that applies is not a JSON object of whole numbers, not a number, or out of
+    range.
     """
     spec = read_json(annotations, OOM_SCORE_ADJ_SPEC, dict) or {}
     if not all(value is None or type(value) is int for value in spec.values()):
         raise Malformed(f"annotation {OOM_SCORE_ADJ_SPEC}", "must be a JSON object of whole numbers")
-    if container in spec:  # a key of a map: Go, too, takes no other letter case here; its null is 0
+    if container in spec:  # a map's key, which Go matches in exact letter case; null is 0
         return _in_range(spec[container] or 0, OOM_SCORE_ADJ_SPEC)
     text = annotations.get(OOM_SCORE_ADJ)
     if not text:
@@ -63,7 +65,7 @@ def asked(annotations: Mapping[str, str], container: str) -> int | None:
     number = _NUMBER.fullmatch(text)
     if number is None:
         raise Malformed(f"annotation {OOM_SCORE_ADJ}", _RULE)
-    # Without the zeros before it: of too many digits int() makes no number at all.
+    # Without leading zeros: int() refuses texts of too many digits.
     return _in_range(int("".join(number.groups())), OOM_SCORE_ADJ)
 
 

@@ -1,13 +1,13 @@
-"""rdt: cache ways and memory bandwidth of a pod, by the group of its own or by its QoS class's group in resctrl.
+"""rdt: limit cache ways and memory bandwidth of a pod, by a resctrl group of its own or of its QoS class.
 
-Owns which group a pod belongs to, when a group is made and removed, and how a container gets into it.
+Owns which group a pod belongs to, when a group is created and removed, and how a container gets into it.
 Must not know: how percentages become masks and numbers, which files resctrl has, which PIDs a cgroup's file lists.
-Invariant: a node that cannot limit (no RDT, no free class, a refusing kernel) never stops a pod; only an annotation
-that cannot be read is an error. Nothing is remembered that a restarted server would need: groups are found on disk.
+Invariant: a node that cannot limit (no RDT, no free class, a kernel that refuses) never stops a pod; only an annotation
+that cannot be read is an error. A restarted server needs no state of its own: groups are found on disk.
 
-Two ways into the group. Before the container starts: the annotation io.kubernetes.cri.rdt-class, by which containerd
-and CRI-O let runc join the group. After it: its threads are moved once the runtime has started it, in Docker mode the
-only way; until then it runs in its parent's group, and what it has in the cache by then stays there.
+There are two ways into the group. Before the container starts: the annotation io.kubernetes.cri.rdt-class, by which
+containerd and CRI-O let runc join the group. After it: its threads are moved once the runtime has started it, which is
+the only way in Docker mode; until then it runs in its parent's group, and its cache contents of that time stay there.
 """
 
 import argparse
@@ -30,9 +30,9 @@ RDT_CLASS = "io.kubernetes.cri.rdt-class"
 """The container annotation that containerd and CRI-O read."""
 POD_PREFIX = "koordlet-"
 ROUNDS = 10
-"""How often a container's threads are listed at most: what starts a thread in each of them will not come to rest."""
+"""How many times a container's threads are listed at most; one that starts a thread in each round is left then."""
 MOST_WRITTEN = 1024
-"""Of how many groups it is remembered what was written: no machine has so many at a time."""
+"""Of how many groups the last written limits are remembered: more than any machine has at a time."""
 
 _T = TypeVar("_T")
 
@@ -68,7 +68,7 @@ class Rdt(NodeHook):
         self.annotate = True
         self._machine = Machine()
         self._written: dict[str, Wish] = {}
-        """What the limits of a group were last written for, as long as this server runs."""
+        """The last limits written to each group by this process."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags of resctrl to those of the node's settings and cgroups."""
@@ -81,7 +81,7 @@ class Rdt(NodeHook):
         )
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the flags, and say once what this node can limit."""
+        """Apply the flags, and log once what this node can limit."""
         super().configure(arguments)
         self.resctrl = self._given or Resctrl(arguments.resctrl_root)
         self.annotate = arguments.rdt_class_annotation
@@ -96,7 +96,7 @@ class Rdt(NodeHook):
             )
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Make the group of a pod that has the annotation. Raises Malformed."""
+        """Create the group of a pod that has the annotation. Raises Malformed."""
         wish = _wish(pod.annotations) if self._look() else None
         if wish is None:
             return
@@ -108,10 +108,10 @@ class Rdt(NodeHook):
         self._limit(_pod_group(pod.uid), wish)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Make sure of the container's group and tell the runtime. Raises Malformed.
+        """Ensure that the container's group exists, and tell the runtime its name. Raises Malformed.
 
-        A pod's group is there already, unless this server was not when its sandbox was made, or somebody removed it:
-        a containerd with RDT removes groups that it does not know when it starts.
+        A pod's group normally exists already, unless this server was away when the sandbox was created, or the group
+        was removed: a containerd with RDT removes groups that it does not know when it starts.
         """
         group, wish = self._membership(container)
         if wish is None:
@@ -120,10 +120,10 @@ class Rdt(NodeHook):
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
-        """Move the container's threads into its group: where the runtime did so, none is left to do.
+        """Move the container's threads into its group, unless the runtime has done so.
 
-        The group is made sure of once more: the late second stop of a dead sandbox may have found it empty. Raises
-        Malformed.
+        The group is ensured once more: a late second stop of a dead sandbox may have removed it while it was empty.
+        Raises Malformed.
         """
         group, wish = self._membership(container)
         if wish is None or not self._ensured(group, wish):
@@ -141,7 +141,7 @@ class Rdt(NodeHook):
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
         """Remove the pod's group, unless threads are in it.
 
-        The kubelet stops a dead sandbox once more before it removes it, and the pod may be running in a new one.
+        The kubelet stops a dead sandbox once more before it removes it, when the pod may already run in a new one.
         """
         group = _pod_group(pod.uid)
         self._written.pop(group, None)
@@ -152,13 +152,13 @@ class Rdt(NodeHook):
             self._say("rmdir", error.errno, f"the group of a pod that has ended stays: {error.strerror}")
 
     def _look(self) -> Machine:
-        """Return what the node can limit; what could do nothing so far is looked at again, it may be mounted by now."""
+        """Return what the node can limit; if that was nothing so far, look again, as resctrl may be mounted by now."""
         if not self._machine:
             self._machine = self.resctrl.machine()
         return self._machine
 
     def _membership(self, container: ContainerContext) -> tuple[str, Wish | None]:
-        """Return a container's group and what is wished for it, None if nothing is. Raises Malformed."""
+        """Return a container's group and its limits, None for no limits. Raises Malformed."""
         if not self._look():
             return "", None
         wish = _wish(container.pod.annotations)
@@ -171,16 +171,16 @@ class Rdt(NodeHook):
         return group, Wish(l3=settings.l3, mb=settings.mb)
 
     def _ensured(self, group: str, wish: Wish) -> bool:
-        """Make sure of a group; what was written is not written again, as that interrupts the CPUs of a cache.
+        """Ensure that a group exists with its limits; return whether it exists.
 
-        Tell whether it is there.
+        Limits that were written are not written again, as that interrupts the CPUs of a cache.
         """
         return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
 
     def _limit(self, group: str, wish: Wish) -> bool:
-        """Write what is wished for into a group, made if need be. Tell whether it is there.
+        """Write limits into a group, which is created if necessary; return whether it exists.
 
-        One that would limit nothing is not made.
+        A group that would limit nothing is not created.
         """
         lines = schemata(self._machine, wish)
         if not lines:
@@ -194,9 +194,10 @@ class Rdt(NodeHook):
         return True
 
     def _make(self, group: str, wish: Wish, lines: str) -> bool:
-        """Make a group with limits; one whose limits are refused is not kept: there are few. Tell whether it is there.
+        """Create a group with limits; return whether it exists.
 
-        The kernel makes its files with it, and another thread may have made it meanwhile.
+        If its limits are refused it is removed again, because there are few classes. The kernel creates its files with
+        it, and another thread may have created it meanwhile.
         """
         try:
             new = self.resctrl.make(group)
@@ -208,7 +209,7 @@ class Rdt(NodeHook):
         except OSError as error:
             self._say_refused(error)
             if new:
-                with suppress(OSError):  # the refusal is what was to be said
+                with suppress(OSError):  # the refusal is logged, this error is not
                     self.resctrl.remove(group)
         return self.resctrl.exists(group)
 
@@ -216,7 +217,7 @@ class Rdt(NodeHook):
         self._written.pop(group, None)
         self.resctrl.limit(group, lines)
         if len(self._written) >= MOST_WRITTEN:
-            self._written.clear()  # most are groups that somebody else has removed
+            self._written.clear()  # most of these groups no longer exist
         self._written[group] = wish
 
     def _say_refused(self, error: OSError) -> None:
@@ -224,7 +225,7 @@ class Rdt(NodeHook):
         self._say("schemata", error.errno, f"limits are refused: {why}")
 
     def _move(self, group: str, path: str) -> None:
-        """Move all threads of a cgroup: list them until none is new. What a moved thread starts is in the group."""
+        """Move all threads of a cgroup, listing them until none is new; what a moved thread starts is in the group."""
         there = set(self.resctrl.tasks(group))
         for _ in range(ROUNDS):
             new = [tid for tid in self.cgroups.tids(path) if tid not in there]
@@ -240,22 +241,22 @@ class Rdt(NodeHook):
 
 
 def _pod_group(uid: str) -> str:
-    """Name the group of a pod, as koordlet does."""
+    """Return the name of a pod's group, as koordlet forms it. Raises Malformed."""
     if not uid or "/" in uid or not uid.isprintable():
         raise Malformed("pod uid", "it names the pod's group: printable, and without a slash")
     return POD_PREFIX + uid
 
 
 def _class_group(container: ContainerContext) -> str:
-    """Return the group of a pod's class, "" for none; a pod without Koordinator's label has the class of Kubernetes."""
+    """Return the group of a pod's class, "" for none; a pod without Koordinator's label has its Kubernetes class."""
     qos_class = qos(container.pod.labels)
-    if qos_class or not container.cgroup_parent:  # an unknown cgroup would count as Guaranteed
+    if qos_class or not container.cgroup_parent:  # without a cgroup it would count as Guaranteed
         return _CLASSES.get(qos_class, "")
     return _CLASSES[kube_qos(container.cgroup_parent)]
 
 
 def _wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Read a pod's own wish, None if it has none. Raises Malformed."""
+    """Return a pod's own limits, None if it has none. Raises Malformed."""
     said = read_json(annotations, RESCTRL, dict)
     if said is None:
         return None

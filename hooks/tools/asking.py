@@ -1,6 +1,6 @@
-"""Asking one hook server as the proxy does: by its client and messages, every call with a deadline.
+"""Ask one hook server as the proxy does: by the same client and messages, every call with a deadline.
 
-Owns where a hook server listens, one question and its answer, and what a failed call is called in words.
+Owns the server's address, one call and its answer, and the text for a failed call.
 Must not know: what an answer means, what is asked.
 Invariant: a call ends in an answer or a CallFailed by its deadline, whatever the hook server does.
 """
@@ -20,14 +20,14 @@ from runtimeproxy.settings.config import parse_endpoint
 from runtimeproxy.wire import grpc
 
 DEFAULT_TIMEOUT_SECONDS = 2.0
-"""The proxy's own (--hook-timeout)."""
+"""The proxy's default (--hook-timeout)."""
 
 _STATUS_NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
-"""The names of gRPC's status codes, in their order from 0."""
+"""The names of gRPC's status codes, in order from 0."""
 
 _WORDS = {
     Kind.UNREACHABLE: "not reachable: {text}",
@@ -41,7 +41,7 @@ _STATUS_WORDS = {
 
 
 class HookCallFailed(RuntimeProxyError):
-    """A hook server did not answer well; the text names its socket, what was asked and the reason."""
+    """A hook server did not answer properly; the text names its socket, what was asked and the reason."""
 
     def __init__(self, endpoint: str, asked: str, failure: CallFailed) -> None:
         hint = "; is it running, and is this its socket?" if failure.kind is Kind.UNREACHABLE else ""
@@ -50,7 +50,7 @@ class HookCallFailed(RuntimeProxyError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A hook server: ``points`` are those of its registration file, None if no file was named."""
+    """A hook server; ``points`` are those of its registration file, None if no file was named."""
 
     endpoint: str
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
@@ -60,7 +60,7 @@ class Server:
 def find(text: str) -> Server:
     """Return the hook server that a socket's path or a registration file (``*.json``) names.
 
-    Raises ConfigError for an endpoint that is none, and for a file that cannot be read or is no registration.
+    Raises ConfigError for an invalid endpoint, and for a file that cannot be read or is not a registration.
     """
     if not text.endswith(".json"):
         return Server(parse_endpoint(text, "SERVER"))
@@ -74,7 +74,7 @@ def find(text: str) -> Server:
 
 @asynccontextmanager
 async def connection(endpoint: str) -> AsyncIterator[UnaryClient]:
-    """Give a client of its own, whose connection is closed at the end."""
+    """Yield a client of its own, whose connection is closed at the end."""
     client = UnaryClient(endpoint)
     try:
         yield client
@@ -92,8 +92,8 @@ async def ask(client: UnaryClient, point: HookPoint, body: bytes, timeout_second
 
 
 def words(failure: CallFailed) -> str:
-    """Say in one line why a call failed, in words that are safe to print; the hook server's own text is part of it."""
-    # A hook server must not write to the terminal what is no text.
+    """Return in one line why a call failed, safe to print; the hook server's own text is part of it."""
+    # Unprintable characters are replaced: a hook server must not control the terminal.
     text = "".join(letter if letter.isprintable() else " " for letter in failure.text).strip()
     if failure.kind is Kind.UNREACHABLE:
         text = text.rpartition(": ")[2]  # the client puts the socket's path before it

@@ -1,6 +1,6 @@
-"""``runtimeproxy hook bench``: how fast a hook server answers.
+"""``runtimeproxy hook bench``: measure how fast a hook server answers.
 
-Owns the warm-up, the calls, and the figures made of them.
+Owns the warm-up, the calls, and the figures computed from them.
 Must not know: the command line, what is answered.
 Invariant: a call that failed counts as a failure and in no percentile.
 """
@@ -23,7 +23,7 @@ _PERCENTS = (50, 90, 99)
 
 @dataclass(slots=True)
 class Figures:
-    """The seconds that each good call took, those of all calls together, and how often each failure occurred."""
+    """The seconds of each successful call, those of all calls together, and the number of each failure."""
 
     seconds: list[float] = field(default_factory=list)
     elapsed_seconds: float = 0.0
@@ -31,7 +31,7 @@ class Figures:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Yield what is shown: percentiles, calls a second, failures."""
+        """Yield the lines to show: percentiles, calls per second, failures."""
         ordered = sorted(self.seconds)
         for percent in _PERCENTS if ordered else ():
             yield f"p{percent}       {percentile(ordered, percent) * 1000:10.3f} ms"
@@ -50,7 +50,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 def bench(
     server: asking.Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
 ) -> Figures:
-    """Make so many calls, so many of them at a time on one connection as the proxy does, after a warm-up.
+    """Make ``calls`` calls, ``concurrency`` of them at a time on one connection as the proxy does, after a warm-up.
 
     Raises HookCallFailed if the very first call fails.
     """

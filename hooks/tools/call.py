@@ -2,7 +2,7 @@
 
 Owns the difference as YAML text: what is applied, what has no effect at the hook point, what makes the answer bad.
 Must not know: the command line, where a request comes from.
-Invariant: the text is YAML, whatever the hook server answers; what is applied is what the proxy would apply.
+Invariant: the text is YAML, whatever the hook server answers; what it calls applied is what the proxy would apply.
 """
 
 import re
@@ -25,7 +25,7 @@ APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", 
 _PARTS = ("labels", "annotations", "envs", "cgroup_parent", "resources")
 _ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\0": "\\0"}
 _LONGEST_KEY = 1024
-"""Characters of a key that stands before its colon as it is; YAML has a longer one marked by "?"."""
+"""Longest key, in characters, that is written before its colon; YAML needs "?" for a longer one."""
 _PLAIN_KEY = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 
 Tree = Mapping[str, Any]
@@ -34,7 +34,7 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What came of a call: ``text`` to show, and the rules that the answer breaks, none if it is good."""
+    """The result of a call: ``text`` to show, and the rules that the answer breaks, empty if it is good."""
 
     text: str
     faults: tuple[str, ...]
@@ -43,7 +43,7 @@ class Called:
 def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
     """Ask a hook server at a hook point.
 
-    Raises ConfigError if the request cannot be told there, HookCallFailed if the server refuses or fails.
+    Raises ConfigError if the request cannot be sent there, HookCallFailed if the server refuses or fails.
     """
     body = request.encoded(point, given)
     try:
@@ -79,7 +79,7 @@ def _remarks(server: asking.Server, point: HookPoint, given: HookRequest) -> Ite
 
 
 def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
-    """Yield the lines that show what an answer changes of what was sent: YAML."""
+    """Yield YAML lines that show what an answer changes of what was sent."""
     change = merge.difference(sent, answer)
     good, faults = _judged(point, sent, change)
     effective = merge.limited(point, good)
@@ -102,7 +102,7 @@ def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[s
 
 
 def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Adjustment, tuple[str, ...]]:
-    """Return what is good of a change, and every rule that it breaks; at a Post point nobody looks."""
+    """Return the good part of a change, and every rule that it breaks; at a Post point nothing is checked."""
     if point.stage is Stage.POST:
         return change, ()
     good, broken = merge.judged(change, sent)
@@ -110,7 +110,7 @@ def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Ad
 
 
 def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
-    """Return the changes that are not among those that are taken."""
+    """Return the changes that are not among ``taken``."""
     left: dict[str, Any] = {}
     for key, value in changes.items():
         if not isinstance(value, Mapping):
@@ -138,12 +138,12 @@ def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
 
 
 def _key(key: str) -> str:
-    # Only a key that YAML itself takes for a text stands without quotes: "on" and "null" would be something else.
+    # Only a key that YAML reads as a text is written without quotes: "on" and "null" would become something else.
     return key if _PLAIN_KEY.fullmatch(key) and yaml.safe_load(key) == key else _scalar(key)
 
 
 def _scalar(value: object) -> str:
-    """Write a number as it is, and a text in quotes on one line, without what a terminal would act on."""
+    """Return a number as it is, and a text in quotes on one line, without control characters for the terminal."""
     if not isinstance(value, str):
         return str(value)
     escaped = (_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)

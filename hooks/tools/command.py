@@ -1,8 +1,8 @@
-"""``runtimeproxy hook``: the commands for those who write hook servers; none of them needs a running proxy.
+"""``runtimeproxy hook``: the commands for authors of hook servers; none of them needs a running proxy.
 
 Owns the commands' arguments, flags and exit codes.
 Must not know: how a hook server is asked or judged; ``tools`` is imported only when a command runs.
-Invariant: what the user wrote wrongly is a click.ClickException; a hook server that refuses or fails is exit code 1.
+Invariant: a mistake of the user is a click.ClickException; a hook server that refuses or fails is exit code 1.
 """
 
 from difflib import get_close_matches
@@ -30,7 +30,7 @@ _ARGUMENTS = (
 
 
 class _Command(click.Command):
-    """A command in which the user's mistakes are told as such."""
+    """A command that turns ConfigError into a click.ClickException."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -40,7 +40,7 @@ class _Command(click.Command):
 
 
 def _point(value: str) -> HookPoint:
-    """Return the hook point of a name, letter case ignored."""
+    """Return the hook point of this name, in any letter case."""
     names = {name.lower(): name for name in BY_NAME}
     if value.lower() in names:
         return BY_NAME[names[value.lower()]]

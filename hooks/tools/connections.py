@@ -1,9 +1,9 @@
-"""What the rules about connections do: many calls at once, broken and cancelled ones, a restart.
+"""The tests of the rules about connections: concurrent calls, broken and cancelled ones, a restart.
 
-Owns how calls are made at once, broken off and cancelled, and the marks that tell pods apart.
+Owns how calls are made concurrently, broken off and cancelled, and the marks that distinguish pods.
 Must not know: the table of the rules.
-Invariant: each function raises Broken, Late or Skipped, or the rule is kept; a command that was started and does not
-end in time is ended with its children.
+Invariant: each function raises Broken, Late or Skipped, or the rule is kept; a command that does not end in time is
+killed with its children.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ _TIME_TO_READ_SECONDS = 0.002
 
 
 async def concurrency(subject: TriedServer, point: HookPoint) -> None:
-    """Ask about many pods one by one, then all at once on several connections: every answer is about its own pod."""
+    """Ask about many pods one by one, then concurrently on several connections: every answer must be about its own
+    pod."""
     bodies = [codec.encode(point, marked(subject.given, number)) for number in range(AT_ONCE)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]
@@ -57,14 +58,14 @@ async def concurrency(subject: TriedServer, point: HookPoint) -> None:
 
 
 def _expect_own(number: int, outcome: object) -> None:
-    """Raise Broken if an answer holds the mark of another pod than its own."""
+    """Raise Broken if an answer contains the mark of another pod."""
     found = {int(mark) for mark in _MARK.findall(str(outcome))} if isinstance(outcome, HookAnswer) else set()
     if found - {number}:
         raise Broken(f"{AT_ONCE} calls at once: the answer about one pod holds what another pod was sent")
 
 
 def marked(request: HookRequest, number: int) -> HookRequest:
-    """Return the request about another pod: a mark of its own is in all that an answer can repeat."""
+    """Return the request for another pod, with a mark of its own in everything that an answer can repeat."""
     mark, container = f"verify-pod-{number:02}", request.container
     entry = {_MARK_KEY: mark}
     pod = replace(request.pod, name=mark, uid=mark, labels={**request.pod.labels, **entry})
@@ -86,7 +87,7 @@ def _marked(info: T, mark: str, number: int) -> T:
 
 
 async def cancelled(subject: TriedServer, point: HookPoint) -> None:
-    """Cancel calls after more and more time; the next call on the same connection is answered."""
+    """Cancel calls after longer and longer times; the next call on the same connection must be answered."""
     async with subject.connection() as client:
         for seconds in CANCELLED_AFTER_SECONDS:
             call = asyncio.create_task(subject.ask(client, point))
@@ -100,7 +101,7 @@ async def broken_connection(subject: TriedServer, point: HookPoint) -> None:
     """Break connections in the middle of a call: in its head, in its message, and while it is answered."""
     calls = Calls(MAX_REPLY_BYTES)
     calls.open(codec.method_path(point), subject.body(point), subject.timeout_seconds)
-    sent = b"".join(calls.out)  # all that a client sends on a new connection to make one call
+    sent = b"".join(calls.out)  # all bytes that a client sends on a new connection to make one call
     for length in (len(sent) // 2, len(sent) - 1, len(sent)):
         try:
             await _send_and_close(subject, sent[:length])
@@ -111,7 +112,7 @@ async def broken_connection(subject: TriedServer, point: HookPoint) -> None:
 
 
 async def _send_and_close(subject: TriedServer, data: bytes) -> None:
-    """Send bytes on a new connection and close it. Raises OSError, TimeoutError if the server does not take them."""
+    """Send bytes on a new connection and close it. Raises OSError; TimeoutError if the server does not take them."""
     sock = await dial(subject.endpoint, subject.timeout_seconds)
     try:
         async with asyncio.timeout(subject.timeout_seconds):
@@ -132,7 +133,7 @@ async def _still_answers(subject: TriedServer, point: HookPoint, client: UnaryCl
 
 
 async def restart(subject: TriedServer) -> None:
-    """Run the command that restarts the server; every hook point answers again in time."""
+    """Run the command that restarts the server; every hook point must answer again in time."""
     if subject.restart_command is None:
         raise Skipped("give --restart-command to try it")
     waiting = "the command to end"
@@ -147,8 +148,8 @@ async def restart(subject: TriedServer) -> None:
 
 
 async def _run(command: str) -> None:
-    """Run a command in a shell; raises Broken if it fails."""
-    # Not the loop's own way to start it: uvloop leaves the server that the command starts a copy of our stderr.
+    """Run a command in a shell. Raises Broken if it fails."""
+    # Not by the event loop: uvloop would leave a copy of our stderr to the server that the command starts.
     process = subprocess.Popen(
         command,
         shell=True,
@@ -175,5 +176,5 @@ async def _answers_again(subject: TriedServer, point: HookPoint) -> None:
                 if code(await subject.ask(client, point)) in PLAIN:
                     return
             except Late:
-                pass  # it may still be starting
+                pass  # the server may still be starting
         await asyncio.sleep(_AGAIN_SECONDS)

@@ -1,6 +1,6 @@
-"""What the rules about messages do: one question after the other, good ones and odd ones.
+"""The tests of the rules about messages: one call after another, with valid and with odd requests.
 
-Owns the odd requests, and how an answer is told from a mixture.
+Owns the odd requests, and how an answer is recognised as a mixture of echo and partial answer.
 Must not know: the table of the rules, how connections break.
 Invariant: each function raises Broken, Late or Skipped, or the rule is kept at that hook point.
 """
@@ -19,7 +19,7 @@ from runtimeproxy_hooks.tools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken,
 
 BIG_ENTRIES, BIG_ENTRY_BYTES = 16, 64 * 1024
 SAME_ANSWERS = 3
-"""Questions on one connection; one more comes on another."""
+"""Calls on one connection; one more is made on another."""
 
 _UNKNOWN_METHOD = f"/{codec.SERVICE}/NoSuchHook"
 _UNKNOWN_FIELDS = (
@@ -41,7 +41,7 @@ async def values(subject: TriedServer, point: HookPoint) -> None:
 
 
 def _answer(subject: TriedServer, point: HookPoint) -> HookAnswer:
-    """Return the answer to the plain request; raises Skipped if the hook server refused it."""
+    """Return the answer to the plain request. Raises Skipped if the hook server refused it."""
     outcome = subject.plain[point]
     if not isinstance(outcome, HookAnswer):
         raise Skipped("the plain request is refused: give one that is not (-f)")
@@ -49,7 +49,7 @@ def _answer(subject: TriedServer, point: HookPoint) -> HookAnswer:
 
 
 async def empty(subject: TriedServer, point: HookPoint) -> None:
-    """Send a request without a single field."""
+    """Send a request without any field."""
     async with subject.connection() as client:
         expect(await subject.ask(client, point, b""), ODD)
 
@@ -70,7 +70,7 @@ def _without_each_field(point: HookPoint, body: bytes) -> Iterator[tuple[str, by
 
 
 async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:
-    """Send fields of a later protocol, in the request and in a message of it: they change nothing."""
+    """Send unknown fields, as of a later protocol, in the request and in a nested message: they must change nothing."""
     body = subject.body(point)
     later = body + _UNKNOWN_FIELDS + _POD_META_TAG + protobuf.varint(len(_UNKNOWN_FIELDS)) + _UNKNOWN_FIELDS
     async with subject.connection() as client:
@@ -85,7 +85,7 @@ async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:
 
 
 async def same_answer(subject: TriedServer, point: HookPoint) -> None:
-    """Ask the plain request again and again."""
+    """Send the plain request several times: the answers must be equal."""
     async with subject.connection() as client:
         outcomes = [await subject.ask(client, point) for _ in range(SAME_ANSWERS)]
     async with subject.connection() as client:
@@ -118,11 +118,12 @@ async def unknown_method(subject: TriedServer) -> None:
 
 
 async def echo(subject: TriedServer, point: HookPoint) -> None:
-    """Tell whether the answer to the plain request repeats all numbers that were sent, or none of them.
+    """Check that the answer to the plain request repeats all numbers that were sent, or none of them.
 
-    A number that the server always says may be the one that was sent. So it is asked once more, with other numbers in
-    the place of those that came back: from who repeats what is sent they come back too. Map entries are merged one by
-    one, so any of them may be repeated; and so may any number in an update, where that says that it is to hold.
+    A number that the server always sets may happen to equal the one that was sent. So the request is sent again with
+    other numbers in place of the repeated ones: a server that echoes repeats those, too. Map entries are merged one by
+    one, so any of them may be repeated; so may any number in an update, where a repeated number means that it is to
+    hold.
     """
     if point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
         return
@@ -141,9 +142,9 @@ async def echo(subject: TriedServer, point: HookPoint) -> None:
 
 
 def mixed(sent: HookRequest, said: HookAnswer) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the numbers that an answer repeats and those that it leaves out: both, or it is no mixture and has none.
+    """Return the numbers that an answer repeats and those that it leaves out; none if it is not a mixture of both.
 
-    A number that was changed says nothing either way: both an echo and a partial answer have those.
+    A changed number is no evidence: both an echo and a partial answer have those.
     """
     asked, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), said))
     numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(asked, name))}
@@ -153,9 +154,9 @@ def mixed(sent: HookRequest, said: HookAnswer) -> tuple[Sequence[str], Sequence[
 
 
 def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:
-    """Return a request with other numbers in some fields of the resources that an answer may change."""
+    """Return a request with other numbers in the named fields of the resources that an answer may change."""
     resources = merge.echo(sent).resources or NO_RESOURCES
-    # Nearer to 0, but not 0 itself: that one is not sent.
+    # Nearer to 0, but not 0 itself, which means not set.
     sent_numbers = {name: getattr(resources, name) for name in names}
     numbers: dict[str, Any] = {name: n - (1 if n > 0 else -1) or 2 * n for name, n in sent_numbers.items()}
     others = replace(resources, **numbers)

@@ -1,8 +1,8 @@
-"""``runtimeproxy hook new``: a hook server to start from, with a test, a unit and its registration file.
+"""``runtimeproxy hook new``: write a hook server to start from, with a test, a unit and its registration file.
 
-Owns which names can be taken, the files that are written, and the words that the templates leave open.
+Owns which names are allowed, the files that are written, and the values for the templates.
 Must not know: what the templates say.
-Invariant: nothing that exists is written over.
+Invariant: no existing file is overwritten.
 """
 
 import json
@@ -29,19 +29,19 @@ _FILES: Mapping[str, str] = {
     "hook.json.template": "{name}.json",
     "README.rst.template": "README.rst",
 }
-"""Which template becomes which file."""
+"""The file that is made from each template."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MODE = 0o755
-"""The folder's, whatever the umask: nobody else may put a socket in the place of the hook server's."""
+"""The folder's mode, whatever the umask: no other user may replace the hook server's socket."""
 _LONGEST_NAME = 40  # the socket's path must not be longer than 107 bytes
 
 
 def new(name: str, directory: Path) -> Path:
     """Write a folder of the hook's name into a directory and return it; dashes in the name become underscores.
 
-    Raises ConfigError for a name that no module of its own can have, and if the folder is there already or cannot be
-    made whole; then nothing of it is left.
+    Raises ConfigError for a name that is not possible for a module of its own, and if the folder exists or cannot be
+    completed; in the latter case nothing of it is left.
     """
     name = checked(name)
     folder = directory / name
@@ -56,13 +56,13 @@ def new(name: str, directory: Path) -> Path:
         for file, text in files(name).items():
             (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # made here, so there is nothing else in it
+        shutil.rmtree(folder, ignore_errors=True)  # created here, so it contains nothing else
         raise ConfigError(f"{folder} can not be written: {error.strerror}; name a folder with --directory") from None
     return folder
 
 
 def checked(name: str) -> str:
-    """Return a hook's name as a module's; raises ConfigError if it is none, or another module's."""
+    """Return a hook's name as a module name. Raises ConfigError if it is not valid, or is another module's."""
     module = name.replace("-", "_")
     if not _NAME.fullmatch(module) or len(module) > _LONGEST_NAME:
         raise ConfigError(
@@ -75,12 +75,13 @@ def checked(name: str) -> str:
 
 
 def files(name: str) -> Mapping[str, str]:
-    """Return the texts of the files by their names."""
+    """Return the contents of the files by name."""
     endpoint = f"{SOCKETS}/{name}.sock"
-    python = shlex.quote(sys.executable)  # runtimeproxy is installed there, and so is what the hook imports
+    python = shlex.quote(sys.executable)  # the Python in which runtimeproxy, and so what the hook imports, is installed
     words = {
         "name": name,
-        # With "Hook" and "HOOK_" no name is one that the files import (HookTester) or that has a meaning (PATH).
+        # With "Hook" and "HOOK_" no name collides with an import of the files (HookTester) or a variable with a meaning
+        # (PATH).
         "class_name": "".join(part.capitalize() for part in name.split("_")) + "Hook",
         "label": f"example.com/{name.replace('_', '-')}",
         "variable": f"HOOK_{name.upper()}",

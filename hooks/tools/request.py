@@ -1,8 +1,8 @@
-"""What a hook server is told, as YAML that people write.
+"""The request to a hook server, as YAML written by people.
 
-Owns the keys of the file (the model's names), their types, and what of them the proxy tells at each hook point.
+Owns the keys of the file (the model's names), their types, and which of them the proxy sends at each hook point.
 Must not know: sockets, what a hook server answers.
-Invariant: every error names the line and the key and never a value; nothing that the user wrote is left out unsaid.
+Invariant: every error names the line and the key and never a value; nothing that the user wrote is silently left out.
 """
 
 import sys
@@ -35,7 +35,7 @@ Reader = Callable[[yaml.Node, Place], Any]
 
 
 def read(path: str) -> HookRequest:
-    """Read the request of a file, "-" for standard input. Raises ConfigError."""
+    """Return the request in a file, "-" for standard input. Raises ConfigError."""
     origin = "standard input" if path == STANDARD_INPUT else path
     try:
         content = sys.stdin.buffer.read() if path == STANDARD_INPUT else Path(path).read_bytes()
@@ -47,24 +47,24 @@ def read(path: str) -> HookRequest:
 
 
 def example_text() -> str:
-    """Return a request to start from, as YAML with comments."""
+    """Return an example request to start from, as YAML with comments."""
     return resources.files("runtimeproxy_hooks.tools").joinpath(_EXAMPLE).read_text(encoding="utf-8")
 
 
 def example() -> HookRequest:
-    """Return the request that is used where no file is named: maps with several entries, numbers that are set."""
+    """Return the request that is used if no file is named: maps with several entries, and numbers that are set."""
     return parse(example_text(), _EXAMPLE)
 
 
 def parse(text: str, origin: str) -> HookRequest:
-    """Return the request that a YAML text holds. Raises ConfigError, naming ``origin``, the line and the key."""
+    """Return the request in a YAML text. Raises ConfigError, naming ``origin``, the line and the key."""
     root = compose(text, origin)
     values = {} if root is None or root.tag == NULL else _fields(root, Place(origin), _REQUEST)
     return HookRequest(values.get("pod", PodInfo()), values.get("container"))
 
 
 def _fields(node: yaml.Node, place: Place, known: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return the values of a message's keys; a key without a value is not said."""
+    """Return the values of a message's keys; a key without a value counts as absent. Raises ConfigError."""
     values: dict[str, Any] = {}
     for key, value in pairs(node, place):
         if key not in known:
@@ -125,19 +125,19 @@ _CONTAINER: Mapping[str, Reader] = {**_COMMON, "id": scalar, "envs": _entries(sc
 _REQUEST: Mapping[str, Reader] = {"pod": _message(PodInfo, _POD), "container": _message(ContainerInfo, _CONTAINER)}
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------
+# -- sending ----------------------------------------------------------------------------------------------------------
 
 
 def at_point(point: HookPoint, request: HookRequest) -> HookRequest:
-    """Return what the proxy tells of a request at a hook point, as the hook server reads it.
+    """Return the part of a request that the proxy sends at a hook point, as the hook server reads it.
 
-    Raises ConfigError if a container's hook point has no container to tell about.
+    Raises ConfigError if the request has no container at a container's hook point.
     """
     return codec.decode_request(point, encoded(point, request))
 
 
 def encoded(point: HookPoint, request: HookRequest) -> bytes:
-    """Return the message of a request at a hook point; raises ConfigError as ``at_point`` does."""
+    """Return the encoded message of a request at a hook point. Raises ConfigError as ``at_point`` does."""
     container = request.container
     if point.subject is SubjectKind.CONTAINER and container is None:
         raise ConfigError(
@@ -149,7 +149,7 @@ def encoded(point: HookPoint, request: HookRequest) -> bytes:
 
 
 def untold(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
-    """Name what a request says and the proxy does not tell at a hook point."""
+    """Return the names of the fields of a request that the proxy does not send at a hook point."""
     reached = at_point(point, request)
     lost = [f"pod.{name}" for name in _differing(request.pod, reached.pod)]
     if request.container is None:
@@ -161,7 +161,7 @@ def untold(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
 
 def _differing(given: PodInfo | ContainerInfo, reached: PodInfo | ContainerInfo) -> Iterator[str]:
     for field in fields(given):
-        # A container's own cgroup parent is told in the place of its pod's.
+        # A container's own cgroup parent is sent in place of its pod's.
         own_parent = field.name == "cgroup_parent" and isinstance(given, ContainerInfo)
         said = getattr(given, field.name)
         if said and not own_parent and said != getattr(reached, field.name):

@@ -1,8 +1,8 @@
-"""The table of rules that ``runtimeproxy hook verify`` tries: a name, a sentence, and what tries it.
+"""The table of rules that ``runtimeproxy hook verify`` checks: a name, a sentence, and a test.
 
 Owns the rules and their order: those after which a bad server may be gone come last.
 Must not know: how the verdicts are shown.
-Invariant: a rule that one hook point breaks is broken; a hook point that is not served breaks none.
+Invariant: a rule that is broken at one hook point is broken; a hook point that is not served breaks none.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,17 +20,19 @@ AtPoint = Callable[[TriedServer, HookPoint], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``trial`` raises Broken if the rule is broken, Skipped if it cannot be tried, Late if no answer came in time."""
+    """A rule; ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer came in
+    time."""
 
     name: str
     sentence: str
     trial: Trial
     asks: bool = True
-    """Whether it asks the server something, so that it needs a server that still answers."""
+    """Whether its trial calls the server, and so needs one that still answers."""
 
 
 def _each(trial: AtPoint) -> Trial:
-    """Try a rule at each hook point where a plain request is answered; what breaks it first is told."""
+    """Return the trial of a rule at each hook point where a plain request is answered; the first failure is
+    reported."""
 
     async def try_all(subject: TriedServer) -> None:
         if not subject.sound:

@@ -1,8 +1,8 @@
-"""The hook server that is tried: its hook points, and what came of a question.
+"""The hook server under test: its hook points, and the outcomes of calls.
 
-Owns how the rules ask, which outcomes are good at which requests, and what was found out before the rules.
+Owns how the rules ask, which outcomes are good for which requests, and what was found out before the rules.
 Must not know: the rules.
-Invariant: a question ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they hold.
+Invariant: a call ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they contain.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ from runtimeproxy_hooks.tools import asking, request
 
 FAILED_PRECONDITION = 9
 NO_STATUS = -1
-"""Stands for a status where there is none: the server is away, or broke the protocol."""
+"""Stands for a status if there is none: the server is away, or broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What came in the place of an answer; ``words`` say it and do not count when outcomes are compared."""
+    """A failure in place of an answer; ``words`` describe it and are ignored when outcomes are compared."""
 
     code: int
     words: str = field(compare=False)
@@ -33,12 +33,14 @@ class Status:
 Outcome = HookAnswer | Status
 
 PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
-"""What a request may come to that a kubelet could have caused: an answer, or a refusal by policy."""
+"""The good outcomes of a request that a kubelet could have caused: an answer, or a refusal by policy."""
 ODD = PLAIN | {grpc.INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
-"""What a request may come to that lacks what every pod has: also a status that says so. Not UNKNOWN or INTERNAL, which
-are what a crashed handler becomes, and no broken connection."""
+"""The good outcomes of a request that lacks what every pod has: also a status that says so.
+
+UNKNOWN and INTERNAL, the statuses of a handler that crashed, are not among them, nor is a broken connection.
+"""
 NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
-"""What a call of a method may come to that does not exist."""
+"""The good outcome of a call of a method that does not exist."""
 
 
 class Broken(Exception):
@@ -46,7 +48,7 @@ class Broken(Exception):
 
 
 class Skipped(Exception):
-    """A rule cannot be tried; the text says why."""
+    """A rule cannot be checked; the text says why."""
 
 
 class Late(Exception):
@@ -59,13 +61,14 @@ def code(outcome: Outcome) -> int:
 
 
 def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
-    """Raise Broken if an outcome is none of the good ones; ``after`` says what led to it."""
+    """Raise Broken unless an outcome is an answer or one of the good codes; ``after`` says what came before the
+    call."""
     if isinstance(outcome, Status) and outcome.code not in good:
         raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
 
 
 class TriedServer:
-    """A hook server under trial; after ``probe`` the other methods and ``plain`` can be used."""
+    """A hook server under test; ``probe`` must be called before the other methods and ``plain`` are used."""
 
     def __init__(
         self,
@@ -78,22 +81,22 @@ class TriedServer:
         self.endpoint = endpoint
         self.given = given
         self.named = tuple(points)
-        """The hook points that the server must have; the others are tried, too, if it has none of these."""
+        """The hook points that the server must serve; the others are tried, too, if it serves none of these."""
         self.timeout_seconds = timeout_seconds
         self.restart_command = restart_command
         self.plain: dict[HookPoint, Outcome] = {}
-        """What the plain request came to, by hook point; those where nothing came in time are missing."""
+        """The outcome of the plain request by hook point; hook points without an answer in time are missing."""
         self.late: list[str] = []
-        """Which calls had no answer in time."""
+        """The calls that had no answer in time."""
         self._bodies = {point: request.encoded(point, given) for point in self.named or HOOK_POINTS}
         self._others: dict[HookPoint, bytes] = {}
         for point in HOOK_POINTS:
             if point not in self._bodies:
-                with suppress(ConfigError):  # the plain request may not be fit for it
+                with suppress(ConfigError):  # the plain request may lack what this point needs
                     self._others[point] = request.encoded(point, given)
 
     async def probe(self) -> None:
-        """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
+        """Send the plain request to every hook point. Raises HookCallFailed if nothing listens at the socket."""
         try:
             (await dial(self.endpoint, self.timeout_seconds)).close()
         except OSError as error:
@@ -114,20 +117,20 @@ class TriedServer:
 
     @property
     def served(self) -> tuple[HookPoint, ...]:
-        """Return the hook points that the server has, whether it answers there well or not."""
+        """Return the hook points that the server serves, whether it answers there well or not."""
         return tuple(p for p in self._bodies if p not in self.plain or code(self.plain[p]) != grpc.UNIMPLEMENTED)
 
     @property
     def sound(self) -> tuple[HookPoint, ...]:
-        """Return the hook points where a plain request is answered or refused: the other rules are tried there."""
+        """Return the hook points where a plain request is answered or refused: the other rules are checked there."""
         return tuple(point for point, outcome in self.plain.items() if code(outcome) in PLAIN)
 
     def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
-        """Give a client with a connection of its own."""
+        """Return a context manager with a client on a connection of its own."""
         return asking.connection(self.endpoint)
 
     def body(self, point: HookPoint) -> bytes:
-        """Return the plain request as bytes."""
+        """Return the encoded plain request."""
         return self._bodies[point]
 
     def told(self, point: HookPoint) -> HookRequest:
@@ -135,9 +138,9 @@ class TriedServer:
         return request.at_point(point, self.given)
 
     async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
-        """Ask a hook point, by default the plain request; raises Late.
+        """Call a hook point, by default with the plain request. Raises Late.
 
-        An answer at a Post point counts as an empty one: the proxy ignores what it says.
+        An answer at a Post point counts as an empty one: the proxy ignores its content.
         """
         try:
             message = self._bodies[point] if body is None else body
@@ -147,7 +150,7 @@ class TriedServer:
         return answer if point.stage is Stage.PRE else HookAnswer()
 
     def outcome(self, failure: CallFailed, name: str) -> Status:
-        """Return what a failed call came to; raises Late if it ended at its deadline."""
+        """Return the outcome of a failed call. Raises Late if it ended at its deadline."""
         if failure.kind is Kind.DEADLINE:
             raise Late(name)
         return Status(failure.code if failure.kind is Kind.STATUS else NO_STATUS, asking.words(failure))

@@ -1,8 +1,8 @@
-"""``runtimeproxy hook verify``: try a hook server by every rule.
+"""``runtimeproxy hook verify``: check a hook server against every rule.
 
-Owns the order of a trial, what is told after a rule that the server did not survive, and the table that is printed.
+Owns the order of the checks, the verdict on a rule that the server did not survive, and the table that is printed.
 Must not know: what the rules are, the command line.
-Invariant: a server that answers no more is blamed on one rule, the one after which it did not.
+Invariant: a server that no longer answers breaks exactly one rule, the one after which it stopped.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _NAME_WIDTH = max(len(rule.name) for rule in RULES) + 2
 
 
 class Mark(Enum):
-    """What a rule came to; values are what is printed."""
+    """The result of a rule; values are what is printed."""
 
     KEPT = "pass"
     BROKEN = "FAIL"
@@ -35,16 +35,16 @@ class Verdict:
 
     @property
     def row(self) -> str:
-        """Return the row as it is printed; under a broken rule stands what the rule says."""
+        """Return the row as it is printed; below a broken rule its sentence is added."""
         row = f"{self.rule.name:{_NAME_WIDTH}}{self.mark.value}  {self.words}"
         below = f"\n{'':{_NAME_WIDTH}}      the rule: {self.rule.sentence}"
         return row + (below if self.mark is Mark.BROKEN else "")
 
 
 def verify(subject: TriedServer, show: Callable[[str], None]) -> bool:
-    """Try a hook server by every rule, show where and each verdict as it falls; tell whether no rule is broken.
+    """Check a hook server against every rule, showing each verdict as it is found; return whether no rule is broken.
 
-    Raises HookCallFailed if nobody listens at the socket.
+    Raises HookCallFailed if nothing listens at the socket.
     """
     return uvloop.run(_verify(subject, show))
 
@@ -62,7 +62,7 @@ async def _verify(subject: TriedServer, show: Callable[[str], None]) -> bool:
 async def judge(
     subject: TriedServer, told: Callable[[Verdict], None] = lambda verdict: None, rules: Sequence[Rule] = RULES
 ) -> list[Verdict]:
-    """Return the verdict on every rule, each told as it falls; the subject has been probed."""
+    """Return the verdicts on all rules, each passed to ``told`` as it is found; the subject must have been probed."""
     verdicts: list[Verdict] = []
     gone_since = ""
     for rule in rules:
@@ -93,7 +93,7 @@ async def _judged(rule: Rule, subject: TriedServer) -> Verdict:
 
 
 async def _gone(subject: TriedServer) -> str:
-    """Say why the server does not answer a plain request any more, "" if it does or never did."""
+    """Return why the server no longer answers a plain request; "" if it does or never did."""
     for point in subject.sound[:1]:
         async with subject.connection() as client:
             try:
