@@ -1,4 +1,4 @@
-"""What the bench and the soak found: a row with its limit and its verdict, and the tables that are printed."""
+"""Figures of the bench and the soak: rows with limits and verdicts, and the tables that are printed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Figure(NamedTuple):
-    """A row; ``originals`` is None where there is no limit, or where it is not judged."""
+    """A row; ``kept`` is None if there is no limit, or if it is not judged."""
 
     what: str
     found: str
@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
 
 def at_most(what: str, found: float, bound: float, unit: str = "", *, digits: int = 2, judged: bool = True) -> Figure:
-    """Hold a number to its limit."""
+    """Return a figure with an upper limit."""
     return Figure(what, f"{found:,.{digits}f}{unit}", f"at most {bound:g}{unit}", found <= bound if judged else None)
 
 

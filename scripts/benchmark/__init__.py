@@ -1,6 +1,7 @@
-"""What scripts/bench measures: the price of the proxy beside a direct connection and beside a bare pipe.
+"""The measurements of scripts/bench: the cost of the proxy compared with a direct connection and with a bare pipe.
 
-``cases`` says what is measured, with the limits; ``measure`` does the rounds with the programs of ``programs``. A
-kubelet's calls (``ends``) are about what ``node`` says and are answered by ``peers``, both as Go's libraries do;
-``loads`` makes many at once. ``hooks`` measures the hook servers, ``way`` counts what a call goes through in the proxy.
+``cases`` has the table of measurements, with the limits; ``measure`` does the rounds with the programs of ``programs``.
+``ends`` makes a kubelet's calls, about the pods and containers of ``node``, and ``peers`` answers them, both as Go's
+libraries do; ``loads`` makes many at once. ``hooks`` measures the hook servers, ``way`` counts the functions that a
+call goes through in the proxy.
 """

@@ -1,4 +1,4 @@
-"""Runs the bench: ``python -m scripts.benchmark [--mode MODE] [--check] [--quick]``; scripts/bench calls it."""
+"""Run the bench: ``python -m scripts.benchmark [--mode MODE] [--check] [--quick]``; scripts/bench calls it."""
 
 import argparse
 import gc
@@ -14,7 +14,7 @@ NAMES = (*cases.MODES, hooks.NAME)
 
 
 def bench(name: str, check: bool, share: float) -> Iterator[Figure]:
-    """Measure and print; yield what was found. Limits are judged by the median of five rounds. Raises DemoError."""
+    """Measure and print; yield the figures. Limits are judged by the median of five rounds. Raises DemoError."""
     rounds = measure.ROUNDS if check else 1
     title = f"{name}, median of {rounds} rounds" if check else f"{name}, one round"
     if name == hooks.NAME:
@@ -40,8 +40,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="five rounds, and exit code 1 if a limit is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls; rough figures")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
-    gc.freeze()  # the client's own pauses are nobody's
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all programs are ended on exit
+    gc.freeze()  # garbage collection of the client must not show in the figures
     failures = []
     for name in [arguments.mode] if arguments.mode else NAMES:
         try:

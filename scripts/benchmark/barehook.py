@@ -1,10 +1,10 @@
-"""A hook server of the SDK that does nothing, at every hook point: what an answer costs before a hook does anything."""
+"""A hook server of the SDK that does nothing, at every hook point: the cost of an answer without any work of a hook."""
 
 from runtimeproxy_hooks import ContainerContext, Hook, PodContext, main
 
 
 class Bare(Hook):
-    """Leaves everything as it is."""
+    """Leaves everything unchanged."""
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Do nothing."""

@@ -1,6 +1,7 @@
-"""What scripts/bench measures of the proxy, and its limits: a row a case, a row a limit.
+"""The table of what scripts/bench measures of the proxy, and its limits: one row per case, one row per limit.
 
-A ratio is taken within a round, where both sides saw the same machine; the median of the rounds decides.
+A ratio is taken within a round, where both sides had the same conditions on the machine; the median of the rounds
+decides.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ from scripts.figures import Figure
 CRI, DOCKER = MODES = ("cri", "docker")
 DIRECT, PIPE, PROXY, HOOKED = WAYS = ("direct", "pipe", "proxy", "proxy+hook")
 COLD_CALLS, COLD_SECONDS = 60, 0.02
-"""A node makes a few held calls a second: between two of them the processor does other things."""
+"""A node makes a few held calls per second, so the processor does other work between two of them."""
 TRANSFER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``route`` is CRI's method, or Docker's method and path; ``calls`` are those of a round on each way."""
+    """One case; ``route`` is CRI's method, or Docker's method and path; ``calls`` is the number per round and way."""
 
     mode: str
     name: str
@@ -63,7 +64,7 @@ CASES = (
 SMALL = {CRI: VERSION, DOCKER: DOCKER_VERSION}
 CREATES = {CRI: CREATE, DOCKER: DOCKER_CREATE}
 DOCKER_POD = "create of a pod's sandbox"
-"""Stands for the route of these, which is that of containers' creates."""
+"""Stands for the route of a sandbox's create, which is the same as that of a container's."""
 POINTS = {
     "PreRunPodSandbox": {CRI: RUN.route, DOCKER: DOCKER_POD},
     "PreCreateContainer": {CRI: CREATE.route, DOCKER: DOCKER_CREATE.route},
@@ -71,13 +72,14 @@ POINTS = {
     "PostStartContainer": {CRI: START.route, DOCKER: DOCKER_START.route},
     "PreUpdateContainerResources": {CRI: UPDATE.route, DOCKER: DOCKER_UPDATE.route},
 }
-"""The hook points at which the hook server is asked, and the route of the calls that come to them."""
+"""The hook points that the hook server is registered for, and the route of the calls that reach them."""
 
 
 class Figures(NamedTuple):
-    """One case on one way: microseconds, calls a second, microseconds of CPU a call, MiB that memory grew meanwhile.
+    """The figures of one case on one way: microseconds, calls per second, CPU microseconds per call, memory growth in
+    MiB.
 
-    The last two are those of the pipe or the proxy, nan of the direct way.
+    The last two are those of the pipe or the proxy, nan for the direct way.
     """
 
     p50: float
@@ -91,7 +93,10 @@ Round = dict[tuple[Case, str], Figures]
 
 
 class Limit(NamedTuple):
-    """A figure of a case on ``way`` to the same on ``base``, or to that of another case; at most, or at least."""
+    """A limit for the ratio of a figure on ``way`` to the same on ``base``, or to that of another case ``of``.
+
+    It is an upper bound, or with ``least`` a lower one.
+    """
 
     case: Case
     figure: str
@@ -107,7 +112,7 @@ class Limit(NamedTuple):
         return f"{self.case.name}: {self.figure}, {self.way}{base}{f' for {self.of.name}' if self.of else ''}"
 
     def value(self, measured: Round) -> float:
-        """Return the ratio in one round, the figure itself without a base."""
+        """Return the ratio in one round; the figure itself if there is no base."""
         found: float = getattr(measured[self.case, self.way], self.figure)
         base: float = getattr(measured[self.of or self.case, self.base], self.figure) if self.base else 1.0
         return found / base
@@ -122,10 +127,11 @@ P50 = {
     DOCKER_START: (1.3, 5.0, 1.5, 4.5),
     DOCKER_UPDATE: (1.5, 4.2, 1.5, 3.5),
 }
-"""To direct: without a hook server and with one, hot; the same cold."""
+"""Most p50 relative to direct: without a hook server and with one, hot; then the same cold."""
 HELD_CPU = 7
 HOOKED_CPU = {RUN: 9, CREATE: 14, START: 12, UPDATE: 9, DOCKER_CREATE: 14, DOCKER_START: 12, DOCKER_UPDATE: 9}
-"""To the pipe's for the smallest call, as the former."""
+"""Most CPU per call with a hook server, relative to the pipe's for the smallest call; HELD_CPU is the same without
+one."""
 PASSING = ((VERSION, LISTED), (DOCKER_VERSION, DOCKER_LISTED))
 LIMITS = (
     *(Limit(small, "p50", PROXY, PIPE, 1.15) for small, _ in PASSING),
@@ -144,7 +150,7 @@ LIMITS = (
 
 
 def judge(rounds: Sequence[Round], *, judged: bool = True) -> list[Figure]:
-    """Compare the rounds' figures with the limits of their cases."""
+    """Return the rounds' figures compared with the limits of their cases."""
     verdicts = []
     for limit in LIMITS:
         if (limit.case, limit.way) in rounds[0]:
@@ -154,7 +160,7 @@ def judge(rounds: Sequence[Round], *, judged: bool = True) -> list[Figure]:
 
 
 def by_median(name: str, found: Sequence[float], bound: float, *, least: bool = False, judged: bool = True) -> Figure:
-    """Hold the median of the rounds to a limit; the best round stands beside it."""
+    """Return the median of the rounds compared with a limit, with the best round beside it."""
     middle, best = median(found), max(found) if least else min(found)
     limit = f"{'at least' if least else 'at most'} {bound:.2f}"
     kept = middle >= bound if least else middle <= bound
@@ -168,7 +174,7 @@ HEADER = (
 
 
 def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
-    """Return the medians over the rounds: a row for every case on each of its ways."""
+    """Return the medians over the rounds, with one row for every case and way."""
     return [HEADER, *(_row(rounds, case, way) for case, way in rounds[0])]
 
 
@@ -182,7 +188,7 @@ def _row(rounds: Sequence[Round], case: Case, way: str) -> list[str]:
     return [
         *(case.name, way),
         *(f"{over(figure):.0f}" for figure in ("p50", "p99")),
-        f"{rate:.{0 if rate >= 10 else 2}f}",  # transfers make less than one a second
+        f"{rate:.{0 if rate >= 10 else 2}f}",  # transfers are less than one per second
         *(f"{value:.2f}".replace("nan", "-") for value in (over("cpu"), over("growth"))),
         *(f"{over('p50', base):.2f}".replace("nan", "-") for base in (DIRECT, PIPE)),
         f"{over('cpu', PIPE):.2f}".replace("nan", "-"),

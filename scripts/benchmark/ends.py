@@ -1,8 +1,8 @@
-"""Either end of a connection as Go's libraries behave, grpc-go on HTTP/2, net/http on HTTP/1.1; a kubelet's calls.
+"""Both ends of a connection as Go's libraries behave, grpc-go on HTTP/2 and net/http on HTTP/1.1; a kubelet's calls.
 
-An end sends more than its calls: SETTINGS, credit with a PING for each DATA that comes (one PING at a time is without
-its ACK, as of grpc-go's estimator of the bandwidth-delay product), ACKs. A kubelet makes one call at a time on one
-connection; one that fails, or whose answer is not whole, raises.
+An end sends more than its calls: SETTINGS, ACKs, and for each DATA frame credit with a PING (at most one PING is
+without its ACK, as in grpc-go's estimator of the bandwidth-delay product). A kubelet makes one call at a time on one
+connection; a call that fails, or whose answer is not complete, raises.
 """
 
 import json
@@ -25,9 +25,9 @@ from tests.fakes import cri_pb2
 SECONDS = 30.0
 READ_BYTES = 1 << 20
 PING = b"\x02\x04\x10\x10\x09\x0e\x07\x07"
-"""What grpc-go's estimator puts into its PING."""
+"""The payload of PINGs of grpc-go's estimator."""
 WINDOW = 256 << 20
-"""Wide enough for all that is sent here: the estimator widens it as more comes."""
+"""Wide enough for everything sent here: the estimator would widen its window as more comes."""
 _HEAD = (
     *((":method", "POST"), (":scheme", "http"), (":authority", "localhost"), ("content-type", "application/grpc")),
     *(("user-agent", "grpc-go/1.85.0"), ("te", "trailers")),
@@ -38,30 +38,30 @@ Field = tuple[str, str]
 
 
 def framed(message: bytes) -> bytes:
-    """Put gRPC's prefix before a message."""
+    """Return a message with gRPC's prefix."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class GrpcEnd:
-    """One end of a connection of grpc-go's.
+    """One end of a grpc-go connection.
 
-    Header blocks, which cost Python ten times what they cost Go, are remembered until their table grows.
+    Header blocks, whose coding costs Python ten times what it costs Go, are cached until their table grows.
     """
 
     def __init__(self) -> None:
         self.frames = http2.FrameBuffer().feed
-        """Returns the frames that are whole: kind, flags, stream, payload."""
+        """Return the frames that are complete: kind, flags, stream, payload."""
         self._encoder, self._decoder = Encoder(), Decoder()
         self._encoded: dict[tuple[Field, ...], bytes] = {}
         self._decoded: dict[bytes, dict[str, str]] = {}
         self._pinged = False
 
     def settings(self) -> bytes:
-        """Return what is sent first, a client's behind its preface: the windows to which the estimator comes."""
+        """Return what is sent first, by a client after its preface: the windows at which the estimator ends up."""
         return http2.settings({http2.INITIAL_WINDOW_SIZE: WINDOW}) + http2.window_update(0, WINDOW)
 
     def beside(self, kind: int, flags: int, payload: bytes) -> bytes:
-        """Return what a frame is answered by the connection itself."""
+        """Return the connection's own answer to a frame."""
         if kind == http2.DATA and payload:
             credit = http2.window_update(0, len(payload))
             if self._pinged:
@@ -80,7 +80,7 @@ class GrpcEnd:
         return b""
 
     def encode(self, fields: tuple[Field, ...]) -> bytes:
-        """Return a header block, which refers to those before."""
+        """Return a header block, which may refer to earlier ones."""
         block = self._encoded.get(fields)
         if block is None:
             known = len(self._encoder.header_table.dynamic_entries)
@@ -92,7 +92,7 @@ class GrpcEnd:
         return block
 
     def decode(self, flags: int, payload: bytes) -> dict[str, str]:
-        """Read a header block that stands in one frame."""
+        """Return the fields of a header block that is contained in one frame."""
         _, block = http2.split_block(http2.HEADERS, flags, payload)
         fields = self._decoded.get(block)
         if fields is None:
@@ -106,12 +106,12 @@ class GrpcEnd:
 
 
 def pieces(body: bytes) -> list[bytes]:
-    """Cut a body into what goes into a DATA frame each."""
+    """Return the pieces of a body, one per DATA frame."""
     return [body[at : at + http2.DEFAULT_FRAME_SIZE] for at in range(0, len(body), http2.DEFAULT_FRAME_SIZE)]
 
 
 def read_message(data: bytes) -> tuple[str, dict[str, str], bytes] | None:
-    """Read an HTTP/1.1 message: first line, fields by their names in lower case, body; None if its end has not come."""
+    """Return first line, fields by lower-case name and body of an HTTP/1.1 message; None if it is not complete."""
     head, ended, body = data.partition(b"\r\n\r\n")
     if not ended:
         return None
@@ -125,13 +125,13 @@ def read_message(data: bytes) -> tuple[str, dict[str, str], bytes] | None:
 
 
 class Client(ABC):
-    """One connection; ``made`` counts the calls by their routes."""
+    """One connection; ``made`` counts the calls by route."""
 
     def __init__(self, path: Path, made: Counter[str] | None = None, seconds: float = SECONDS) -> None:
         self.made = Counter() if made is None else made
         self._seconds = seconds
         self.answered = 0
-        """When the last answer was whole, in nanoseconds of the monotonic clock."""
+        """When the last answer was complete, in nanoseconds of the monotonic clock."""
         self._waiting = b""
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(seconds)
@@ -140,20 +140,21 @@ class Client(ABC):
 
     @abstractmethod
     def prepare(self, route: str) -> Call:
-        """Make what calls of a route are about; return one that can be made again and again. Raises DemoError."""
+        """Called once per route: create what its calls are about, return a call that can be repeated. Raises
+        DemoError."""
 
     @abstractmethod
     def container(self) -> str:
-        """Create a container in a new pod; return its id. Raises DemoError."""
+        """Called to create a container in a new pod; return its id. Raises DemoError."""
 
     def flush(self) -> None:
-        """Send what waits for the next call to leave with it, as Go's writer does when none comes."""
+        """Send what waits to be sent with the next call, as Go's writer does when there is none."""
         if self._waiting:
             self._sock.sendall(self._waiting)
             self._waiting = b""
 
     def settle(self, seconds: float) -> None:
-        """Let so many seconds pass in which nothing comes; what comes is answered."""
+        """Wait until nothing has come for so many seconds; what comes is answered."""
         time.sleep(seconds)
 
     def _read(self) -> bytes:
@@ -173,7 +174,7 @@ class CriClient(Client):
         self._waiting = http2.PREFACE + self._end.settings()
 
     def call(self, method: str, request: Message) -> Any:
-        """Make a call; return the answer. Raises DemoError."""
+        """Make a call and return the answer. Raises DemoError."""
         self.made[method] += 1
         self._stream = stream = self._stream + 2
         block = self._end.encode((*_HEAD, (":path", f"/runtime.v1.RuntimeService/{method}")))
@@ -189,7 +190,7 @@ class CriClient(Client):
         return getattr(cri_pb2, f"{method}Response").FromString(bytes(answer[5:]))
 
     def _take(self, stream: int, answer: bytearray) -> bool:
-        """Take what comes next; tell whether it ends the call. Raises DemoError."""
+        """Process the next bytes; return whether they end the call. Raises DemoError."""
         ended = False
         for kind, flags, of, payload in self._end.frames(self._read()):
             self._waiting += self._end.beside(kind, flags, payload)
@@ -230,7 +231,7 @@ class CriClient(Client):
         return lambda: self.call(route, request)
 
     def create_request(self) -> cri_pb2.CreateContainerRequest:
-        """Run a pod; return the request of a container in it. Raises DemoError."""
+        """Run a pod; return the request of a container's create in it. Raises DemoError."""
         pod = node.pod_config()
         pod_id = self.call(cases.RUN.route, cri_pb2.RunPodSandboxRequest(config=pod)).pod_sandbox_id
         return cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=node.container_config(), sandbox_config=pod)
@@ -243,7 +244,7 @@ class DockerClient(Client):
     """A kubelet in Docker mode."""
 
     def call(self, route: str, target: str, body: bytes = b"") -> Any:
-        """Make a call; return the answer, read if it is JSON. Raises DemoError."""
+        """Make a call and return the answer, parsed if it is JSON. Raises DemoError."""
         method = route.partition(" ")[0]
         head = [f"{method} /v1.41{target} HTTP/1.1", "Host: docker", "User-Agent: Go-http-client/1.1"]
         if method == "POST":

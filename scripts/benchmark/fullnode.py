@@ -1,7 +1,7 @@
-"""A fake runtime in which many pods run already: what a proxy finds when it starts on a full node.
+"""A fake runtime with many running pods: what a proxy finds when it starts on a full node.
 
-A CRI runtime's answers are ready, as a runtime in Python makes one in several times what it takes the proxy to read it.
-Run: ``python -m scripts.benchmark.fullnode cri|docker PODS CONTAINERS_OF_EACH SOCKET``.
+A CRI runtime's answers are prepared in advance, because a runtime in Python takes several times as long to make one as
+the proxy to read it. Run: ``python -m scripts.benchmark.fullnode cri|docker PODS CONTAINERS_OF_EACH SOCKET``.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from tests.fakes.runtime_state import RuntimeState
 
 
 def cri_answers(pods: int, containers: int) -> dict[tuple[str, bytes], bytes]:
-    """Return what the tests' fake runtime tells of so many pods, by method and request."""
+    """Return the answers of the tests' fake runtime about so many pods, by method and request."""
     state = RuntimeState()
 
     def call(method: str, request: cri_pb2.RunPodSandboxRequest | cri_pb2.CreateContainerRequest) -> str:
         made = state.answer("v1", method, request.SerializeToString())
-        return str(cri_pb2.StartContainerRequest.FromString(made).container_id)  # any answer's first field
+        return str(cri_pb2.StartContainerRequest.FromString(made).container_id)  # the first field of either answer
 
     for number in range(pods):
         pod = node.pod_config(number)

@@ -1,8 +1,8 @@
-"""The bench of the hook servers that come with the project: what each needs, and how fast it answers.
+"""The bench of the hook servers that come with the project: their memory, and how fast they answer.
 
-Each is a process of its own that is asked as the proxy asks, in turns with one that does nothing. Every answer differs
-from its request in exactly the parts that its row names, so that nothing is measured that has given up early. A row's
-call is always of the same pod: its annotations have been read, as at all calls of a pod but the first.
+Each is a process of its own that is called as the proxy calls it, in turns with one that does nothing. Every answer
+must differ from its request in exactly the parts that its row names, so that no early return is measured. A row's call
+is always about the same pod, whose annotations are cached after the first call, as in a real pod's later calls.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ CALLS = 2_000
 PORTIONS = 5
 WARM_UP_CALLS = 50
 AT_ONCE = 16
-"""As many calls as a server has threads: it has all of them, and their memory, from then on."""
+"""As many calls as a server has threads: from then on all its threads exist, and use memory."""
 TIMEOUT_SECONDS = 10.0
 BARE = "bare"
 MEMORY = Path("/dev/shm")
-"""Where the node's files lie: in memory, as the kernel's own that they stand for."""
+"""Where the node's files are: in memory, as the kernel's files that they stand for."""
 
 # ---- the hook servers, each with one call that makes it work, and the node that they find
 
@@ -72,21 +72,22 @@ _STATE = "--core-sched-state={folder}/coresched.json"
 
 @dataclass(frozen=True, slots=True)
 class HookServer:
-    """A row: the hook's name on the command line, the hook point, what the pod says, what the answer changes."""
+    """One row: the hook's name on the command line, the hook point, the pod's labels and annotations, and the changed
+    parts."""
 
     name: str
     point_name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     changes: frozenset[str] = frozenset()
-    """Fields of HookAnswer."""
+    """Fields of HookAnswer that the answer changes."""
     flags: tuple[str, ...] = ()
     written: Path | None = None
-    """A file of the node that the hook writes to, for one whose answer changes nothing."""
+    """A file of the node that the hook writes, for a hook whose answer changes nothing."""
 
     @property
     def request(self) -> HookRequest:
-        """Return what the proxy would send of a kubelet's call."""
+        """Return the request that the proxy would send for a kubelet's call."""
         labels = {"app": "bench", "pod-template-hash": "6d4cf56db6", **self.labels}
         annotations = {"kubernetes.io/config.source": "api", **self.annotations}
         pod = PodInfo("", "bench", UID, "default", labels=labels, annotations=annotations, cgroup_parent=PARENT)
@@ -129,8 +130,8 @@ HOOK_SERVERS: Sequence[HookServer] = (
 
 
 def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
-    """Return which parts of an answer differ from what was sent: hook servers of the SDK answer with an echo, but that
-    the resources are left out if none is set."""
+    """Return which parts of an answer differ from the request: hook servers of the SDK answer with an echo, except that
+    the resources are left out if none was set."""
     subject = request.container or request.pod
     sent = HookAnswer(
         labels={} if request.container else request.pod.labels,
@@ -144,10 +145,10 @@ def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
 
 @contextmanager
 def node(folder: Path) -> Iterator[None]:
-    """Make the node's files, and a process that stands for the container's, until the end of the block.
+    """Make the node's files, and a process in place of the container's, until the end of the block.
 
-    A plain file takes what the hooks write to the kernel's. The pod's group is there already: only a mkdir(2) in the
-    kernel's own resctrl gives one its files.
+    Plain files accept what the hooks write into the kernel's. The pod's group exists already, because only mkdir(2) in
+    the kernel's own resctrl creates its files.
     """
     (folder / "node.yaml").write_text(SETTINGS)
     container = folder / "cgroup" / PARENT.lstrip("/") / CONTAINER_ID
@@ -168,7 +169,8 @@ def node(folder: Path) -> Iterator[None]:
 
 
 class Figures(NamedTuple):
-    """One hook server: bytes resident before the first call and after all, its answers, those of the bare server."""
+    """One hook server: resident bytes before the first call and after all, the times of its answers and of the bare
+    server's."""
 
     idle: int
     resident: int
@@ -181,7 +183,7 @@ Round = dict[str, Figures]
 
 
 def one_round(share: float, servers: Sequence[HookServer] = HOOK_SERVERS) -> Round:
-    """Start everything anew and measure the servers, one after the other; ``share`` of the calls is made.
+    """Start all servers anew and measure them one after the other, with ``share`` of the calls.
 
     Raises DemoError.
     """
@@ -208,7 +210,7 @@ def _serving(folder: Path, name: str, module: Sequence[str]) -> Iterator[Program
 
 
 async def _asked(folder: Path, running: Program, server: HookServer, calls: int) -> Figures:
-    """Measure a server that runs; ``calls`` are those of a portion."""
+    """Measure a running server; ``calls`` is the number per portion."""
     async with AsyncExitStack() as stack:
         own, bare = (_Asker(stack, name, folder, server) for name in (server.name, BARE))
         idle = running.memory()
@@ -232,7 +234,7 @@ class _Asker:
         stack.push_async_callback(self._client.close)
 
     async def check(self, folder: Path) -> None:
-        """Make a call, and see what the hook does in its answer and on the node in ``folder``."""
+        """Make a call, and check the hook's effect in the answer and on the node in ``folder``."""
         found = changed(self._request, await self._call())
         if found != self._row.changes:
             expected = ", ".join(sorted(self._row.changes)) or "nothing"
@@ -260,7 +262,7 @@ class _Asker:
 
 
 def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
-    """Run the rounds; return the table of their medians, and these against the limits. Raises DemoError."""
+    """Run the rounds; return the table of their medians, and the comparison with the limits. Raises DemoError."""
     measured = []
     for number in range(rounds):
         print(f"{NAME}, round {number + 1}", flush=True)
@@ -290,7 +292,7 @@ HEADER = (
 
 
 def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
-    """Return a row for each hook server below the header: the medians over the rounds."""
+    """Return the header and a row for each hook server: the medians over the rounds."""
     points = {server.name: server.point_name for server in HOOK_SERVERS}
     return [HEADER, *((name, points[name], *_row([measured[name] for measured in rounds])) for name in rounds[0])]
 

@@ -1,6 +1,6 @@
-"""What makes the calls of a case: a kubelet, nghttp2's h2load, a long transfer, execs; and how long they took.
+"""The generators of a case's calls: a kubelet, nghttp2's h2load, a long transfer, execs; and the times of their calls.
 
-A run in which any call failed is no measurement; it raises DemoError.
+A run in which any call failed raises DemoError.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from scripts.benchmark.ends import Client
 from scripts.demonstration.processes import DemoError
 
 CHUNK_BYTES = 32 << 10
-"""The chunks of Go's io.Copy, by which Docker's clients and the daemon stream."""
+"""The chunk size of Go's io.Copy, by which Docker's clients and the daemon stream."""
 BUFFER_BYTES = 1 << 20
 BLOCK = (b"%x\r\n%b\r\n" % (CHUNK_BYTES, bytes(CHUNK_BYTES))) * (BUFFER_BYTES // CHUNK_BYTES)
 """BUFFER_BYTES zero bytes in chunks."""
@@ -32,9 +32,9 @@ _CRI_HEAD = ("content-type: application/grpc", "te: trailers", "grpc-timeout: 12
 
 
 class Run(NamedTuple):
-    """Calls of one or more runs: each one's microseconds, and the seconds that all of them took.
+    """The calls of one or more runs: the microseconds of each, and the seconds of all together.
 
-    ``meanwhile`` is how many calls ended while each one was under way, itself among them; it may be left out.
+    ``meanwhile`` is how many calls ended while each one was in progress, including itself; it may be empty.
     """
 
     microseconds: Sequence[int] = ()
@@ -54,10 +54,10 @@ class Run(NamedTuple):
 
 
 class Load(Protocol):
-    """The calls of a case on a way."""
+    """Interface of a generator of calls, for a case on a way."""
 
     def run(self, calls: int) -> Run:
-        """Make so many calls. Raises DemoError if one fails."""
+        """Called per portion: make so many calls and return their times. Raises DemoError if one fails."""
 
 
 class Kubelet:
@@ -80,7 +80,8 @@ class Kubelet:
 
 
 def read_log(text: str, calls: int, status: int) -> Run:
-    """Read h2load's log: tab-separated start in microseconds, HTTP status (-1 = failed), microseconds until the end.
+    """Return the run in h2load's log: tab-separated start in microseconds, HTTP status (-1 = failed), duration in
+    microseconds.
 
     Raises DemoError unless it has ``calls`` requests with the status.
     """
@@ -96,9 +97,11 @@ def read_log(text: str, calls: int, status: int) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class H2load:
-    """Calls to a socket, so many at a time: streams of so many connections, or in Docker mode a connection each.
+    """Calls to a socket, ``concurrency`` at a time: streams of so many connections, or in Docker mode a connection
+    each.
 
-    Its files begin with ``files``. In CRI mode an answer is good if the runtime counts it: h2load sees HTTP's status.
+    The paths of its files begin with ``files``. In CRI mode the runtime's count shows whether calls succeeded: h2load
+    sees only the HTTP status.
     """
 
     mode: str
@@ -113,7 +116,7 @@ class H2load:
     def command(self, calls: int) -> list[str]:
         at_once = min(self.concurrency, calls)
         if self.mode == CRI:
-            # Windows of 1 GiB: the client never makes the sender wait.
+            # Windows of 1 GiB, so that the client never makes the sender wait.
             how = [f"--clients={self.connections}", f"--max-concurrent-streams={max(at_once // self.connections, 1)}"]
             how += ["--window-bits=30", "--connection-window-bits=30"]
         else:
@@ -144,7 +147,7 @@ class H2load:
 class Transfer:
     """``size`` bytes, a multiple of BUFFER_BYTES, in one call on a connection of its own.
 
-    A GET is an export, from the daemon; a POST is an import, whose reply tells how many bytes came with their framing.
+    A GET is an export from the daemon; a POST is an import, whose reply says how many bytes came, including framing.
     """
 
     method: str
@@ -183,7 +186,7 @@ class Transfer:
             raise self._broken(f"only {count} bytes came")
 
     def _reply(self, connection: socket.socket) -> tuple[int, bytes]:
-        """Read a chunked reply to its end; return how many bytes it has with head and framing, and the last ones."""
+        """Read a chunked reply to its end; return its length including head and framing, and its last bytes."""
         buffer = memoryview(bytearray(BUFFER_BYTES))
         count, tail = 0, b""
         while not tail.endswith(LAST_CHUNK):
@@ -201,7 +204,7 @@ class Transfer:
 
 
 def imported(count: int) -> bytes:
-    """Return what the bench's daemon says at the end of an import."""
+    """Return what the bench's daemon answers at the end of an import."""
     return b'{"status":"%d bytes"}\n' % count
 
 
@@ -211,7 +214,8 @@ EXEC_OUTPUT = b"\1\0\0\0\0\0\0\6ready\n"
 
 @dataclass(frozen=True, slots=True)
 class Execs:
-    """Docker's execs, so many at a time: what ``docker exec`` asks for, timed from the create to the output's end."""
+    """Docker's execs, ``concurrency`` at a time, as ``docker exec`` makes them, timed from the create to the output's
+    end."""
 
     path: Path
     container: str
@@ -237,7 +241,7 @@ class Execs:
         return Run(took, time.perf_counter() - began)
 
     async def _exec(self) -> None:
-        """Make one, each of its requests on a connection of its own."""
+        """Make one exec, each of its requests on a connection of its own."""
         made = await self._ask(f"/containers/{self.container}/exec", {"Cmd": ["echo", "ready"], "AttachStdout": True})
         head, _, body = made.partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 201 "):

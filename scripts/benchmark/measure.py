@@ -1,6 +1,7 @@
-"""Rounds of the bench: every case on each of its ways; and the proxy by itself: its start, its memory, a full node.
+"""The rounds of the bench: every case on each of its ways; and the proxy by itself: its start, its memory, a full node.
 
-The ways of a case take turns in portions, and in being the first: so what else the machine does meets all alike.
+The ways of a case are measured in alternating portions, each way first in turn, so that other load on the machine
+affects all alike.
 """
 
 import re
@@ -28,15 +29,15 @@ IDLE_MIB = {CRI: 34, cases.DOCKER: 43}
 RESIDENT_MIB, RECORDS = 45, 100
 GROWTH_MIB, CALLS = 1, 100_000
 SETTLE_SECONDS = 3.0
-"""By then the proxy has done what it does by itself in its first seconds: that is none of the calls'."""
+"""After so many seconds the proxy's own work after its start is done, and does not count for the calls."""
 UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOCKER: {"grpcio": "/grpc/_cython/"}}
-"""What an idle proxy must not have loaded, by a part of its path; in Docker mode aiohttp follows events."""
+"""What an idle proxy must not have loaded, by a part of its path; in Docker mode aiohttp is loaded to follow events."""
 HUGE_LIST_BYTES = (16 << 20) - (16 << 10)
-"""The longest reply that the kubelet takes over CRI, its limit of 16 MiB less some room."""
+"""The longest reply that the kubelet accepts over CRI: its limit of 16 MiB less some room."""
 
 
 def one_round(mode: str, share: float) -> Round:
-    """Start everything anew and measure every case; ``share`` of each case's calls is made. Raises DemoError."""
+    """Start all programs anew and measure every case, with ``share`` of its calls. Raises DemoError."""
     with served(mode, (*cases.WAYS, HOOKS), share=share) as running:
         return {
             (case, way): figures
@@ -80,7 +81,7 @@ def _send(running: Served, case: Case, way: str, load: Load, calls: int) -> Run:
 
 
 def prepare(running: Served, case: Case, way: str) -> Load:
-    """Make what a case needs on a way. What is exported was made there, so the proxy knows it."""
+    """Create what a case needs on a way. A container to export is created on that way, so that the proxy knows it."""
     if case == cases.IMPORT:
         target = "/v1.41/images/create?fromSrc=-&message=&repo=bench&tag=1"
         return Transfer("POST", target, running.socket(way), running.transfer_bytes)
@@ -95,7 +96,7 @@ def prepare(running: Served, case: Case, way: str) -> Load:
 
 
 def resident(mode: str, share: float) -> list[Figure]:
-    """Measure proxies: idle; with the records that hooked calls left; over many calls, of which a share is made."""
+    """Measure proxies: idle; with the records of hooked calls; over many calls, with ``share`` of them."""
     calls = max(int(CALLS * share), 1)
     with served(mode, (DIRECT, PROXY)) as running:
         time.sleep(SETTLE_SECONDS)
@@ -103,7 +104,7 @@ def resident(mode: str, share: float) -> list[Figure]:
         start = median(start_seconds(running, f"start-{number}") for number in range(STARTS))
     with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
         proxy, client = running.programs[HOOKED], running.client(HOOKED)
-        Kubelet(client, cases.CREATES[mode].route).run(RECORDS - 1)  # one record is its pod
+        Kubelet(client, cases.CREATES[mode].route).run(RECORDS - 1)  # one record is the pod's
         time.sleep(SETTLE_SECONDS)
         with_records = proxy.memory()
         small = Kubelet(client, cases.SMALL[mode].route)
@@ -130,7 +131,7 @@ def start_seconds(running: Served, name: str) -> float:
 
 
 def huge_list() -> Figure:
-    """See whether a list of 16 MiB, the longest that the kubelet takes, is the same with and without the proxy."""
+    """Check that a list of 16 MiB, the longest that the kubelet accepts, is the same with and without the proxy."""
     with served(CRI, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
         clients = [CriClient(running.socket(way)) for way in (DIRECT, PROXY)]
         direct, through = [client.call(cases.LISTED.route, cri_pb2.ListContainersRequest()) for client in clients]
@@ -157,7 +158,7 @@ _KNOWN = re.compile(r"the runtime's state is known: (\d+) pods, (\d+) containers
 def full_node(mode: str, pods: int, containers: int) -> FullNode:
     """Start a proxy on a node with so many pods, each of so many containers (fault matrix S1, promise 13).
 
-    A hook server whom nobody calls is registered, for whose sake all is read. Raises DemoError.
+    A hook server that is never called is registered, so that everything is read. Raises DemoError.
     """
     node = (fullnode.__name__, mode, str(pods), str(containers))
     with served(mode, (DIRECT, PROXY), runtime=node) as running:
@@ -174,7 +175,7 @@ def full_node(mode: str, pods: int, containers: int) -> FullNode:
 
 
 def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figure]]:
-    """Run the rounds; return them, and their medians against the limits."""
+    """Run the rounds; return them, and their medians compared with the limits."""
     measured = []
     for number in range(rounds):
         print(f"{mode}, round {number + 1}", flush=True)

@@ -1,6 +1,7 @@
-"""What runs on the bench's node, and what its kubelet asks for: small pods with a container each, as messages.
+"""The pods and containers on the bench's node, and the requests of its kubelet: small pods with one container each.
 
-They have the sizes of a cluster's: 7 labels, 7 annotations, 40 environment variables. Nothing here is changed.
+They have the sizes of real clusters': 7 labels, 7 annotations, 40 environment variables. The messages are never
+modified.
 """
 
 from tests.fakes import cri_pb2
@@ -34,7 +35,7 @@ def labels(number: int) -> dict[str, str]:
 LABELS = labels(1)
 DOCKER_ANNOTATIONS = {f"annotation.{key}": value for key, value in ANNOTATIONS.items()}
 
-# ---- what runs
+# ---- what exists on the node
 
 VERSION = cri_pb2.VersionResponse(version="0.1.0", runtime_name="fake", runtime_version="1", runtime_api_version="v1")
 POD_NAME = cri_pb2.PodSandboxMetadata(name="web", uid="1", namespace="default")
@@ -85,7 +86,7 @@ PODS = cri_pb2.ListPodSandboxResponse(items=[_pod(number) for number in range(LI
 
 
 def containers(padding: str = "") -> cri_pb2.ListContainersResponse:
-    """Return the list of containers, each with so much more."""
+    """Return the list of containers, each with so much padding."""
     return cri_pb2.ListContainersResponse(containers=[_container(number, padding) for number in range(LISTED)])
 
 
@@ -93,7 +94,7 @@ def docker_containers(padding: str = "") -> list[dict[str, object]]:
     return [_docker_container(number, padding) for number in range(LISTED)]
 
 
-# ---- what is asked for
+# ---- the kubelet's requests
 
 RESOURCES = cri_pb2.LinuxContainerResources(
     cpu_period=100_000, cpu_quota=50_000, cpu_shares=512, memory_limit_in_bytes=1 << 28
@@ -105,7 +106,8 @@ def _parent(number: int) -> str:
 
 
 def _envs(number: int) -> list[tuple[str, str]]:
-    """All pods see the same services but for one: no two have the same environment."""
+    """Return the variables of a pod: the same services as in all pods but one, so that no two environments are
+    equal."""
     return [(f"WEB_{of}_SERVICE_HOST", f"10.96.0.{1 if of else number}") for of in range(ENVS)]
 
 
@@ -131,7 +133,7 @@ def container_config(number: int = 1, name: str = "main") -> cri_pb2.ContainerCo
 
 
 def docker_body(name: str, kind: str, pod_id: str, number: int = 1) -> dict[str, object]:
-    """Return the body of a create of dockershim's: a pod's sandbox, or with ``pod_id`` a container in it."""
+    """Return the body of dockershim's create of a pod's sandbox, or with ``pod_id`` of a container in it."""
     told = {"io.kubernetes.container.name": name, "io.kubernetes.docker.type": kind}
     return {
         "Image": IMAGE,

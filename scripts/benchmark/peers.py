@@ -1,13 +1,12 @@
-"""A runtime, a dockerd and a hook server that answer at once, and that send what peers in Go send.
+"""A runtime, a dockerd and a hook server that answer at once, and send what peers written in Go send.
 
-An answer is framed anew for a request that was read whole. A request costs them the reading; where a short CRI message
-tells of a pod or a container its text is kept, as a log's would be. Nothing else is done for it. SIGUSR1 lets creates
-wait for their answer until SIGUSR2.
+An answer is framed once its request is complete. A request costs only its parsing; a short CRI message about a pod or a
+container is also formatted as text, as for a log. SIGUSR1 makes creates wait for their answers until SIGUSR2.
 
 Run: ``python -m scripts.benchmark.peers cri|docker|hook SOCKET [SECONDS [LIST_BYTES [TRANSFER_BYTES]]]``. Without
-SECONDS credit and PING for a request leave with the answer, as grpc-go's writer puts together what is there; else the
-answer waits so long behind them. At the end it prints the calls that it answered as one JSON line: the runtimes those
-of a load. No events of its dockerd can be followed.
+SECONDS the credit and PING for a request are sent together with the answer, as grpc-go's writer merges what is queued;
+otherwise the answer follows them after that time. At the end it prints the number of calls that it answered as one JSON
+line; runtimes count only those of a load. Events of its dockerd cannot be followed.
 """
 
 import asyncio
@@ -48,15 +47,15 @@ from scripts.benchmark.loads import BLOCK, BUFFER_BYTES, EXEC_OUTPUT, LAST_CHUNK
 from tests.fakes import cri_pb2
 
 CHUNKED_BYTES = 2048
-"""net/http tells the length of a shorter answer."""
+"""net/http sends a Content-Length with a shorter answer."""
 BUFFERED_BYTES = 4096
-"""net/http's buffer for writing."""
+"""The size of net/http's write buffer."""
 WRITE_BYTES = 32 << 10
-"""grpc-go's."""
+"""The size of grpc-go's write buffer."""
 LONG_BYTES = 1 << 20
-"""What is longer has no text, and is sent while others are answered."""
+"""Longer messages are not formatted as text, and are sent by a thread while others are answered."""
 LOADS = ("h2load", "Docker-Client")
-"""How the user agents of a load begin."""
+"""The beginnings of the user agents of load generators."""
 CHANGES = b"\x12\x03\x32\x01\x30\x22\x0b\x0a\x06HOOKED\x12\x011"
 """A hook's answer: container_resources with cpuset_cpus "0", container_envs with HOOKED=1."""
 UNIMPLEMENTED = "12"
@@ -74,16 +73,16 @@ UPGRADED = (
 )
 
 _numbers = count(1000)
-"""No pod's that is listed."""
+"""Numbers for ids that no listed pod has."""
 _texts: dict[str, str] = {}
-"""What was asked last, by method."""
+"""The text of the last request, by method."""
 _answered: Counter[str] = Counter()
 _made: dict[str, tuple[str, bytes]] = {}
-"""Docker's containers by their ids: each one's name, and the body of its create."""
+"""Docker's containers by id: name, and body of the create."""
 
 
 class Gate:
-    """What a create's answer waits for."""
+    """Delays the answers of creates while it is shut."""
 
     _waiting: list[Callable[[], None]] | None = None
 
@@ -96,7 +95,8 @@ class Gate:
             reply()
 
     def stops(self, route: str, reply: Callable[[], None]) -> bool:
-        """Keep a reply until it opens, if it is a create's and the gate is shut."""
+        """Return whether a reply has to wait, because it is a create's and the gate is shut; it is sent when the gate
+        opens."""
         if self._waiting is None or route not in (CREATES[CRI].route, CREATES[DOCKER].route):
             return False
         self._waiting.append(reply)
@@ -109,7 +109,7 @@ gate = Gate()
 # ---- answers
 
 Answer = Callable[[str, bytes], bytes | None]
-"""Answers a method's message with a message; None if the method is not known."""
+"""Returns the answer's message for a method and its request; None if the method is unknown."""
 _CRI: dict[str, Callable[..., Message]] = {
     "Version": lambda asked: node.VERSION,
     "Status": lambda asked: cri_pb2.StatusResponse(
@@ -135,12 +135,12 @@ TOLD = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
 
 
 def _padding(short: int, list_bytes: int) -> str:
-    """Return what each of a list's containers has more, for a list that would be ``short`` bytes without."""
+    """Return the padding for each container of a list that would have ``short`` bytes without it."""
     return "x" * (max(list_bytes - short, 0) // node.LISTED)
 
 
 def cri(list_bytes: int) -> Answer:
-    """Return a runtime's answers; the list of containers has so many bytes or some more."""
+    """Return a runtime's answers; the list of containers has about ``list_bytes`` bytes."""
     listed = {"ListPodSandbox": node.PODS.SerializeToString()}
     listed["ListContainers"] = node.containers(_padding(node.containers().ByteSize(), list_bytes)).SerializeToString()
 
@@ -156,7 +156,7 @@ def cri(list_bytes: int) -> Answer:
 
 
 def _hook(method: str, request: bytes) -> bytes:
-    """Answer a hook call: a container gets a cpuset and an environment entry, a pod nothing."""
+    """Return the answer of a hook call: a container gets a cpuset and a variable, a pod nothing."""
     return CHANGES if "Container" in method else b""
 
 
@@ -171,11 +171,12 @@ _DOCKER: dict[str, Callable[[], tuple[int, object]]] = {
     DOCKER_UPDATE.route: lambda: (200, {"Warnings": []}),
     EXEC: lambda: (201, {"Id": f"{next(_numbers):064x}"}),
 }
-"""Status and answer: JSON, text, or nothing."""
+"""Status and answer by route: JSON, text, or nothing."""
 
 
 def _reply(status: int, answer: object) -> Iterator[bytes]:
-    """Make the sends of an answer: what is longer than net/http's buffer leaves in a chunk of its own."""
+    """Yield the writes of an answer: one longer than net/http's buffer is sent in several writes with chunked
+    framing."""
     text = answer if isinstance(answer, str) else _json(answer)
     kind = "application/json" if text.endswith("\n") else "text/plain; charset=utf-8"
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Api-Version: 1.41", "Date: Mon, 23 Nov 2026 12:00:00 GMT"]
@@ -197,7 +198,8 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class GrpcConnection:
-    """A connection of a gRPC server's, whose streams' windows take any answer; ``later`` makes the answer wait."""
+    """A connection of a gRPC server, whose streams' windows are large enough for any answer; ``later`` delays
+    answers."""
 
     def __init__(self, sock: socket.socket, answer: Answer, later: Later | None, counts_all: bool = False) -> None:
         self._sock, self._later, self._answer, self._counts_all = sock, later, answer, counts_all
@@ -205,12 +207,12 @@ class GrpcConnection:
         self._preface = len(http2.PREFACE)
         self._window = http2.DEFAULT_WINDOW
         self._out: deque[tuple[int, bytes]] = deque([(0, self._end.settings())])
-        """Frames, each with what it costs of the window."""
+        """Frames, each with its flow-controlled length."""
         self._requests: dict[int, tuple[dict[str, str], bytearray]] = {}
         self._send()
 
     def received(self, data: bytes) -> None:
-        """Take the client's bytes."""
+        """Process bytes from the client."""
         self._preface, data = max(self._preface - len(data), 0), data[self._preface :]
         for kind, flags, stream, payload in self._end.frames(data):
             if beside := self._end.beside(kind, flags, payload):
@@ -218,7 +220,7 @@ class GrpcConnection:
             if kind == http2.HEADERS:
                 self._requests[stream] = self._end.decode(flags, payload), bytearray()
             elif kind == http2.WINDOW_UPDATE and not stream:
-                # No more at a time: who sends what nobody reads must not wait for credit that nobody reads.
+                # At most this much at a time: the peer may wait for more credit without reading.
                 self._window = min(self._window + http2.read_u32(payload), LONG_BYTES)
             elif kind == http2.DATA:
                 self._requests[stream][1].extend(payload)
@@ -240,7 +242,7 @@ class GrpcConnection:
         self._send()
 
     def _send(self) -> None:
-        """Send as far as the window reaches."""
+        """Send as much as the window allows."""
         out = bytearray()
         while self._out and self._out[0][0] <= self._window:
             cost, frame = self._out.popleft()
@@ -264,7 +266,7 @@ class GrpcConnection:
 
 
 class HttpConnection:
-    """A connection of dockerd's; ``leave`` takes it from the loop: long transfers have a thread of their own."""
+    """A connection of dockerd; ``leave`` removes it from the event loop: a long transfer has a thread of its own."""
 
     def __init__(
         self, sock: socket.socket, leave: Callable[[], object], listed: Sequence[bytes], transfer_bytes: int
@@ -272,10 +274,10 @@ class HttpConnection:
         self._sock, self._leave, self._listed, self._transfer_bytes = sock, leave, listed, transfer_bytes
         self._data = bytearray()
         self._whole = 0
-        """How many bytes the request has, 0 as long as its head is not whole."""
+        """Length of the request in bytes, 0 as long as its head is not complete."""
 
     def received(self, data: bytes) -> None:
-        """Take the client's bytes."""
+        """Process bytes from the client."""
         self._data += data
         if not self._whole:
             end = self._data.find(b"\r\n\r\n")
@@ -332,7 +334,7 @@ class HttpConnection:
             self._sock.sendall(piece)
 
     def _export(self, begun: bytes) -> None:
-        with self._sock as sock, suppress(OSError):  # who has read enough is gone
+        with self._sock as sock, suppress(OSError):  # the client closes once it has read enough
             sock.settimeout(None)
             sock.sendall(f"{_OK}Content-Type: application/x-tar\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
             for _ in range(self._transfer_bytes // BUFFER_BYTES):
@@ -340,7 +342,7 @@ class HttpConnection:
             sock.sendall(LAST_CHUNK)
 
     def _import(self, begun: bytes) -> None:
-        """Read up to the last chunk; the data are zero bytes, so nothing else looks like it."""
+        """Read up to the last chunk; the data are zero bytes, so they cannot contain it."""
         buffer = memoryview(bytearray(BUFFER_BYTES))
         count, tail = len(begun), begun
         with self._sock as sock:
@@ -362,7 +364,7 @@ Connection = GrpcConnection | HttpConnection
 def connections(
     kind: str, seconds: float, list_bytes: int, transfer_bytes: int
 ) -> Callable[[socket.socket, Callable[[], object]], Connection]:
-    """Return what makes the connections of a runtime, of a dockerd, or of a hook server."""
+    """Return the factory for connections of a runtime, a dockerd, or a hook server."""
     if kind == DOCKER:
         short = len(_json(node.docker_containers()))
         listed = list(_reply(200, node.docker_containers(_padding(short, list_bytes))))
@@ -382,7 +384,7 @@ async def serve(path: str, make: Callable[[socket.socket, Callable[[], object]],
     def accept() -> None:
         sock, _ = listener.accept()
         sock.settimeout(SECONDS)
-        with suppress(BrokenPipeError):  # somebody looks whether we listen
+        with suppress(BrokenPipeError):  # a client that only checks whether we listen
             loop.add_reader(sock, receive, sock, make(sock, partial(loop.remove_reader, sock)))
 
     def receive(sock: socket.socket, connection: Connection) -> None:

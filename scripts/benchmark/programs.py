@@ -1,7 +1,7 @@
 """The programs of a round: the runtime, the pipe, a proxy without a hook server, one with, and that hook server.
 
-A program goes by the way that ends at it: the runtime by the direct one. The hook server is on none. A round in which a
-server counted other calls than were sent raises DemoError.
+A program is named by the way that leads to it: the runtime by the direct one. The hook server is on none. If a server
+counted other calls than were sent, DemoError is raised.
 """
 
 import json
@@ -23,14 +23,14 @@ from tests.fakes import registration
 
 HOOKS = "hooks"
 REGISTRATION = "set-cpuset.json"
-"""Its name stands in no path of the proxy's log before the file is read."""
+"""The name must not be contained in a path in the proxy's log before the file is read."""
 PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
-"""Runs the proxies and the pipe."""
+"""The interpreter of the proxies and the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The programs of a round while they run, in a folder of their own, and the calls that they are to count."""
+    """The running programs of a round, in a folder of their own, and the number of calls that they should count."""
 
     folder: Path
     mode: str
@@ -38,11 +38,11 @@ class Served:
     flags: Sequence[str] = ()
     programs: dict[str, Program] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
-    """Calls of a load by their routes: the runtime counts them."""
+    """Calls of a load by route, which the runtime counts."""
     made: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Calls by way and route, those that hook servers are asked about among them."""
+    """Calls by way and route, including those that hook servers are asked about."""
     connections: ExitStack = field(default_factory=ExitStack)
-    """What is to be closed before the programs are ended."""
+    """What must be closed before the programs are ended."""
 
     def socket(self, name: str) -> Path:
         return self.folder / f"{name}.sock"
@@ -51,13 +51,13 @@ class Served:
         return self.folder / f"{name}-hooks" / "hookserver.d"
 
     def client(self, way: str, seconds: float = SECONDS) -> CriClient | DockerClient:
-        """Connect a kubelet, which waits so long for an answer."""
+        """Return a connected kubelet, which waits so long for an answer."""
         client = CLIENTS[self.mode](self.socket(way), self.made[way], seconds)
         self.connections.callback(client.close)
         return client
 
     def send(self, way: str, route: str, load: Load, calls: int) -> Run:
-        """Make the calls of a load, and note how many; a kubelet notes its own."""
+        """Make the calls of a load, and count them; a kubelet counts its own."""
         self.sent[route] += calls
         self.made[way][route] += calls
         return load.run(calls)
@@ -105,10 +105,10 @@ def served(
     policy: str = "Ignore",
     flags: Sequence[str] = (),
 ) -> Iterator[Served]:
-    """Run programs, the runtime first; ``hooked`` are the proxies at which the hook server is registered.
+    """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at.
 
-    ``list_bytes`` is the size of the runtime's list, the least where it is 0; ``share`` that of a transfer's bytes.
-    ``runtime`` is the module and the arguments of another runtime, which counts nothing. Raises DemoError.
+    ``list_bytes`` is the size of the runtime's list, minimal if 0; ``share`` is that of a transfer's bytes. ``runtime``
+    is the module and the arguments of another runtime, which counts nothing. Raises DemoError.
     """
     transfer_bytes = max(int(TRANSFER_BYTES * share) // BUFFER_BYTES, 1) * BUFFER_BYTES
     with tempfile.TemporaryDirectory(prefix="rp-bench-") as made:
@@ -136,6 +136,6 @@ def served(
 
 
 def counts(output: str) -> dict[str, int] | None:
-    """Read what a server counted: its last line in JSON, behind which asyncio may tell of connections that broke."""
+    """Return the counts in a server's output: its last JSON line, after which asyncio may log broken connections."""
     told = [line for line in output.splitlines() if line.startswith("{")]
     return json.loads(told[-1]) if told else None

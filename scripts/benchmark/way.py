@@ -1,12 +1,12 @@
-"""The way of a held call through the proxy, counted: its functions, their files and calls, the sends.
+"""Count what a held call goes through in the proxy: its functions, their files and calls, the sends.
 
-What is counted is the whole program as it is run, with a client, a runtime and a hook server outside of its thread. A
-call's way begins with its first byte that the proxy reads and ends with the send that ends its answer; what is done for
-it behind that, until nothing comes any more, is counted apart. What counts is a function that stands in a file of the
-package with a name of its own: what a dataclass makes, a comprehension and a lambda belong to the one that uses them.
-One that waits is called again when it goes on. Runtime and hook server send their PING first and the answer a
-millisecond later, so that each wakes the proxy by itself, as Go's do. Of calls that are made alike the one with the
-fewest functions counts: a timer of the proxy's own may have come between another's.
+The whole program is run, with a client, a runtime and a hook server outside of its thread. The way of a call begins
+when the proxy reads its first byte and ends with the send that ends its answer; work for it after that, until nothing
+comes any more, is counted separately. Only named functions in files of the package count: generated methods of
+dataclasses, comprehensions and lambdas belong to the function that uses them. A coroutine that waits counts as called
+again when it resumes. Runtime and hook server send their PING first and the answer a millisecond later, so that each
+wakes the proxy by itself, as Go's do. Of several equal calls the one with the fewest functions counts, because a timer
+of the proxy may have fired during another.
 
 Run: ``python -m scripts.benchmark.way [--check] [--list CALL]``; scripts/way calls it.
 """
@@ -37,7 +37,7 @@ from tests.fakes import registration
 PACKAGE = Path(runtimeproxy.__file__).parent
 WARM_CALLS, CALLS = 3, 5
 SETTLE_SECONDS = 2.0
-"""By then the proxy has read the runtime's state, for the sake of the hook server."""
+"""After so many seconds the proxy has read the runtime's state, which it does for the hook server."""
 ANSWER_SECONDS = 0.001
 QUIET_SECONDS = 0.03
 HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
@@ -48,11 +48,11 @@ LIMITS = (
     ("StartContainer", True, "sends", 7),
     ("StartContainer", False, "functions", 60),
 )
-"""What a call may have at most, with a hook server or without."""
+"""The upper limits of a call, with a hook server or without."""
 
 
 class Way(NamedTuple):
-    """What one call went through; a function is its file and its name in there, in the order of the first calls."""
+    """The way of one call; ``named`` has the file and name of each function, in the order of the first calls."""
 
     call: str
     hooked: bool
@@ -60,7 +60,7 @@ class Way(NamedTuple):
     calls: int
     sends: int
     functions_after: int
-    """What is called behind the answer and was not called before it."""
+    """Functions called after the answer that were not called before it."""
     sends_after: int
 
     @property
@@ -79,7 +79,7 @@ class Way(NamedTuple):
 
 
 def missed(ways: Sequence[Way]) -> list[str]:
-    """Name the limits that were missed."""
+    """Return a line for each limit that was missed."""
     return [
         f"{call}, {'hooked' if hooked else 'without a hook server'}: {found} {what}, the limit is {bound}"
         for call, hooked, what, bound in LIMITS
@@ -89,17 +89,17 @@ def missed(ways: Sequence[Way]) -> list[str]:
 
 
 class Recorder:
-    """Notes the thread's calls of the package's functions, and its sends, while ``on``; times are of monotonic_ns."""
+    """Records the thread's calls of the package's functions, and its sends, while ``on``; times are of monotonic_ns."""
 
     def __init__(self, listens: str) -> None:
         self._listens = listens
         self.on = False
         self.calls: list[tuple[int, CodeType]] = []
         self.sends: list[tuple[int, bool]] = []
-        """True: to a client."""
+        """Time of each send, and whether it was to a client."""
 
     def note(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Take an event of sys.setprofile."""
+        """Called by sys.setprofile for each event."""
         if not self.on:
             return
         code = frame.f_code
@@ -111,7 +111,7 @@ class Recorder:
                 self.sends.append((monotonic_ns(), sock.getsockname() == self._listens))
 
     def start(self) -> None:
-        """Forget what was noted, and note from now on."""
+        """Clear the record and start recording."""
         self.calls.clear()
         self.sends.clear()
         self.on = True
@@ -136,7 +136,8 @@ class Recorder:
 
 
 def measure(mode: str, hooked: bool) -> list[Way]:
-    """Run the proxy in this thread, which must be the main one, and count the ways of a mode. Raises DemoError."""
+    """Run the proxy in this thread, which must be the main one, and return the ways of a mode's calls. Raises
+    DemoError."""
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
         folder = Path(made)
@@ -167,7 +168,7 @@ def measure(mode: str, hooked: bool) -> list[Way]:
 
 @contextmanager
 def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
-    """Run what the proxy talks with; the registration is there before the proxy is."""
+    """Run the proxy's peers; the registration exists before the proxy starts."""
     directory = folder / "hookserver.d"
     directory.mkdir()
     with ExitStack() as stack:
@@ -181,7 +182,7 @@ def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
 
 
 def _call_all(folder: Path, mode: str, hooked: bool, recorder: Recorder, ways: list[Way]) -> None:
-    """Make every call until it is warm, then count it; end the proxy behind the last one, or at the first error."""
+    """Make every call until it is warm, then count it; end the proxy after the last one, or at the first error."""
     path = folder / "proxy.sock"
     try:
         while not path.exists():

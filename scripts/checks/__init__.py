@@ -1,1 +1,1 @@
-"""The checks of scripts/check that no tool brings along."""
+"""The checks of scripts/check that no standard tool offers."""

@@ -1,7 +1,7 @@
-"""Each rule that code or tests cite stands in docs/, and each rule there is cited by a test or a step of the soak.
+"""Check that each rule cited by code or tests is in docs/, and that each rule there is cited by a test or a soak step.
 
-A rule's number stands in bold at the beginning of its paragraph, a promise's in the first column of its table. A
-section of the hook protocol is cited by its heading. Prints what is wrong; exit code 1 if anything is.
+A rule's number is bold at the beginning of its paragraph, a promise's is in the first column of its table. A section of
+the hook protocol is cited by its heading. Prints what is wrong; exit code 1 if anything is.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
 SHOWING = ("tests", "scripts/soaking", "scripts/benchmark")
-"""Whose citations show a rule: tests, and what the soak runs and the bench measures."""
+"""The folders whose citations count as proof of a rule: the tests, and what the soak and the bench run."""
 NUMBERS = r"[A-Z]?\d+(?:(?:, | and | to )[A-Z]?\d+)*"
 CITATION = re.compile(
     rf"\b(relay-rules|fault\s+matrix|promises?)\s+({NUMBERS})|\bhook-api,\s+\"([\w ]+)\"", re.IGNORECASE
@@ -20,7 +20,7 @@ RELAY_RULES, FAULTS, PROMISES, HOOK_API = "relay-rules", "fault matrix", "promis
 
 
 def main() -> int:
-    """Check the checkout that is the current directory."""
+    """Check the checkout in the current directory; return the exit code."""
     rules = {rule for name in ("relay-rules", "fault-matrix", "hook-api") for rule in rules_of(_document(name))}
     cited = {
         path: set(citations(path.read_text())) for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))
@@ -35,7 +35,7 @@ def _document(name: str) -> str:
 
 
 def rules_of(document: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules of a document: the kind and the number, or the heading."""
+    """Yield the rules in a document, as kind and number, or kind and heading."""
     title = document.partition("\n")[0]
     if title == "The hook protocol":
         for heading in re.findall(r"^(.+)\n-+$", document, re.MULTILINE):
@@ -63,7 +63,7 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
 
 
 def unknown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each citation of a rule that does not stand in docs/."""
+    """Yield a line for each citation of a rule that is not in docs/."""
     for path, found in cited.items():
         for kind, number in sorted(found - rules):
             yield f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
@@ -77,7 +77,7 @@ def unshown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str
 
 
 def misnamed(document: str, cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each file that a row of the fault matrix names and that does not cite the row."""
+    """Yield a line for each file that a row of the fault matrix names although it does not cite the row."""
     for row in document.split("\n\n"):
         if number := re.match(r"\*\*([A-Z]\d+) ", row):
             for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):

@@ -1,4 +1,4 @@
-"""Each pure file has a test file of its own, which alone covers it to the last branch.
+"""Check that each pure file has a test file of its own, which alone covers all its branches.
 
 The pure files are listed in setup.cfg, in the contract that forbids them I/O. Prints which are not covered; exit code 1
 if any is not.
@@ -15,7 +15,7 @@ CONTRACT = "importlinter:contract:pure"
 
 
 def main() -> int:
-    """Run each pure file's tests with coverage of that file."""
+    """Run each pure file's tests with coverage of that file; return the exit code."""
     modules = pure_modules(Path("setup.cfg").read_text())
     findings = [finding for module in modules if (finding := lacking(module))]
     print("\n".join(findings) or f"{len(modules)} pure files, each covered by its own tests")
@@ -23,20 +23,20 @@ def main() -> int:
 
 
 def pure_modules(setup_cfg: str) -> list[str]:
-    """Return the modules that the contract lists."""
+    """Return the modules in the contract."""
     parser = ConfigParser(interpolation=None)
     parser.read_string(setup_cfg)
     return parser[CONTRACT]["source_modules"].split()
 
 
 def own_tests(module: str) -> Path:
-    """Return where the tests of ``runtimeproxy.x.y`` are: ``tests/x/test_y.py``."""
+    """Return the path of the tests of ``runtimeproxy.x.y``: ``tests/x/test_y.py``."""
     *folders, name = module.split(".")[1:]
     return Path("tests", *folders, f"test_{name}.py")
 
 
 def lacking(module: str) -> str:
-    """Return what is wrong with the tests of ``module``, with pytest's words; "" if nothing is."""
+    """Return what is wrong with the tests of ``module``, with pytest's output; "" if nothing is."""
     tests = own_tests(module)
     if not tests.exists():
         return f"{module}: there is no {tests}"

@@ -1,7 +1,7 @@
-"""No Python file is longer than 600 lines, no function than 60 (its docstring not counted).
+"""Check that no Python file is longer than 600 lines, and no function longer than 60 (without its docstring).
 
-A path is read in one piece up to that length: what is cut shorter hides it. Generated code is left out. Prints what is
-too long; exit code 1 if anything is.
+Up to that length a path is read in one piece; shorter pieces would scatter it. Generated code is left out. Prints what
+is too long; exit code 1 if anything is.
 """
 
 import ast
@@ -17,7 +17,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> int:
-    """Check every Python file of the checkout that is the current directory."""
+    """Check every Python file of the checkout in the current directory; return the exit code."""
     files = [Path("setup.py"), *(path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py")))]
     findings = [line for path in files if not path.stem.endswith("_pb2") for line in too_long(path)]
     print("\n".join(findings) or f"{len(files)} files, none too long")
@@ -36,7 +36,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def length(function: Function) -> int:
-    """Return the number of lines from ``def`` to the end, without the docstring's."""
+    """Return the number of lines from ``def`` to the end, without the docstring."""
     assert function.end_lineno is not None
     lines = function.end_lineno - function.lineno + 1
     if ast.get_docstring(function, clean=False) is not None:

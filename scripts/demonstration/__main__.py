@@ -1,6 +1,6 @@
-"""Runs the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
+"""Run the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
 
-The exit code is 0 only if every effect of every mode was found; else 1, and a wrong argument's is 2.
+The exit code is 0 only if every effect of every mode was found, else 1; 2 for a wrong argument.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.engines.containerd import EngineError
 
 
 def demonstrate(name: str, folder: Path, reason: str) -> bool:
-    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as it should be.
+    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected.
 
     Raises EngineError and DemoError.
     """
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
     parser.add_argument("--fake", action="store_true", help="use the tests' fake runtimes in the engines' places")
     arguments = parser.parse_args()
-    interruption.listen()  # so that everything is ended on the way out
+    interruption.listen()  # so that all programs are ended on exit
     reason = why_fake(arguments.fake)
     shown = [_shown(name, reason) for name in MODES if arguments.mode in (None, name)]
     return 0 if all(shown) else 1

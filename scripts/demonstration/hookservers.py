@@ -1,4 +1,4 @@
-"""The hook servers of the demo: the project's own by the commands of a user, and the one that notes the calls."""
+"""The hook servers of the demo: the project's own by the commands of a user, and one that notes the calls."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from scripts.demonstration import processes
 from scripts.demonstration.rdt import Groups
 
 NODE_SETTINGS = "cpu-normalization-ratio: 1.25\n"
-"""A CPU of this node counts as 1.25 of the unit: quotas are divided by it."""
+"""A CPU of this node counts as 1.25 units: quotas are divided by it."""
 
 
 class HookServer(NamedTuple):
@@ -16,30 +16,31 @@ class HookServer(NamedTuple):
 
     command: list[str]
     name: str
-    """As it names itself."""
+    """Its own name."""
     order: int
     flags: tuple[str, ...] = ()
 
     @property
     def plugin(self) -> str:
-        """Name it as the proxy does, after its registration file."""
+        """Return its name in the proxy, which is that of its registration file."""
         return f"{self.order:02d}-{self.name}"
 
     def socket(self, folder: Path) -> Path:
         return folder / f"{self.order:02d}.sock"
 
     def command_line(self, folder: Path) -> list[str]:
-        # The directory goes with the demo: that a registration would stay there is nothing to warn of.
+        # The directory is removed with the demo, so no warning that a registration stays is needed.
         where = (f"--endpoint={self.socket(folder)}", f"--register-dir={processes.registrations(folder)}")
         return [*self.command, *self.flags, f"--order={self.order}", *where, "--unregister"]
 
     def shown(self, folder: Path) -> str:
-        """Return the command as a user would type it, who leaves socket and registration where they belong."""
+        """Return the command as a user would type it, with the default socket and registration directory."""
         return processes.shown([*self.command, *self.flags, f"--order={self.order}"], folder)
 
 
 def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list[HookServer]:
-    """Return the hook servers, and write the node's settings; ``without_cgroups`` keeps them off the machine's."""
+    """Return the hook servers, after writing the node's settings; ``without_cgroups`` keeps them off the machine's
+    cgroups."""
     settings, cgroups = folder / "node.yaml", folder / "cgroup"
     settings.write_text(NODE_SETTINGS)
     cgroups.mkdir()
@@ -57,5 +58,5 @@ def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list
 
 
 def call_log(folder: Path) -> Path:
-    """Name the file that the calls are noted in."""
+    """Return the path of the file for the noted calls."""
     return folder / "calls.jsonl"

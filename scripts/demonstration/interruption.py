@@ -1,6 +1,7 @@
-"""SIGTERM and Ctrl-C end the demo at any moment, and never the programs it started before the demo ends them itself.
+"""Let SIGTERM and Ctrl-C end the demo at any moment, but never the programs it started before the demo ends them
+itself.
 
-A signal raises SystemExit once where it comes, and not within a block of ``held``.
+A signal raises SystemExit once where it comes, but not within a block of ``held``.
 """
 
 import os
@@ -17,8 +18,8 @@ MESSAGE = "FAILED: interrupted; everything that was started is ended"
 def run_apart(main: Callable[[], int]) -> int:
     """Run ``main`` in a child with a process group of its own; return its exit code, 1 if a signal ended it.
 
-    A terminal and timeout(1) signal a whole group. An engine that got the signal, too, would be gone before the demo
-    had removed its containers.
+    A terminal and timeout(1) signal a whole group. An engine that got the signal, too, would end before the demo had
+    removed its containers.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
@@ -27,7 +28,7 @@ def run_apart(main: Callable[[], int]) -> int:
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return main()
-    # Not by handlers: of a signal that comes just before waitpid(2) they would hear when the child has ended.
+    # Not by handlers: a signal just before waitpid(2) would be handled only after the child has ended.
     while True:
         if signal.sigwait(PASSED_ON | {signal.SIGCHLD}) != signal.SIGCHLD:
             os.kill(child, signal.SIGTERM)
@@ -37,7 +38,7 @@ def run_apart(main: Callable[[], int]) -> int:
 
 
 class Interruption:
-    """What becomes of a signal: the demo's end, at once or when what must not be cut short is done."""
+    """Turns a signal into the end of the demo, immediately or at the end of a block that must not be cut short."""
 
     def __init__(self) -> None:
         self._holds = 0
@@ -45,13 +46,13 @@ class Interruption:
         self._raised = False
 
     def listen(self) -> None:
-        """Take the signals from now on."""
+        """Handle the signals from now on."""
         for number in ENDINGS:
             signal.signal(number, lambda *_: self._come())
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let a signal wait for the end of the block. Raises SystemExit there."""
+        """Defer a signal to the end of the block. Raises SystemExit there."""
         self._holds += 1
         try:
             yield
@@ -60,7 +61,7 @@ class Interruption:
             self._raise_if_due()
 
     def check(self) -> None:
-        """Raise SystemExit if a signal came: an error on the way out may have taken its place."""
+        """Raise SystemExit if a signal came: an error on the way out may have replaced it."""
         if self._came:
             sys.exit(MESSAGE)
 
@@ -70,9 +71,9 @@ class Interruption:
 
     def _raise_if_due(self) -> None:
         if self._came and not self._raised and not self._holds:
-            self._raised = True  # a second signal must not cut short what ends the programs
+            self._raised = True  # a second signal must not cut short the ending of the programs
             sys.exit(MESSAGE)
 
 
 interruption = Interruption()
-"""The process's own."""
+"""The one of this process."""

@@ -1,7 +1,7 @@
-"""The kubelet's calls for the scene's pods, in CRI mode and in Docker mode. Resources are by CRI's names.
+"""The kubelet's calls for the scene's pods, in CRI mode and in Docker mode. Resources have CRI's names.
 
 Both make the same calls: run_pod, create, start, run (a command in a container), rdt_class, update, stop, remove,
-stop_pod, remove_pod. Of the class that the runtime was told at the create, Docker's API has no word.
+stop_pod, remove_pod. Docker's API does not report the class that the runtime was given at the create.
 """
 
 import http.client
@@ -22,7 +22,7 @@ RDT_CLASS = "io.kubernetes.cri.rdt-class"
 
 
 class CriKubelet:
-    """Makes the scene's calls by a CRI client."""
+    """Makes the scene's calls with a CRI client."""
 
     def __init__(self, client: cri.CriClient, place: Place, log_directory: str) -> None:
         self._client, self._place, self._log_directory = client, place, log_directory
@@ -65,7 +65,7 @@ def _resources(values: Values) -> Resources:
 
 
 class DockerKubelet:
-    """Makes the scene's calls by a dockershim; ``oom_score_adj`` is the sandboxes'."""
+    """Makes the scene's calls with a dockershim; ``oom_score_adj`` is that of the sandboxes."""
 
     def __init__(self, shim: Dockershim, place: Place, oom_score_adj: int) -> None:
         self._shim, self._place, self._oom_score_adj = shim, place, oom_score_adj
@@ -101,13 +101,13 @@ Kubelet = CriKubelet | DockerKubelet
 
 @contextmanager
 def cri_kubelet(socket: str, place: Place, log_directory: str) -> Iterator[Kubelet]:
-    """Connect to a socket until the end of the block."""
+    """Yield a kubelet connected to a socket."""
     with cri.CriClient(socket) as client:
         yield CriKubelet(client, place, log_directory)
 
 
 @contextmanager
 def docker_kubelet(socket: str, place: Place, pause_image: str, oom_score_adj: int) -> Iterator[Kubelet]:
-    """Connect to a socket until the end of the block."""
+    """Yield a kubelet connected to a socket."""
     with Dockershim(socket, pause_image=pause_image) as shim:
         yield DockerKubelet(shim, place, oom_score_adj)

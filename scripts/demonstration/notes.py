@@ -1,6 +1,6 @@
-"""The demo's own hook server: it notes which hook points are called, one JSON line a call, and changes nothing.
+"""The demo's own hook server: it notes which hook points are called, one JSON line per call, and changes nothing.
 
-A line holds the time and names, never a value.
+A line contains the time and names, never a value.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from runtimeproxy_hooks import ContainerContext, Hook, PodContext, main
 
 
 class Notes(Hook):
-    """Writes down each call at every hook point."""
+    """Notes each call at every hook point."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--call-log", type=Path, required=True, metavar="FILE", help="file to append lines to")
@@ -36,7 +36,7 @@ class Notes(Hook):
 
     def _note(self, point: str, namespace: str, pod: str, container: str) -> None:
         entry = {"time": time.time(), "point": point, "pod": f"{namespace}/{pod}", "container": container}
-        os.write(self._log, f"{json.dumps(entry)}\n".encode())  # in one piece: methods run in several threads
+        os.write(self._log, f"{json.dumps(entry)}\n".encode())  # one write: methods run in several threads
 
 
 if __name__ == "__main__":

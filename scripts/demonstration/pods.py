@@ -13,7 +13,7 @@ MIB = 1 << 20
 CPU = str(min(os.sched_getaffinity(0)))
 CONTAINER = "main"
 COMMAND = ("sleep", "3600")
-"""One process that starts no other: a stand-in for resctrl knows of no thread that comes after the move."""
+"""One process that starts no other: a stand-in for resctrl does not see threads that start after the move."""
 
 Values = dict[str, int | str]
 
@@ -31,7 +31,7 @@ class Pod:
     hook_envs: Mapping[str, str] = field(default_factory=dict)
     hook: Values = field(default_factory=dict)
     cpus: str = ""
-    """On which CPUs the container's first process must be, "" where no hook says."""
+    """The CPUs that the container's first process must be on; "" if no hook sets them."""
     update: Values = field(default_factory=dict)
     """What the kubelet asks for later, by UpdateContainerResources."""
     wish: Wish | None = None
@@ -40,7 +40,7 @@ class Pod:
 
     @property
     def group(self) -> str:
-        """Name its group in resctrl."""
+        """Return the name of its group in resctrl."""
         return f"koordlet-{self.uid}"
 
 
@@ -50,11 +50,11 @@ _BATCH = {
 }
 _CACHE = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
 _HALF = {"cpu_quota": 50000, "cpu_period": 100000}
-"""Half a CPU, of which the ratio in the node's settings, 1.25, makes 40000; likewise it makes the 80000 of batch."""
+"""Half a CPU, which the ratio in the node's settings, 1.25, turns into 40000; the 80000 of batch follow likewise."""
 
 
 def new_pods() -> tuple[Pod, ...]:
-    """Return the scene's pods, never seen before."""
+    """Return new pods for the scene, with uids of their own."""
     return (
         Pod(
             "gpu",
@@ -93,7 +93,7 @@ def new_pods() -> tuple[Pod, ...]:
 
 
 class Place(NamedTuple):
-    """Where a kubelet's pods are on the node: ``parent`` takes a pod's uid and its class of Kubernetes."""
+    """Where a kubelet's pods are on the node: ``parent`` takes a pod's uid and its Kubernetes QoS class."""
 
     parent: Callable[[str, str], str]
     real: bool = True
@@ -103,5 +103,5 @@ class Place(NamedTuple):
         return self.parent(pod.uid, pod.kube_qos)
 
     def cgroup(self, pod: Pod, container_id: str) -> str:
-        """Name a container's cgroup; "" where no container really runs."""
+        """Return a container's cgroup; "" if no container really runs."""
         return f"{self.cgroup_parent(pod)}/{container_id}" if self.real else ""

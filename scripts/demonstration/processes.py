@@ -1,6 +1,6 @@
 """The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
 
-A program that was started is ended, also on a failure half way.
+A program that was started is always ended, even on a failure half way.
 """
 
 import os
@@ -19,14 +19,14 @@ START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_SECONDS = 0.002
 REGISTRATION_SECONDS = 11.0
-"""A registration takes effect within 500 ms, within 10 s on a machine whose inotify does not work."""
+"""A registration takes effect within 500 ms, or within 10 s on a machine without working inotify."""
 
 COMMAND = "koord-runtime-proxy"
 DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
     "cri": ("--remote-runtime-service-endpoint={runtime}", "--remote-image-service-endpoint={runtime}"),
     "docker": ("--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint={runtime}"),
 }
-"""By mode."""
+"""The flags by mode."""
 
 
 class DemoError(Exception):
@@ -34,14 +34,14 @@ class DemoError(Exception):
 
 
 class Program(NamedTuple):
-    """A running program and the file that its output goes to."""
+    """A running program and the file with its output."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_until_it_listens(self, path: Path) -> None:
-        """Wait until the program answers on its unix socket. Raises DemoError with the end of its output."""
+        """Wait until the program listens on a unix socket. Raises DemoError with the end of its output."""
         deadline = time.monotonic() + START_SECONDS
         while not _answers(path):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -52,30 +52,30 @@ class Program(NamedTuple):
         return self.log.read_text(errors="replace")
 
     def troubles(self) -> list[str]:
-        """Return the lines of warnings and errors that the program wrote."""
+        """Return the warnings and errors that the program logged."""
         return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
 
     def proc(self, file: str) -> str:
-        """Read one of the program's files in /proc."""
+        """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()
 
     def memory(self, figure: str = "VmRSS") -> int:
-        """Return the bytes that the program has resident now; those of VmHWM at the most since ``start_peak``."""
+        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``."""
         return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
 
     def start_peak(self) -> None:
-        """Forget the most memory that the program has had: proc(5), clear_refs."""
+        """Reset the program's peak of memory: proc(5), clear_refs."""
         Path("/proc", str(self.process.pid), "clear_refs").write_text("5")
 
     def cpu_nanoseconds(self) -> int:
-        """Return the CPU time that the program took so far."""
-        # The kernel's clock id of another process's CPU time (clock_getcpuclockid(3), which Python does not have).
+        """Return the CPU time that the program has used."""
+        # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
         return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
 
 @contextmanager
 def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
-    """Run programs by their names; at the end all are asked to stop at once. Raises DemoError on another exit code."""
+    """Run programs by name; at the end all are asked to stop at once. Raises DemoError on another exit code."""
     running: list[Program] = []
     try:
         for name, command in commands.items():
@@ -92,14 +92,14 @@ def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int =
 
 @contextmanager
 def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
-    """Run one program likewise."""
+    """Run one program in the same way."""
     with programs({name: command}, folder, code=code) as [running]:
         yield running
 
 
 def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     log = folder / f"{name}.log"
-    # The proxy's settings are the command line's alone, whatever the shell has set.
+    # The proxy is configured by the command line alone, whatever the shell has set.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
@@ -107,7 +107,7 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
 
 
 def _stop(running: Sequence[Program]) -> list[int]:
-    """Ask each once: to a program that is ending already, a second signal may be the end at once."""
+    """Send each program one signal: a second one could kill a program that is already stopping."""
     with interruption.held():
         for each in running:
             each.process.terminate()
@@ -123,7 +123,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def installed(command: str, *module: str) -> list[str]:
-    """Return a command that was installed, or the module and its arguments that stand for it."""
+    """Return an installed command, or else the equivalent module with its arguments."""
     path = Path(sys.executable).parent / command
     return [str(path)] if path.exists() else [sys.executable, "-m", *module]
 
@@ -140,17 +140,17 @@ def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
 
 
 def shown(command: Sequence[str], folder: Path) -> str:
-    """Return a command line to be read: as it is typed in the demo's folder."""
+    """Return a command line for display: as it would be typed in the demo's folder."""
     return " ".join([Path(command[0]).name, *command[1:]]).replace(f"{folder}/", "")
 
 
 def proxy_socket(folder: Path) -> Path:
-    """Name the socket that the kubelet would be told of."""
+    """Return the path of the socket for the kubelet."""
     return folder / "runtimeproxy.sock"
 
 
 def registrations(folder: Path) -> Path:
-    """Name the directory of registration files."""
+    """Return the directory of registration files."""
     return folder / "hookserver.d"
 
 

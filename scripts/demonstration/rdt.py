@@ -1,6 +1,6 @@
-"""The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in, which is told.
+"""The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in, which is announced.
 
-The machine's is asked only where containers really run, and keeps no group of the demo.
+The machine's is used only if containers really run, and no group of the demo is left in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +24,15 @@ class Groups(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Say whether what is found is the kernel's word."""
+        """Return a remark if what is found does not come from the kernel."""
         return " (stand-in)" if self.stood_in else ""
 
     def expected(self, wish: Wish) -> str:
-        """Return what a group must say when a wish is in force."""
+        """Return the expected schemata of a group with these limits."""
         return _text(parse_schemata(schemata(self.resctrl.machine(), wish)))
 
     def schemata(self, group: str, wish: Wish) -> str:
-        """Return what a group says of the resources that are wished for; "-" if it is not there."""
+        """Return a group's schemata for the limited resources; "-" if the group does not exist."""
         if not self.resctrl.exists(group):
             return "-"
         said = parse_schemata((self.resctrl.root / group / "schemata").read_text())
@@ -40,7 +40,7 @@ class Groups(NamedTuple):
         return _text({name: said.get(name, {}) for name in wished})
 
     def tasks(self, group: str) -> set[int]:
-        """Return the ids of the threads that a group lists; none if it is not there."""
+        """Return the ids of the threads in a group; none if it does not exist."""
         if not self.resctrl.exists(group):
             return set()
         return {int(tid) for tid in (self.resctrl.root / group / "tasks").read_text().split()}
@@ -57,7 +57,7 @@ class Groups(NamedTuple):
 
 
 def choose(folder: Path, runtime_is_fake: bool) -> Groups:
-    """Return the machine's groups or a stand-in's in a folder, and print which, and why not the machine's."""
+    """Return the machine's groups or a stand-in's in a folder; print which, and why not the machine's."""
     machine = Resctrl()
     reason = "no container really runs" if runtime_is_fake else why_stand_in(machine)
     if not reason:
@@ -70,7 +70,7 @@ def choose(folder: Path, runtime_is_fake: bool) -> Groups:
 
 
 def why_stand_in(resctrl: Resctrl) -> str:
-    """Say why a resctrl cannot be shown, "" if it can: it limits something and takes one more group."""
+    """Return why a resctrl cannot be shown; "" if it can: it limits something and accepts one more group."""
     machine = resctrl.machine()
     if not machine:
         return "; ".join((f"{resctrl.root} offers neither L3 nor MB", *machine.notes))
@@ -83,7 +83,7 @@ def why_stand_in(resctrl: Resctrl) -> str:
 
 
 def _text(said: Mapping[str, Mapping[int, str]]) -> str:
-    """Return schemata on one line; the kernel shows masks with leading zeros."""
+    """Return schemata on one line, without the leading zeros that the kernel puts before masks."""
     values = {
         name: ";".join(f"{each}={value.lstrip('0')}" for each, value in by_id.items()) for name, by_id in said.items()
     }

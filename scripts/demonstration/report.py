@@ -1,6 +1,6 @@
-"""What the demo prints: the effects asked for and found, the hook calls with their times, and the verdict.
+"""The output of the demo: the expected and actual effects, the hook calls with their times, and the verdict.
 
-Success is every effect found true and every expected hook call made, nothing less.
+It succeeds only if every effect was found and every expected hook call was made.
 """
 
 import json
@@ -14,7 +14,8 @@ from scripts.figures import print_table
 
 
 class Effect(NamedTuple):
-    """What the kubelet asked for, what a hook set ("" for nothing), what was found; without a container the pod's."""
+    """What the kubelet asked for, what a hook set ("" for nothing), what was found; without a container it is the
+    pod's."""
 
     pod: str
     container: str
@@ -29,12 +30,12 @@ class Effect(NamedTuple):
 
     @property
     def true(self) -> bool:
-        """Tell whether the hook's value was found, or the kubelet's where no hook set one."""
+        """Return whether the hook's value was found, or the kubelet's if no hook set one."""
         return self.inside == (self.hook or self.asked)
 
 
 class HookCall(NamedTuple):
-    """One call that was noted, at seconds since the epoch."""
+    """One noted call, in seconds since the epoch."""
 
     time: float
     point: str
@@ -43,13 +44,13 @@ class HookCall(NamedTuple):
 
 
 def read_calls(path: Path) -> list[HookCall]:
-    """Read the calls that were noted."""
+    """Return the noted calls."""
     return [HookCall(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 INSIDE = ("true inside", "are true in the containers and on the node")
 OF_A_FAKE = ("the fake shows", "reached the fake runtime, where no container really runs")
-"""What the found values are called: the column's head, and the verdict on all of them."""
+"""Names for the found values: the column's head, and the verdict on all of them."""
 
 
 def show(
@@ -58,7 +59,7 @@ def show(
     expected: Mapping[str, int],
     wording: tuple[str, str] = INSIDE,
 ) -> bool:
-    """Print both tables and the verdict; return whether all is as it should be."""
+    """Print both tables and the verdict; return whether all is as expected."""
     column, verdict = wording
     rows = [("pod", "container", "what", "the kubelet asked", "the hook set", column, "")]
     rows += [
@@ -81,7 +82,7 @@ def show(
 
 
 def _print_calls(calls: Sequence[HookCall], expected: Mapping[str, int]) -> None:
-    """Print the calls: a row a hook point, a column a pod."""
+    """Print the calls: one row per hook point, one column per pod."""
     first = min((call.time for call in calls), default=0.0)
     pods: dict[str, str] = {}
     for call in calls:

@@ -1,6 +1,6 @@
 """The runtimes that the demo puts behind the proxy: private engines, or the tests' fakes.
 
-A fake runtime is never used without being named with the reason; a runtime is ended whatever happens.
+A fake runtime is never used without saying so and why; a runtime is ended whatever happens.
 """
 
 import json
@@ -26,7 +26,8 @@ FAKE_PLACE = Place(lambda uid, qos: f"/kubepods/{qos}/pod{uid}", real=False)
 DEMO_PAUSE = "runtimeproxy-demo-pause:1"
 
 Runtime = tuple[str, Callable[[str], AbstractContextManager[Kubelet]]]
-"""The socket of the runtime behind the proxy, and what connects the scene's kubelet to a socket before it."""
+"""The socket of the runtime behind the proxy, and a function that connects the scene's kubelet to a socket of the
+proxy."""
 
 
 class Mode(NamedTuple):
@@ -39,7 +40,7 @@ class Mode(NamedTuple):
 
 
 def why_fake(asked: bool) -> str:
-    """Say why fake runtimes are used; "" if real ones must be."""
+    """Return why fake runtimes are used; "" if real ones must be."""
     return "--fake was given" if asked else machine.why_no_engine()
 
 
@@ -76,7 +77,7 @@ def _started(engine: Containerd | Dockerd, name: str) -> Iterator[None]:
 def _pause_image(engine: Dockerd) -> str:
     """Make a pause image that ends as soon as it is stopped, as a kubelet's does; return its name.
 
-    The tests' one runs a sleep, which as the first process of its container does not listen to SIGTERM.
+    The tests' image runs sleep, which as the first process of its container ignores SIGTERM.
     """
     body = json.dumps({"Image": PAUSE, "StopSignal": "SIGKILL"}).encode()
     made = json.loads(engine.request("POST", "/containers/create", body))["Id"]
@@ -87,7 +88,7 @@ def _pause_image(engine: Dockerd) -> str:
 
 
 def _sandbox_oom_score_adj() -> int:
-    """Return what the sandbox can be given: dockershim's value, or 0 where the machine refuses it, which is told."""
+    """Return the sandbox's OomScoreAdj: dockershim's value, or 0 if the machine refuses it, which is printed."""
     attempt = ["sh", "-c", f"echo {SANDBOX_OOM_SCORE_ADJ} >/proc/self/oom_score_adj"]
     if not subprocess.run(attempt, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
         return SANDBOX_OOM_SCORE_ADJ
@@ -100,7 +101,7 @@ def _sandbox_oom_score_adj() -> int:
 def _fake(
     module: str, kubelet: Callable[..., AbstractContextManager[Kubelet]], folder: Path, reason: str
 ) -> Iterator[Runtime]:
-    """Run a fake runtime, and say so."""
+    """Run a fake runtime, and print that it is one."""
     socket = folder / "fake.sock"
     print(f"Runtime: the FAKE one of the tests, {module}: no container really runs ({reason})")
     with processes.program("fake", [sys.executable, "-m", module, f"--socket={socket}"], folder) as fake:
@@ -126,4 +127,4 @@ MODES: Mapping[str, Mode] = {
         ),
     ),
 }
-"""By the value of --mode, in the order in which they are shown."""
+"""The modes by the value of --mode, in the order in which they are shown."""

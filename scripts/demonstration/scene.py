@@ -1,7 +1,7 @@
-"""The scene: a kubelet makes the pods, looks inside, updates and ends them.
+"""The scene: a kubelet creates the pods, inspects, updates and removes them.
 
-What is "true inside" was read by a process in the container, through the proxy; of resctrl, which no container sees, on
-the node.
+The column "true inside" was read by a process in the container, through the proxy; values of resctrl, which no
+container sees, were read on the node.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ EXPECTED_CALLS = {
 
 
 def play(kubelet: Kubelet, pods: Sequence[Pod], groups: Groups) -> list[Effect]:
-    """Run the pods, look inside, update, look again, stop and remove; return what was found.
+    """Run the pods, inspect, update, inspect again, stop and remove; return what was found.
 
     Raises DemoError if a command in a container fails, and what the kubelet raises for a call that fails.
     """
@@ -47,7 +47,7 @@ def play(kubelet: Kubelet, pods: Sequence[Pod], groups: Groups) -> list[Effect]:
 
 def _look(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iterator[Effect]:
     if names := dict.fromkeys((*pod.envs, *pod.hook_envs)):
-        # The main process' own, not that of an exec: the two differ if a runtime gives an exec another one.
+        # The environment of the main process, not of an exec, which may differ.
         entries = _read(kubelet, container_id, "/proc/1/environ").split("\0")
         inside = {key: value for key, _, value in (entry.partition("=") for entry in entries if entry)}
         for name in names:

@@ -1,6 +1,6 @@
 """The hook server rdt on the tests' stand-in for resctrl: ``python -m scripts.demonstration.standin ROOT [flags]``.
 
-The hook is the project's own, with its own flags; of these --resctrl-root says nothing here.
+The hook is the project's own, with its own flags; --resctrl-root has no effect here.
 """
 
 import sys

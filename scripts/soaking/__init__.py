@@ -1,5 +1,6 @@
-"""What scripts/soak does: long runs with full counts, written down in docs/results.rst.
+"""The soak of scripts/soak: long runs with full counts, whose results are written into docs/results.rst.
 
-``steps`` is the table of what runs, ``results`` what was found and its page. ``beside`` measures calls beside something
-that goes on, ``endurance`` lives of containers and ``day`` a node's day; ``tested`` runs the project's own tests.
+``steps`` is the table of the runs, ``results`` has the findings and their page. ``beside`` measures calls while
+something else is going on, ``endurance`` runs many lifecycles of containers and ``day`` a node's day; ``tested`` runs
+the project's own tests.
 """

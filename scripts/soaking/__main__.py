@@ -1,4 +1,4 @@
-"""Runs a soak, all of it or some of its steps; scripts/soak calls it with its arguments."""
+"""Run a soak, all of it or some of its steps; scripts/soak calls it with its arguments."""
 
 import argparse
 import signal
@@ -15,7 +15,8 @@ QUICK_SHARE = 0.01
 
 
 def share(text: str) -> dict[str, float]:
-    """Read ``NUMBER``, the share of every step, or ``STEP=NUMBER``. Raises argparse.ArgumentTypeError."""
+    """Return the shares by step in ``NUMBER``, for every step, or ``STEP=NUMBER``. Raises
+    argparse.ArgumentTypeError."""
     name, _, number = text.rpartition("=")
     names = [step.name for step in STEPS]
     if name and name not in names:
@@ -30,7 +31,7 @@ def share(text: str) -> dict[str, float]:
 
 
 def shares(quick: bool, given: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return each step's share; what is given later counts."""
+    """Return each step's share; later values override earlier ones."""
     chosen = dict.fromkeys((step.name for step in STEPS), QUICK_SHARE if quick else 1.0)
     for more in given:
         chosen |= more
@@ -38,7 +39,7 @@ def shares(quick: bool, given: Iterable[Mapping[str, float]]) -> dict[str, float
 
 
 def soak(chosen: Mapping[str, float], steps: Sequence[Step], *, written: bool) -> list[str]:
-    """Run steps, print what they found, and write it as soon as it is known; return what failed."""
+    """Run steps, print their findings, and write them as soon as they are known; return what failed."""
     failures = []
     for step in steps:
         print(f"== {step.name}: {chosen[step.name]:g} of {step.full}", flush=True)
@@ -62,7 +63,7 @@ def main() -> int:
     parser.add_argument("--step", action="append", choices=names, help=f"only this one; {RESULTS} is not written")
     parser.add_argument("--write", action="store_true", help=f"write what these found into {RESULTS} all the same")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all programs are ended on exit
     steps = [step for step in STEPS if not arguments.step or step.name in arguments.step]
     written = arguments.write or not (arguments.quick or arguments.step)
     failures = soak(shares(arguments.quick, arguments.share), steps, written=written)

@@ -1,8 +1,8 @@
-"""Calls to a proxy at which something goes on: is anybody refused, is anybody starved, what does it cost the others.
+"""Calls to a proxy under adverse load: is any call refused or starved, and what does the load cost the other calls?
 
-Beside creates whose hook server hangs (promise 5, fault matrix H3), or that the runtime does not answer (fault matrix
-B4); many at once (fault matrix S3, promise 11); beside lists and creates of 16 MiB (promise 10); beside clients that
-read nothing. A call that fails raises. What is compared takes turns, so that what else the machine does meets both.
+The loads are creates whose hook server hangs (promise 5, fault matrix H3), or that the runtime does not answer (fault
+matrix B4); crowds of calls (fault matrix S3, promise 11); lists and creates of 16 MiB (promise 10); and clients that
+read nothing. A call that fails raises. Compared measurements alternate, so that other load on the machine affects both.
 """
 
 import os
@@ -37,7 +37,7 @@ LIST_QUERY = "?all=1&filters=%7B%22label%22%3A%7B%22io.kubernetes.docker.type%3D
 def prepare(
     running: Served, way: str, route: str, concurrency: int = 1, connections: int = 1, more: str = ""
 ) -> H2load | Execs:
-    """Make what calls of a route need on a way, so many at a time; ``more`` makes a create's body longer."""
+    """Create what calls of a route need on a way, ``concurrency`` at a time; ``more`` makes a create's body longer."""
     client, path, body = running.client(way), running.socket(way), b""
     files = running.folder / f"{way}-{route.replace('/', '_').replace(' ', '')}-{len(more)}-{concurrency}"
     if isinstance(client, CriClient):
@@ -65,7 +65,7 @@ def prepare(
 
 @contextmanager
 def meanwhile(call: Callable[[], object]) -> Iterator[None]:
-    """Call without a pause until the end of the block, which begins when one call was answered. Raises its error."""
+    """Call repeatedly until the end of the block, which begins after the first answer. Raises the call's error."""
     over, answered = Event(), Event()
 
     def go_on() -> None:
@@ -84,7 +84,7 @@ def meanwhile(call: Callable[[], object]) -> Iterator[None]:
         calling.result()
 
 
-# ---- beside creates that are held
+# ---- while creates are held
 
 TURNS = 4
 PROXIES = (PROXY, HOOKED)
@@ -102,25 +102,27 @@ CALLS = {
         ("exec", EXEC, 10_000, 200),
     ),
 }
-"""The other calls of a turn, to each proxy: so many that p99 is known within some hundredths. The last number is of a
-portion, in less than a second: the pauses of a machine with neighbours are longer than what is looked for. The first
-call of each has to connect: it must be less than one of a hundred."""
+"""The other calls of a turn, to each proxy: enough for p99 to be known within some hundredths.
+
+The last number is that of a portion, which takes less than a second: pauses of a shared machine are longer than the
+effect in question. The first call of each portion has to connect, so there must be more than a hundred of them.
+"""
 SLOW_SHARE = 2 / 3
 HUNG, SLOW = 100, 20
 HUNG_RATIO, SLOW_RATIO = 1.05, 1.10
-"""p99 of a call beside the held ones may be so many times that at another proxy in front of the same runtime."""
+"""Most p99 of a call while others are held, relative to that at another proxy in front of the same runtime."""
 PATIENCE = 1200.0
 PATIENT = (f"--hook-timeout={PATIENCE}s", f"--hook-budget={PATIENCE}s")
 HOLD_SECONDS = 1.0
-"""After so long all of them wait."""
+"""After so many seconds all creates wait."""
 HEARD_SECONDS = 0.2
-"""A busy program may take so long until it does what a signal says; a create that came before would not wait."""
+"""How many seconds a busy program may take to act on a signal; a create that came before would not wait."""
 
 Hold = Callable[[], AbstractContextManager[object]]
 
 
 def hung(mode: str, share: float) -> list[Figure]:
-    """Measure other calls beside creates whose hook server hangs."""
+    """Measure other calls while creates wait for a hook server that hangs."""
     with served(
         mode,
         (DIRECT, *PROXIES, HOOKS),
@@ -137,7 +139,7 @@ def hung(mode: str, share: float) -> list[Figure]:
 
 
 def slow(mode: str, share: float) -> list[Figure]:
-    """Measure other calls beside creates that the runtime does not answer."""
+    """Measure other calls while creates wait for the runtime."""
     with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
         hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
         found = beside(running, SLOW, hold, SLOW_SHARE * share)
@@ -146,14 +148,15 @@ def slow(mode: str, share: float) -> list[Figure]:
 
 
 def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figure:
-    """Hold p99 here to that elsewhere; it is judged where all calls were made."""
+    """Return the ratio of p99 here to that elsewhere, compared with a limit; it is judged only if all calls were
+    made."""
     found = here.percentile(99) / there.percentile(99)
     shown = f"{found:.2f} ({here.percentile(99):,} us to {there.percentile(99):,} us)"
     return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
 
 
 def beside(running: Served, count: int, hold: Hold, share: float) -> list[tuple[str, Run, Run]]:
-    """Let creates wait at one proxy after the other; return the calls there and elsewhere."""
+    """Let creates wait at one proxy after the other; return the other calls at that proxy and at the other one."""
     loads, clients = {}, {way: [running.client(way, PATIENCE) for _ in range(count)] for way in PROXIES}
     creates = {way: [each.prepare(CREATE[running.mode]) for each in those] for way, those in clients.items()}
     runs: dict[tuple[str, bool], Run] = {}
@@ -172,7 +175,7 @@ def beside(running: Served, count: int, hold: Hold, share: float) -> list[tuple[
 
 
 def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
-    """Yield whose turn it is, and how many calls are made: as many on each way, which take turns in being the first."""
+    """Yield way and number of calls for each portion: as many on each way, which alternate in being the first."""
     for number, done in enumerate(range(0, calls, portion)):
         for way in PROXIES[:: (1, -1)[number % 2]]:
             yield way, min(portion, calls - done)
@@ -180,7 +183,8 @@ def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Let creates wait until the end of the block. Raises DemoError if one did not wait, and what one fails with."""
+    """Let creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
+    with."""
     with ThreadPoolExecutor(len(creates)) as pool:
         with hold():
             creating = [pool.submit(create) for create in creates]
@@ -204,17 +208,23 @@ def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
         os.kill(program, at_end)
 
 
-# ---- crowds, and what is long
+# ---- crowds, and long messages
 
 CROWD_TURNS = 5
 CROWD_RATIO = 5.0
-"""The slowest call of a crowd may take so many times what half of them take, whatever the runtime's own calls do: what
-of a proxy is many times as unfair as it was must not pass because a runtime alone is worse than any proxy."""
+"""Most duration of a crowd's slowest call, relative to the median, however unfair the runtime itself is.
+
+A relative limit would let a proxy pass that became many times less fair, only because a runtime alone is worse than any
+proxy.
+"""
 IN_CALLS = "100 connections, in calls"
-"""Where all calls of a crowd begin at one time, the last one waits for all others: twice what half of them take. Where
-calls follow one another on connections of their own, the first ones wait for all connections to be made, which
-takes many times what a call does, and so does a pause that another program makes on the machine. There a call's wait is
-counted in calls that ended meanwhile: nobody's does in such a pause, and who is starved sees those of others end."""
+"""The crowd whose waits are counted in calls.
+
+If all calls of a crowd begin at once, the last one waits for all others: twice the median. If calls follow one another
+on connections of their own, the first ones wait until all connections are made, which takes many times as long as a
+call, and so does a pause by another program on the machine. There a call's wait is counted in calls that ended
+meanwhile: none does during such a pause, while a starved call sees many others end.
+"""
 CROWDS = {
     CRI: (
         ("1,000 streams of one connection", SMALL[CRI], 20_000, 1_000, 1),
@@ -227,17 +237,18 @@ CROWDS = {
         ("200 execs", EXEC, 4_000, 200, 1),
     ),
 }
-"""The crowd, its calls, how many at a time, on how many connections where streams share them."""
+"""The crowd, its route, the number of calls, how many at a time, and the number of connections if streams share
+them."""
 BESIDE_CALLS, BESIDE_PORTION = 2_000, 250
 BESIDE_MS = 50
-"""p99 of a small call beside lists of 16 MiB, and beside creates so much more than past the proxy, straight to the
-runtime: that and the machine have their work with such creates, too."""
+"""Most p99 in milliseconds of a small call during lists of 16 MiB; during creates, most that the proxy adds to calls
+straight to the runtime, which like the machine is busy with such creates, too."""
 BULK = "x" * ((16 << 20) - (64 << 10))
-"""An argument of the container's command, which hook servers are not told."""
+"""An argument of the container's command, which hook servers are not sent."""
 
 
 def crowded(mode: str, share: float) -> list[Figure]:
-    """Measure many calls at once, and small ones beside lists and creates of 16 MiB."""
+    """Measure many calls at once, and small ones during lists and creates of 16 MiB."""
     with served(mode, (DIRECT, PROXY)) as running:
         figures = [crowd(running, *each, share) for each in CROWDS[mode]]
     small, calls = SMALL[mode], max(int(BESIDE_CALLS * share), 1)
@@ -254,7 +265,7 @@ def crowded(mode: str, share: float) -> list[Figure]:
 
 
 def crowd(running: Served, name: str, route: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
-    """Make a crowd's calls directly and through the proxy; compare the slowest with half of them."""
+    """Make a crowd's calls directly and through the proxy; compare the slowest with the median."""
     loads = {way: prepare(running, way, route, at_once, connections) for way in (DIRECT, PROXY)}
     ratios: dict[str, list[float]] = {way: [] for way in loads}
     for _ in range(CROWD_TURNS):
@@ -265,7 +276,7 @@ def crowd(running: Served, name: str, route: str, calls: int, at_once: int, conn
 
 
 def unfairness(run: Run, *, in_calls: bool) -> float:
-    """Return the longest wait to that of half of the calls."""
+    """Return the ratio of the longest wait to the median."""
     waited = run.meanwhile if in_calls else run.microseconds
     return max(waited) / median_low(waited)
 
@@ -277,7 +288,7 @@ def crowd_figure(name: str, direct: float, through: float, share: float) -> Figu
 
 
 def beside_creates(running: Served, way: str, calls: int, share: float) -> Figure:
-    """Measure small calls through the proxy and past it, beside creates of 16 MiB."""
+    """Measure small calls through the proxy and directly, during creates of 16 MiB."""
     route, create = SMALL[running.mode], CREATE[running.mode]
     loads = {each: prepare(running, each, route) for each in (way, DIRECT)}
     big = prepare(running, way, create, more=BULK)
@@ -296,7 +307,7 @@ def beside_creates(running: Served, way: str, calls: int, share: float) -> Figur
 
 
 def creates_figure(what: str, through: float, past: float, share: float) -> Figure:
-    """Hold what the proxy adds, in milliseconds, to the limit."""
+    """Compare the milliseconds that the proxy adds with the limit."""
     shown, limit = f"{through:.1f} ms (past the proxy {past:.1f} ms)", f"{BESIDE_MS} ms more than past the proxy"
     return Figure(what, shown, limit, through - past <= BESIDE_MS if share == 1 else None)
 
@@ -306,11 +317,11 @@ def creates_figure(what: str, through: float, past: float, share: float) -> Figu
 CLIENTS = 100
 STALLED_TURNS = 11
 STALLED_RATIO = 2.0
-"""p99 of a ping beside the clients may be so many times that without them."""
+"""Most p99 of a ping with the clients connected, relative to that without them."""
 
 
 def stalled(share: float) -> list[Figure]:
-    """Measure pings, and memory, beside clients that ask for an export and read nothing of it."""
+    """Measure pings, and memory, with clients connected that request an export and read nothing of it."""
     pings, route = max(int(12_000 * share), STALLED_TURNS) // STALLED_TURNS, SMALL[DOCKER]
     ratios, growth = [], 0
     with served(DOCKER, (DIRECT, PROXY)) as running:

@@ -1,7 +1,8 @@
-"""A day of a node, played as fast as it goes: does anything grow, fail or hang (promise 13, fault matrix X7)?
+"""A day of a node, played as fast as possible: does anything grow, fail or hang (promise 13, fault matrix X7)?
 
-A second of the day is over when all its calls are answered well; an answer is read and checked. Events are followed all
-the time, and in Docker mode a log: in CRI mode a kubelet reads it from its file. All that is told must be heard.
+A second of the day is over when all its calls are answered; each answer is read and checked. Events are followed all
+the time, and in Docker mode a log, which in CRI mode a kubelet reads from its file. Everything that was sent must be
+received.
 """
 
 import asyncio
@@ -45,14 +46,14 @@ from tests.system.cri_front import CriRuntime
 from tests.system.docker_front import UPGRADE, VERSION, DockerCaller, DockerRuntime
 from tests.system.fronts import Caller
 
-# ---- what a kubelet asks beside the lives of pods
+# ---- the kubelet's calls beside the lifecycles of pods
 
 PROBE, PROBED = ("echo", "ready"), b"ready\n"
 PATIENCE_SECONDS = 20.0
 EVENTS, LINES = "events", "lines of a log"
 LINE = b"a line of the log\n"
 ACTIONS = ("start", "die", "destroy")
-"""Of a container, that are followed."""
+"""The followed actions of a container."""
 
 
 def check(good: bool, what: object) -> None:
@@ -61,7 +62,7 @@ def check(good: bool, what: object) -> None:
 
 
 class Kubelet(ABC):
-    """One kubelet; ``told`` and ``heard`` count by stream what it should have heard, and what it has."""
+    """One kubelet; ``told`` and ``heard`` count by stream what it should have received, and what it has."""
 
     def __init__(self) -> None:
         self.told: Counter[str] = Counter()
@@ -78,7 +79,7 @@ class Kubelet(ABC):
         await self.close()
 
     async def follow(self, container_id: str) -> None:
-        """Follow events, and the log of a container where that goes through the runtime."""
+        """Follow events, and the log of a container if that goes through the runtime."""
         for name, stream in (await self.streams(container_id)).items():
             self._following.append(asyncio.create_task(self._hear(name, stream)))
 
@@ -88,7 +89,7 @@ class Kubelet(ABC):
         raise DemoError(f"the stream of {name} has ended")
 
     async def all_heard(self) -> None:
-        """Wait until all that was told is heard. Raises TimeoutError, and whatever a stream ended with."""
+        """Wait until everything sent was received. Raises TimeoutError, and whatever a stream ended with."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.heard != self.told:
                 for task in self._following:
@@ -98,31 +99,31 @@ class Kubelet(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close all connections."""
+        """Called at the end: close all connections."""
 
     @abstractmethod
     async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        """Open what is followed: when it returns, nothing that is told is missed."""
+        """Called once: open the streams to follow; once it returns, nothing sent must be missed."""
 
     @abstractmethod
     def tell(self, container_id: str) -> None:
-        """Let the runtime tell of a container: an event, or a line of its log."""
+        """Called repeatedly: make the runtime send something about a container, an event or a log line."""
 
     @abstractmethod
     async def lists(self) -> int:
-        """List pods and containers; return how many containers there are."""
+        """Called every second: list pods and containers; return the number of containers."""
 
     @abstractmethod
     async def status(self) -> None:
-        """Ask whether the runtime is well."""
+        """Called regularly: ask whether the runtime is ready."""
 
     @abstractmethod
     async def probe(self, container_id: str) -> None:
-        """Execute a command in a container to its end."""
+        """Called regularly: execute a command in a container to its end."""
 
 
 class CriKubelet(Kubelet):
-    """Speaks CRI v1."""
+    """A kubelet that speaks CRI v1."""
 
     def __init__(self, socket: Path, fake: Fake) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class CriKubelet(Kubelet):
 
     async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
         events = self._client.stream("GetContainerEvents")
-        await events.initial_metadata()  # the runtime sends it when it tells of them
+        await events.initial_metadata()  # the runtime sends it once it sends events
         return {EVENTS: aiter(events)}
 
     def tell(self, container_id: str) -> None:
@@ -157,7 +158,7 @@ class CriKubelet(Kubelet):
 
 
 class DockerKubelet(Kubelet):
-    """Speaks through dockershim, and follows events as cAdvisor does."""
+    """A kubelet that speaks through dockershim, and follows events as cAdvisor does."""
 
     def __init__(self, socket: Path, fake: Fake) -> None:
         super().__init__()
@@ -184,11 +185,11 @@ class DockerKubelet(Kubelet):
         }
 
     async def _stream(self, path: str, counts: Callable[[bytes], bool]) -> AsyncIterator[bytes]:
-        """GET what has no end; return its lines that count, the others are the framing's."""
+        """Send a GET whose answer has no end; return its lines that count, the others are framing."""
         client = await HttpClient.connect(self._socket)
         self._streams.append(client)
         client.send(request("GET", VERSION + path))
-        head = await client.reader.readuntil(b"\r\n\r\n")  # the daemon sends it when it follows
+        head = await client.reader.readuntil(b"\r\n\r\n")  # the daemon sends it once it follows
         check(b" 200 " in head, head)
         return (line async for line in client.reader if counts(line))
 
@@ -217,10 +218,10 @@ class DockerKubelet(Kubelet):
         check(b" 101 " in answer.partition(b"\r\n")[0] and answer.endswith(PROBED), answer)
         inspected = await self._ask("GET", f"/exec/{made}/json")
         check(inspected["ExitCode"] == 0, inspected)
-        self._fake.state.execs.pop(made).container.execs.remove(made)  # dockerd forgets it in some minutes
+        self._fake.state.execs.pop(made).container.execs.remove(made)  # dockerd forgets it after some minutes
 
     async def _ask(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request on a connection that is kept; return the answer."""
+        """Send a request on a connection that is kept open; return the answer."""
         asked = request(method, VERSION + path, go_json(body) if body else b"")
         return json.loads(await self._caller.send("ask", asked))
 
@@ -233,7 +234,7 @@ def _query(**filters: tuple[str, ...]) -> str:
 
 
 KUBELETS: Mapping[str, Callable[[Path, Fake], Kubelet]] = {CRI: CriKubelet, DOCKER: DockerKubelet}
-"""By mode: the kubelet of a socket, and the fake runtime whose part in what is followed it plays."""
+"""By mode: the kubelet of a socket, and the fake runtime that sends what it follows."""
 
 # ---- the day
 
@@ -241,21 +242,21 @@ DAY_SECONDS = Amount(60, 86_400)
 HOUR_SECONDS, HOURS = 3_600, 24
 """The first of so many parts is the warm-up: of a whole day, the first hour."""
 EARLIER_LIVES = Amount(3, 2_500)
-"""Pods that came and went before the day: no node is new every morning. What is remembered of destroyed ones, 4,096 ids
-of pods and containers in Docker mode, has come to its bound by then."""
+"""Pods that came and went before the day, because no node is new every morning. By then the tombstones have reached
+their limit: 4,096 ids of pods and containers in Docker mode."""
 PODS = 30
-"""Each with a container, which is probed."""
+"""The number of running pods, each with a container, which is probed."""
 STATUS_SECONDS = 5
 PROBE_SECONDS = 10
 TELL_SECONDS = 10
-"""Between two events or lines of the log that are followed."""
+"""Seconds between two events or log lines that are followed."""
 LIFE_SECONDS = 120
-"""Between the beginnings of two pods: 30 an hour. Lists are made every second."""
+"""Seconds between the beginnings of two pods: 30 per hour. Lists are made every second."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A node and its clock; ``calls`` and ``heard`` count what was answered, and what was heard on streams."""
+    """A node and its clock; ``calls`` and ``heard`` count what was answered, and what was received on streams."""
 
     mode: str
     fake: Fake

@@ -1,10 +1,10 @@
-"""Very many lives of containers, some of which end badly (fault matrix S9, promise 13): does anything grow in a proxy
-that works for long, is its Store the runtime's list?
+"""Very many lifecycles of containers, some with a bad end (fault matrix S9, promise 13): does anything grow in a proxy
+that runs for long, and does its Store equal the runtime's list?
 
-Memory and open files are the kernel's word on a process that does nothing else; its Store and its tasks, which nobody
-sees from outside, it tells itself when it is asked (``shown``). The fake runtime is the driver's own, so that it can
-refuse a call and lose a container without a word; the proxy and the hook server are processes of their own. Every call
-is answered well but for those that were chosen to fail, and a life that ended badly has left nothing in the runtime.
+Memory and open files are read from the kernel, for a process that does nothing else; the proxy itself reports its Store
+and its tasks on a signal (``shown``). The fake runtime is in the driver's process, so that it can refuse a call and
+lose a container without notice; the proxy and the hook server are processes of their own. Every call must be answered
+well, except for those chosen to fail, and a lifecycle with a bad end must leave nothing in the runtime.
 """
 
 import asyncio
@@ -46,30 +46,35 @@ FRONTS: Mapping[str, Front] = {CRI: cri_front.CRI, DOCKER: docker_front.DOCKER}
 RUNTIMES: Mapping[str, Callable[..., Fake]] = {CRI: CriRuntime, DOCKER: DockerRuntime}
 
 GROWTH_MIB = 1
-"""Over all that comes after the warm-up. The rule is 1 MiB an hour. Here hours pass in a minute: 23 of a day, or the
-months in which a kubelet makes 80,000 pods at 30 an hour; all of them together may cost what the rule grants to one."""
+"""Most growth in MiB over everything after the warm-up.
+
+The rule is 1 MiB per hour. Here hours pass in a minute: 23 of a day, or the months in which a kubelet makes 80,000 pods
+at 30 per hour; all of them together may use what the rule allows for one.
+"""
 DESCRIPTORS = 2
-"""So many more or fewer may be open after it."""
+"""Most difference in open descriptors after it."""
 REGISTRATION = "every-point.json"
 STALLED = "the event loop hangs"
 SAMPLE_SECONDS = 0.5
 READINGS, READING_SECONDS = 5, 0.1
-"""At rest the least of so many readings counts: a list of the runtime's state may be under way at any of them."""
+"""At rest the least of so many readings counts, because a list of the runtime's state may be in progress at any of
+them."""
 SETTLED_SECONDS = 30.0
-"""Beyond the time between two lists: by then the Store is equal."""
+"""Seconds beyond the time between two lists within which the Store must be equal."""
 SOONEST_SECONDS = 1.0
-"""Between two lists, however small the share."""
+"""Least seconds between two lists, however small the share."""
 
 
 class Sample(NamedTuple):
-    """The proxy's resident bytes when so much was done."""
+    """The proxy's resident bytes after so much was done."""
 
     done: float
     bytes: int
 
 
 class Rest(NamedTuple):
-    """A proxy without a client; ``differing`` of the ``known`` ids of the runtime are in it or in the Store alone."""
+    """A proxy without clients; ``differing`` is the number of ids, beside ``known`` ids of the runtime, that only one
+    side has."""
 
     tasks: int
     descriptors: int
@@ -88,17 +93,18 @@ class Endured(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Return the bytes by which memory grew with each thing done after the warm-up, by least squares."""
+        """Return the bytes by which memory grew per unit of work after the warm-up, by least squares."""
         done, resident = zip(*self.measured, strict=True)
         return linear_regression(done, resident).slope
 
     @property
     def growth(self) -> float:
-        """Return the bytes by which memory grew from the warm-up's end to the end: the slope times what was done."""
+        """Return the bytes by which memory grew from the warm-up's end to the end: the slope times the units of
+        work."""
         return self.slope * (self.measured[-1].done - self.measured[0].done)
 
     def figures(self, share: float) -> list[Figure]:
-        """Judge what is left: memory's growth where all was run, what a proxy at rest holds always."""
+        """Return the figures: memory's growth, judged if everything was run, and the state at rest, always judged."""
         before, after = self.before, self.after
         most = max(sample.bytes for sample in (*self.warm_up, *self.measured))
         growth = at_most("growth of memory after the warm-up", self.growth / MIB, GROWTH_MIB, " MiB", judged=share == 1)
@@ -154,12 +160,13 @@ class Observed:
             task.cancel()
 
     async def rest(self, fake: Fake) -> Rest:
-        """Wait until the Store has the runtime's ids, at most until a list and some time more; look at what is held."""
+        """Wait until the Store has the runtime's ids, at most for one list and SETTLED_SECONDS; return the state at
+        rest."""
         ids = {*fake.pod_ids(), *fake.container_ids()}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pass_seconds + SETTLED_SECONDS
         await asyncio.sleep(READING_SECONDS)
-        gc.collect()  # grpcio's clients, who have just left, close a connection when its last call is collected
+        gc.collect()  # clients of grpcio close a connection only when their last call is collected
         while (differing := {*(await self.shown())["ids"]} ^ ids) and loop.time() < deadline:
             await asyncio.sleep(READING_SECONDS)
         readings = []
@@ -170,14 +177,14 @@ class Observed:
         return Rest(tasks, descriptors, len(ids), len(differing))
 
     async def shown(self) -> dict[str, Any]:
-        """Ask the proxy to show itself."""
+        """Make the proxy report its state, and return it."""
         self._view.unlink(missing_ok=True)
         os.kill(self._proxy.pid, SHOW)
         await until(self._view.exists, "the proxy shows itself", self._proxy.output)
         return dict(json.loads(self._view.read_text()))
 
     async def stalls(self) -> int:
-        """Return how often the event loop hung, and print where: the places are no figures."""
+        """Return how often the event loop hung, and print where."""
         for line in self._proxy.output().splitlines():
             if STALLED in line:
                 print(line, file=sys.stderr)
@@ -186,7 +193,7 @@ class Observed:
 
 @asynccontextmanager
 async def observed(front: Front, folder: Path, share: float) -> AsyncIterator[Observed]:
-    """Run a proxy and a hook server that is asked at every point, and must be.
+    """Run a proxy and a hook server that is asked at every point, under policy Fail.
 
     The proxy lists the runtime's state each minute, or each ``share`` of one. Raises AssertionError, DemoError.
     """
@@ -205,14 +212,14 @@ async def observed(front: Front, folder: Path, share: float) -> AsyncIterator[Ob
 async def endure(
     proxy: Observed, fake: Fake, part: Callable[[int], Awaitable[Sequence[Sample]]], counts: tuple[int, int]
 ) -> Endured:
-    """Let a proxy warm up by the first count, then do the second; ``part`` does it with clients of its own."""
+    """Do the first count as a warm-up, then the second; ``part`` does it with clients of its own."""
     warm_up, before = await part(counts[0]), await proxy.rest(fake)
     measured, after = await part(counts[1]), await proxy.rest(fake)
     return Endured(warm_up, measured, before, after, await proxy.stalls())
 
 
 async def together(*calls: Coroutine[Any, Any, None]) -> None:
-    """Await calls that are made at one time. Raises what the first one to fail raises; the others are given up."""
+    """Await calls made concurrently. Raises what the first one to fail raises; the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:
@@ -221,39 +228,39 @@ async def together(*calls: Coroutine[Any, Any, None]) -> None:
         raise failures.exceptions[0] from None
 
 
-# ---- lives
+# ---- lifecycles
 
 LIVES = Amount(200, 100_000)
 WARM_UP = 5
-"""One in so many is lived before anything is measured. What is bounded has come to its bound by then: the largest is
-the table of texts that records share, which begins anew after some 16,000 pods."""
+"""One in so many is done as the warm-up. By then everything bounded has reached its limit: the largest is the table of
+shared texts, which is cleared after some 16,000 pods."""
 AT_ONCE = 8
 STANDING = 10
-"""Pods with a container each that live all the time: the Store is not empty at the end."""
+"""Pods with a container each that live all the time, so that the Store is not empty at the end."""
 PATIENCE_SECONDS = 0.005
-"""At most so long is waited for a remove that shall be lost: it is given up before, in or after its turn in the
+"""Longest wait in seconds for a remove that is to be lost: it is given up before, during or after its turn in the
 runtime."""
 REFUSED = "refused as it was chosen to be"
 
 
 @dataclass(eq=False)
 class Node:
-    """A fake runtime, who speaks to it past the proxy, and what went wrong on purpose."""
+    """A fake runtime, a client that calls it directly, and the failures on purpose."""
 
     fake: Fake
     outside: Caller
     refusals: runtime.Injection | dockerd.Injection
-    """Of stops, as many as its ``times``."""
+    """Refuses as many stops as its ``times``."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     ends: Counter[str] = field(default_factory=Counter)
     lived: int = 0
 
 
 async def begin(caller: Caller) -> tuple[str, str]:
-    """Run a pod with a container, and change the container's resources; return their ids."""
+    """Run a pod with a container, and update the container's resources; return their ids."""
     pod_id = await caller.run_pod()
     container_id = await caller.create(pod_id)
-    del caller.pods[pod_id]  # it would remember all that ever were
+    del caller.pods[pod_id]  # it would remember all that ever existed
     await caller.act("start", container_id)
     await caller.update(container_id)
     return pod_id, container_id
@@ -272,7 +279,7 @@ async def _end_pod(caller: Caller, pod_id: str) -> None:
 
 
 async def _stop(caller: Caller, verb: str, subject_id: str) -> None:
-    """Stop, and ask again if that is refused on purpose: any of the stops under way may be the one."""
+    """Stop a subject, again if that is refused on purpose: any stop in progress may be the one that is refused."""
     while True:
         try:
             await caller.act(verb, subject_id)
@@ -293,7 +300,7 @@ async def _stop_refused(node: Node, caller: Caller, pod_id: str, container_id: s
 
 
 async def _remove_lost(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Give a remove up at a random moment, and ask again: the container may be gone by then."""
+    """Give a remove up at a random moment, and repeat it: the container may be gone by then."""
     await _stop(caller, "stop", container_id)
     remove = caller.request("remove", container_id)
     try:
@@ -308,13 +315,13 @@ async def _remove_lost(node: Node, caller: Caller, pod_id: str, container_id: st
 
 
 async def _removed_outside(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Remove both past the proxy, as ``ctr rm`` and ``docker rm`` do."""
+    """Remove both without the proxy, as ``ctr rm`` and ``docker rm`` do."""
     await node.outside.act("remove", container_id)
     await node.outside.act("remove_pod", pod_id)
 
 
 async def _vanished(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Lose both: no call and no event tells of it."""
+    """Make both vanish without any call or event."""
     node.fake.vanish(container_id)
     node.fake.vanish(pod_id)
 
@@ -328,11 +335,11 @@ ENDS: Mapping[int, tuple[str, End]] = {
     110: ("removed past the proxy", _removed_outside),
     160: ("vanished", _vanished),
 }
-"""By a life's number in its cycle; all others end well."""
+"""By a lifecycle's number in its cycle; all others end well."""
 
 
 def lived(mode: str, share: float) -> Found:
-    """Live through a share of the lives. Raises DemoError, AssertionError, Failed."""
+    """Run a share of the lifecycles. Raises DemoError, AssertionError, Failed."""
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         ends, endured = uvloop.run(live(mode, share, Path(folder)))
     return Found(
@@ -351,7 +358,7 @@ def picture(endured: Endured) -> Plot:
 
 
 async def live(mode: str, share: float, folder: Path) -> tuple[Counter[str], Endured]:
-    """Live; return how many lives ended in which way, and what they left."""
+    """Run lifecycles; return how many ended in which way, and the state that they left."""
     front, socket = FRONTS[mode], folder / "runtime.sock"
     async with (
         RUNTIMES[mode](str(socket), keep_received=0) as fake,
@@ -378,7 +385,7 @@ async def live(mode: str, share: float, folder: Path) -> tuple[Counter[str], End
 
 
 def _refusals(fake: Fake) -> runtime.Injection | dockerd.Injection:
-    """Have stops refused; none of them yet."""
+    """Inject refusals of stops, none of them due yet."""
     if isinstance(fake, CriRuntime):
         refusals = runtime.Injection(code=grpc.StatusCode.UNKNOWN, details=REFUSED, times=0)
         fake.inject(METHODS["stop"], refusals)

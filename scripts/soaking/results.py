@@ -1,7 +1,7 @@
-"""What a step of the soak found, and docs/results.rst, the page that has the last of each.
+"""The findings of a soak's steps, and docs/results.rst, the page with each step's last findings.
 
-The page is also where the rows of steps that were not run again are kept. Each row says when the step ran, on what, and
-how much of its full count; an error's own text, which may name files of the machine, is not in it.
+The page is also the storage for the rows of steps that were not run again. Each row says when the step ran, on what
+machine, and how much of its full count; an error's text, which may name files of the machine, is left out.
 """
 
 import os
@@ -29,19 +29,20 @@ What ``scripts/soak`` found last, of each step; it prints more than stands here.
 
 """
 BELOW = "Resident memory in MiB over lifecycles; the warm-up ends at the upright line."
-"""What stands below a picture."""
+"""The caption below a picture."""
 _VERDICTS = {True: "", False: " **MISSED**", None: " not judged"}
 
 
 class Plot(NamedTuple):
-    """Points in the order of their x; at ``mark`` a line stands upright."""
+    """Points ordered by x; at ``mark`` there is a vertical line."""
 
     points: Sequence[tuple[float, float]]
     mark: float
 
 
 class Found(NamedTuple):
-    """What a step found: its figures and, if it has them, a table, whose first row is the header, and a picture."""
+    """The findings of a step: its figures and, if it has them, a table, whose first row is the header, and a
+    picture."""
 
     figures: Sequence[Figure] = ()
     table: Sequence[Sequence[str]] = ()
@@ -49,7 +50,8 @@ class Found(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A step's end; ``error`` ended it, or is "". ``amount`` is how much of its full count was run."""
+    """The result of a step; ``error`` is what ended it early, or "". ``amount`` is how much of its full count was
+    run."""
 
     step: str
     amount: str
@@ -58,7 +60,7 @@ class Result(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """Name what failed, with the step; a step without a figure has failed."""
+        """Return what failed, with the step's name; a step without a figure has failed."""
         if self.error or not self.found.figures:
             return [f"{self.step}: {self.error or 'it found nothing'}"]
         return [f"{self.step}: {figure.missed}" for figure in self.found.figures if figure.missed]
@@ -82,7 +84,7 @@ def _row(cells: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def render(rows: Mapping[str, str], pictures: Sequence[str]) -> str:
-    """Return the whole page: the rows by their steps, and the pictures of steps."""
+    """Return the whole page: the rows by step, and the pictures of steps."""
     text = _TOP + "\n".join([_row(_HEADER[:-1], _HEADER[-1:]), *rows.values()]) + "\n"
     for step in pictures:
         text += f"\n.. figure:: results/{step}.png\n   :alt: {step}\n\n   {step}: {BELOW}\n"
@@ -90,14 +92,14 @@ def render(rows: Mapping[str, str], pictures: Sequence[str]) -> str:
 
 
 def rows_of(page: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a page by their steps."""
+    """Yield the rows of a page by step."""
     for found in re.finditer(r"^   \* - (\S+)\n(?:     .*\n)+", page, re.MULTILINE):
         if found[1] != _HEADER[0]:
             yield found[1], found[0].rstrip("\n")
 
 
 def write(result: Result, where: str, order: Sequence[str]) -> None:
-    """Put a step's row, and its picture, in the place of those of its last run."""
+    """Replace a step's row and picture by those of this run."""
     rows = dict(rows_of(RESULTS.read_text())) if RESULTS.exists() else {}
     rows[result.step] = result.row(where)
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -108,8 +110,8 @@ def write(result: Result, where: str, order: Sequence[str]) -> None:
 
 
 def draw(plot: Plot, file: Path) -> None:
-    """Draw a line over its two axes; the upright one begins at zero, so that what grows little looks so."""
-    from matplotlib.figure import Figure as Picture  # only who keeps a picture needs matplotlib
+    """Draw the points as a line; the y axis begins at zero, so that small growth looks small."""
+    from matplotlib.figure import Figure as Picture  # matplotlib is imported only for a picture
 
     picture = Picture(figsize=(7.2, 3.0), layout="constrained")
     axes = picture.subplots()
@@ -121,7 +123,7 @@ def draw(plot: Plot, file: Path) -> None:
 
 
 def machine() -> str:
-    """Describe this machine and how busy it is: what a reader needs to compare figures, and nothing that names it."""
+    """Return a description of this machine and its load, for comparing figures, without anything that identifies it."""
     kernel = re.match(r"[\d.]*\d|", platform.release())  # what follows the version may name a provider
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
     return (

@@ -1,8 +1,8 @@
-"""The proxy with one signal more, which writes the Store's ids, the number of tasks and of stalls to a file.
+"""The proxy with one more signal, which writes the Store's ids, the number of tasks and of stalls to a file.
 
-Between two signals it is ``runtimeproxy run``, and nothing of it is counted or kept for the looker's sake.
-Run: ``python -m scripts.soaking.shown FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the
-seconds those between two lists of the runtime's state.
+Otherwise it is ``runtimeproxy run``; nothing is counted or kept only for this file. Run: ``python -m
+scripts.soaking.shown FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the seconds those
+between two lists of the runtime's state.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from runtimeproxy.core import sync
 from runtimeproxy.settings.config import Config
 
 SHOW = signal.SIGRTMIN
-"""One that the proxy itself has no use for."""
+"""A signal that the proxy itself does not use."""
 
 
 class Shown(app.Proxy):
-    """The parts behind the listener, and the signal."""
+    """The parts behind the listener, with the signal."""
 
     file: Path
 

@@ -1,4 +1,4 @@
-"""What a soak runs: one row a step.
+"""The table of a soak's steps.
 
 A step's amount is its full amount times the share; below the full amount most figures are not judged.
 """
@@ -18,29 +18,29 @@ from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
 ROUNDS = Amount(1, measure.ROUNDS)
 PODS, CONTAINERS = 1_000, 3
 RECORDS_PODS = 2_500
-"""10,000 records, with as many containers each."""
+"""10,000 records in all, with as many containers per pod."""
 READY_SECONDS, KNOWN_SECONDS = 1, 5
 RECORDS_MIB = 64
 
 
 class Step(NamedTuple):
-    """A row: ``full`` is the full count in words, ``find`` takes the share."""
+    """A row: ``full`` describes the full count, ``find`` takes the share."""
 
     name: str
     full: str
     find: Callable[[float], Found]
 
     def run(self, share: float) -> Result:
-        """Run a share of the step; its error, of whatever kind, is its result."""
+        """Run a share of the step; an error of any kind becomes its result."""
         amount = self.full if share == 1 else f"{share:g} of {self.full}"
         try:
             return Result(self.name, amount, self.find(share))
-        except Exception as failure:  # a step that fails in a new way must not keep the others from running
+        except Exception as failure:  # an unexpected failure must not keep the other steps from running
             return Result(self.name, amount, Found(), str(failure) or type(failure).__name__)
 
 
 def rounds(share: float) -> tuple[int, float]:
-    """Return how many of the bench's rounds are run, and the share of its calls that each makes."""
+    """Return the number of the bench's rounds, and the share of its calls that each makes."""
     number = ROUNDS.at(share)
     return number, min(ROUNDS.full * share / number, 1.0)
 
@@ -60,7 +60,7 @@ def memory(mode: str, share: float) -> list[Figure]:
 
 
 def unless_all(figures: list[Figure], share: float) -> list[Figure]:
-    """Leave the figures unjudged where not all was run."""
+    """Return the figures, unjudged unless everything was run."""
     return figures if share == 1 else [figure._replace(kept=None) for figure in figures]
 
 
@@ -123,4 +123,4 @@ STEPS = (
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),
 )
-"""First what measures time, while the machine is as it was found; then what counts."""
+"""First the steps that measure time, before the machine is loaded by others; then those that count."""

@@ -1,7 +1,7 @@
 """Steps that are programs of the project's own: its tests, with a share of their full numbers, and the demo.
 
-A step in which a test fails, or is skipped, has no figures but an error. A program is interrupted, not killed, when the
-soak ends early: it ends what it has started.
+A step in which a test fails or is skipped has an error and no figures. A program is interrupted, not killed, when the
+soak ends early, so that it can end what it has started.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.amounts import SHARE_VARIABLE, Amount
 
 PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider")
 HYPOTHESIS = (*("-n", "2", "--dist", "worksteal"), "-m", "hypothesis", "--hypothesis-show-statistics", "tests")
-"""In two processes: some take many minutes."""
+"""In two processes, because some take many minutes."""
 DEMOS = Amount(1, 10)
 
 
@@ -31,7 +31,8 @@ def system(*names: str) -> Sequence[str]:
 
 
 def tests(arguments: Sequence[str], share: float) -> list[Figure]:
-    """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails, is skipped, or none is."""
+    """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails or is skipped, or if none
+    ran."""
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         report = Path(folder, "report.xml")
         code, output = run_module([*PYTEST, f"--junit-xml={report}", *arguments], {SHARE_VARIABLE: repr(share)})
@@ -47,7 +48,7 @@ def tests(arguments: Sequence[str], share: float) -> list[Figure]:
 
 
 def read_report(xml: str) -> list[tuple[str, float]]:
-    """Return each test's name and seconds, of pytest's report in JUnit's XML. Raises DemoError if one was skipped."""
+    """Return each test's name and seconds in pytest's JUnit report. Raises DemoError if one was skipped."""
     cases = list(ElementTree.fromstring(xml).iter("testcase"))
     if skipped := [case.attrib["name"] for case in cases if case.find("skipped") is not None]:
         raise DemoError(f"skipped were {', '.join(skipped)}")
@@ -55,7 +56,7 @@ def read_report(xml: str) -> list[tuple[str, float]]:
 
 
 def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Run a Python module with more variables in its environment; return its exit code and its output."""
+    """Run a Python module with additional environment variables; return its exit code and its output."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     command, environ = [sys.executable, "-m", *arguments], os.environ | environment
     with subprocess.Popen(command, env=environ, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
