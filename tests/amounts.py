@@ -1,16 +1,17 @@
-"""How much the tests do: their usual amount, or a share of the full one when scripts/soak runs them."""
+"""The amounts of what the tests do: their usual one, or a share of the full one when scripts/soak runs them."""
 
 import os
 from dataclasses import dataclass
 
 SHARE_VARIABLE = "SOAK_SHARE"
-"""Holds a number above 0, the share of the full amounts. Where it is not set the amounts are the usual ones."""
+"""Name of the variable with the share of the full amounts, a number above 0. Without it the amounts are the usual
+ones."""
 
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100
-"""A property test's full number of examples is so many times its usual one."""
+"""A property test's full number of examples relative to its usual one."""
 QUICK_TIMES = 4
-"""Where slow tests are left out, a property test's number of examples is so many times smaller than its usual one."""
+"""Without slow tests, a property test's number of examples is the usual one divided by this."""
 
 quick = False
 """Whether slow tests are left out; set before the test files are read."""
@@ -18,7 +19,7 @@ quick = False
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a test does in scripts/test, and in a full scripts/soak."""
+    """An amount: the usual one of scripts/test, and the full one of scripts/soak."""
 
     usual: int
     full: int
@@ -36,30 +37,30 @@ class Amount:
 
 CALLS_OF_A_CLIENT = Amount(1_000, 100_000)
 STREAM_BYTES = Amount(10 << 20, 1 << 30)
-"""Through one pipe, each way."""
+"""Bytes through one pipe, each way."""
 EXECS_OF_THE_CLI = Amount(10, 1_000)
 IDLE_SECONDS = Amount(2, 900)
-"""How long a stream says nothing."""
+"""Seconds that a stream is silent."""
 STALL_SECONDS = Amount(1, 60)
-"""How long a client does not read."""
+"""Seconds that a client does not read."""
 RESTARTS = Amount(1, 100)
-"""Of a proxy under load, by SIGTERM."""
+"""Restarts of a proxy under load, by SIGTERM."""
 SECOND_STARTS = Amount(1, 100)
-"""Of a proxy whose socket another one has."""
+"""Starts of a proxy whose socket is in use by another one."""
 HANGS = Amount(10, 2_000)
 """Calls whose hook server hangs, for each way of hanging and each front."""
 HOOK_SERVERS = Amount(3, 100)
-"""At one path, one after another."""
+"""Hook servers at one path, one after another."""
 HOOK_FAILURES = Amount(100, 10_000)
-"""Of kinds chosen at random, under each policy, on each front."""
+"""Failures of random kinds, under each policy, on each front."""
 HOSTILE_FILES = Amount(100, 10_000)
-"""In the directory of the registrations."""
+"""Hostile files in the registration directory."""
 SWAPS = Amount(10, 1_000)
-"""Of a registration file, while calls are made."""
+"""Replacements of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)
-"""That run through the kill of the proxy, on each front's fake runtime."""
+"""Pods that run through the kill of the proxy, on each front's fake runtime."""
 LOST_CREATES = Amount(2, 1_000)
-"""That the runtime has carried out when the proxy is killed, with a restart after each."""
+"""Creates that the runtime has carried out when the proxy is killed, with a restart after each."""
 
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:

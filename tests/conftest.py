@@ -1,7 +1,7 @@
-"""How Hypothesis works here, the loops and engines of tests, what thousands of tests need not do again and again.
+"""Set up Hypothesis, event loops and engines for the tests, and avoid repeated work in thousands of tests.
 
-As root on Debian, where everything can run, a skipped test has failed. No deadline and no health check looks at the
-clock: how busy the machine is decides nothing.
+As root on Debian, where everything can run, a skipped test counts as failed. There are no deadlines and no health
+checks by the clock, so that the load of the machine decides nothing.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
     from tests.engines.dockerd import Dockerd
 
-# Else every run, and every process that a test starts, would compile each file again: many seconds.
+# Otherwise every run, and every process that a test starts, would compile each file again, which takes many seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Judge skips, let a soak take its time, and choose the profile before tests say how many examples they want."""
+    """Set up the judging of skips, the times of a soak, and the Hypothesis profile, before tests choose their
+    examples."""
     if not machine.why_no_engine():
         config.pluginmanager.register(skips)
     if amounts.SHARE_VARIABLE in os.environ:
-        config.option.timeout = 0  # in a soak tests may take hours
+        config.option.timeout = 0  # no timeout: in a soak tests may take hours
     amounts.quick = "not slow" in config.option.markexpr
     clockless: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     number = amounts.examples()
@@ -44,25 +45,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run an async test on the loop that it is marked for."""
+    """Run an async test on the loop that its marker names."""
     marked = item.get_closest_marker("virtual_time") is not None
     return {"virtual time": VirtualLoop} if marked else {"usual": asyncio.new_event_loop}
 
 
 def pytest_collection() -> None:
-    """Keep the garbage collector away while hardly anything is given up."""
+    """Disable the garbage collector during collection, which produces hardly any garbage."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Keep it away from what is there to the end, too: the tests and the modules."""
+    """Exempt what exists for the whole run, tests and modules, from garbage collection."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape in what was captured what is no text (lone surrogates): a worker could not report it."""
+    """Escape lone surrogates in captured output, which a worker could not report."""
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -70,8 +71,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def containerd() -> "Iterator[Containerd]":
-    """Return a private containerd with the test images."""
-    from tests.engines.containerd import Containerd  # heavy, and most tests need no engine
+    """Yield a private containerd with the test images."""
+    from tests.engines.containerd import Containerd  # slow to import, and most tests need no engine
 
     with Containerd() as engine:
         yield engine
@@ -79,7 +80,7 @@ def containerd() -> "Iterator[Containerd]":
 
 @pytest.fixture(scope="session")
 def dockerd() -> "Iterator[Dockerd]":
-    """Return a private dockerd with the test images."""
+    """Yield a private dockerd with the test images."""
     from tests.engines.dockerd import Dockerd
 
     with Dockerd() as engine:

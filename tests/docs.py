@@ -1,4 +1,4 @@
-"""The documents that tests compare with the program, and how a table or a code block is found in one."""
+"""The documents that tests compare with the program, and functions that find a table or a code block in one."""
 
 import re
 import textwrap
@@ -27,4 +27,4 @@ def code_blocks(language: str) -> list[str]:
 
 
 CODE = code_blocks("python")[0]
-"""The hook server of ten lines."""
+"""The hook server in ten lines."""

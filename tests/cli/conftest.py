@@ -1,4 +1,4 @@
-"""The entry points in this process: words on both outputs, and the exit code."""
+"""The entry points, run in this process: both outputs, and the exit code."""
 
 import io
 import logging
@@ -14,13 +14,14 @@ from runtimeproxy.observe.logs import OWN_LOGGER
 from runtimeproxy.settings.config import Config
 
 Run = Callable[..., tuple[int, str, str]]
-"""Runs a command line: exit code, output and errors come back."""
+"""Runs a command line; returns exit code, output and errors."""
 ENTRIES = {"runtimeproxy": cli.main, "koord-runtime-proxy": cli.koord_runtime_proxy}
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return what runs a command line in an environment that holds nothing of ours, with an application of the test."""
+    """Return a function that runs a command line, without the project's variables in the environment, with an
+    application of the test."""
     for name in [name for name in os.environ if name.startswith("RUNTIMEPROXY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")

@@ -1,4 +1,4 @@
-"""``runtimeproxy run`` and ``koord-runtime-proxy`` as a user meets them: words, and the exit code."""
+"""``runtimeproxy run`` and ``koord-runtime-proxy`` from a user's view: outputs and exit codes."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoin
 
 
 def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
-    """Return an application that fails."""
+    """Return an application that raises an error."""
 
     def fail(config: Config) -> NoReturn:
         raise make()
@@ -41,7 +41,7 @@ def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
 def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ...]) -> None:
     code, out, err = run(*command, "--help")
     assert (code, err) == (0, "")
-    words = "".join(out.split())  # click breaks lines inside words with a hyphen
+    words = "".join(out.split())  # click breaks lines after hyphens inside words
     for option in OPTIONS:
         assert f"\n  {option.flag} {option.metavar}" in out
         assert "".join(f"{option.help}[default:{option.shown_default}]".split()) in words

@@ -1,4 +1,4 @@
-"""What fronts and core say to each other: what a call does by itself, and what is read once of its message."""
+"""The interface between fronts and core: a call's default behaviour, and properties that are read once."""
 
 import pytest
 
@@ -11,12 +11,12 @@ from tests.fakes.calls import SUBJECT
 
 
 def test_unreadable_message_is_no_fault_of_the_proxy() -> None:
-    """The lifecycle answers it by the plugins' policy: a handler of the proxy's own errors must not take it."""
+    """The lifecycle treats it by the plugins' policy, so it must not be a subclass of the proxy's own errors."""
     assert not issubclass(Unreadable, RuntimeProxyError)
 
 
 class Message:
-    """A message that is read once, whatever comes of it."""
+    """A message whose id is read once, successfully or not."""
 
     def __init__(self, readable: bool) -> None:
         self.reads = 0
@@ -49,7 +49,7 @@ def test_unreadable_message_is_not_tried_again() -> None:
 
 
 Plain = type("Plain", (Call,), dict.fromkeys(Call.__abstractmethods__))
-"""A call of a front that does nothing but what each has to."""
+"""A front's call with nothing but the abstract methods."""
 
 
 async def test_call_changes_nothing_by_itself() -> None:

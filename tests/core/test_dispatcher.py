@@ -1,6 +1,6 @@
-"""The dispatcher asks all plugins in order, within the budget, and turns failures into the policies' verdicts.
+"""The dispatcher asks all plugins in order, within the budget, and applies the policies to failures.
 
-That each bad field of an answer costs itself, and is counted, stands in test_dispatcher_answers.py.
+That each bad field of an answer is dropped alone, and counted, is tested in test_dispatcher_answers.py.
 """
 
 import logging
@@ -40,19 +40,19 @@ BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quo
 
 
 class Desk(Core):
-    """The core's dispatcher, asked directly."""
+    """The core's dispatcher, called directly."""
 
     async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
         return await self.dispatcher.before(CREATE, request, self.now + seconds)
 
     def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
-        """Return how many failures there are, and how many of them fail open."""
+        """Return the numbers of failures and of failures that fail open."""
         labels = {"plugin": plugin, "hook": point.name, "reason": reason.value}
         return self.recorder.counted("hook_failures", **labels), self.recorder.counted("hook_fail_open", **labels)
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Return how many answers, failures and failures that fail open there are."""
+        """Return the numbers of answers, failures and failures that fail open."""
         total = self.recorder.total
         return total("hook_calls"), total("hook_failures"), total("hook_fail_open")
 

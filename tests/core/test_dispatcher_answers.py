@@ -1,6 +1,6 @@
-"""Whatever bytes a hook server answers, what is bad of it costs itself: all else is applied (fault matrix H5).
+"""Whatever bytes a hook server answers, only the bad parts are dropped; everything else is applied (fault matrix H5).
 
-The way is that of a real answer: the codec, the judgement, the merge, under policy Ignore.
+The answers take a real answer's path: the codec, the judgement, the merge, under policy Ignore.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from tests.fakes.plugins import FakePlugins
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
 SENT = Resources(cpuset_cpus="0-3")
-"""Without a number, so that no answer is an echo: what is 0 or empty in it says nothing."""
+"""Resources without a number, so that no answer is an echo, and 0 or empty means nothing."""
 POD = PodInfo(uid="u", labels={"kept": "1"}, annotations={"kept": "1"}, cgroup_parent="/pod", resources=SENT)
 CONTAINER = ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
 SENT_VALUES = {**dict.fromkeys(("labels.kept", "annotations.kept", "envs.KEPT"), "1"), "cgroup_parent": "/pod"}
@@ -39,7 +39,7 @@ SENT_VALUES["resources.cpuset_cpus"] = "0-3"
 
 
 class Server:
-    """A hook server that answers these bytes, and what the proxy made of them."""
+    """A hook server that answers given bytes, and what the proxy made of them."""
 
     def __init__(self, point: HookPoint, body: bytes) -> None:
         self._point, self._body = point, body
@@ -54,10 +54,11 @@ class Server:
             raise HookError("a", point.name, Reason.BAD_ANSWER, str(error)) from None
 
     def changed(self) -> dict[str, object] | None:
-        """Ask; return what is set, by the names of ``Adjustment.owners``, and None where nothing is even read."""
+        """Ask the server; return what is set, by the names of ``Adjustment.owners``, None if the answer cannot be
+        parsed."""
         dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0, 10.0)
         request = HookRequest(POD, CONTAINER if self._point.subject is SubjectKind.CONTAINER else None)
-        with pytest.raises(StopIteration) as end:  # in one go: nothing waits here
+        with pytest.raises(StopIteration) as end:  # in one step: nothing waits here
             dispatcher.before(self._point, request, 10.0).send(None)
         adjustment: Adjustment = end.value.value
         fields = by_field(adjustment)
@@ -65,7 +66,7 @@ class Server:
         return None if adjustment is NO_ADJUSTMENT else fields
 
     def bad_fields(self) -> set[str]:
-        """Return the names of the bad fields, each of which is counted once; all together are one failure."""
+        """Return the names of the bad fields, each counted once; all together count as one failure."""
         counted = self.recorder.counters.items()
         found = {dict(labels)["field"]: n for (name, labels), n in counted if name == "hook_bad_fields"}
         assert set(found.values()) <= {1}
@@ -80,7 +81,7 @@ class Server:
 
 
 class Piece(NamedTuple):
-    """One field of an answer, and whether any runtime takes the value."""
+    """One field of an answer, and whether any runtime accepts the value."""
 
     field: str
     value: Any
@@ -124,11 +125,11 @@ MESSAGES: dict[HookPoint, Any] = {
     **dict.fromkeys((CREATE, START), api_pb2.ContainerResourceHookResponse),
 }
 ABSENT = {SubjectKind.POD: {"envs"}, SubjectKind.CONTAINER: {"labels"}}
-"""What the point's message has no field for."""
+"""The parts that the point's message has no field for."""
 
 
 class Answer(NamedTuple):
-    """What a hook server answers; ``bad`` names the bad fields of it, None where bytes were damaged."""
+    """A hook server's answer; ``bad`` has its bad fields, None if bytes were damaged."""
 
     point: HookPoint
     body: bytes
@@ -144,7 +145,7 @@ def put_together(point: HookPoint, parts: list[Piece]) -> Answer:
 
 
 def damaged(answer: Answer, changes: list[tuple[int, int, int]], more: bytes, cut: int) -> Answer:
-    """Replace none or one byte at some places, add bytes and cut some off."""
+    """Return an answer with some bytes replaced, bytes appended and some cut off."""
     body = bytearray(answer.body)
     for at, count, value in changes:
         body[at : at + count] = bytes([value])
@@ -153,9 +154,9 @@ def damaged(answer: Answer, changes: list[tuple[int, int, int]], more: bytes, cu
 
 
 ODD_FIELDS = [
-    b"\x0a\x02\xff\xfe",  # a map entry that is none
+    b"\x0a\x02\xff\xfe",  # an invalid map entry
     b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
-    b"\x18\x05",  # a number in the place of the cgroup parent
+    b"\x18\x05",  # a number in place of the cgroup parent
     b"\x22\x06\x0a\x01E\x12\x01\xff",  # an entry whose value is not UTF-8
     b"\x12\x05\x0dabcd",  # a fixed number in the resources
     b"\x12\x02\x10\x05",  # a quota of 5 microseconds
@@ -172,7 +173,7 @@ ANSWERS = WHOLE | DAMAGED | st.builds(Answer, POINTS, st.binary(max_size=60), st
 
 
 def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:
-    """Return all that an answer changes, as protobuf's own runtime reads it; None if it does not."""
+    """Return everything that an answer changes, as protobuf's own runtime parses it; None if it cannot."""
     message = MESSAGES[point]()
     try:
         message.ParseFromString(body)

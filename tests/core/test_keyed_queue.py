@@ -1,4 +1,4 @@
-"""Turns: order within a key, none between keys, and nobody waits longer than its time (relay-rules C6)."""
+"""Turns keep the order within a key, none between keys, and no turn waits longer than its time (relay-rules C6)."""
 
 import asyncio
 import tracemalloc
@@ -12,18 +12,18 @@ from tests.fakes.clock import virtual_time
 pytestmark = virtual_time
 
 Take = tuple[str, str, float, float]
-"""Who takes a turn, of which key, how long it waits at most, how long it holds the turn."""
+"""Name, key, longest wait in seconds, and seconds for which the turn is held."""
 
 
 class Log:
-    """Writes down who held which turn when."""
+    """Records who held which turn when."""
 
     def __init__(self) -> None:
         self.turns = KeyedQueue(Deadlines())
         self.lines: list[tuple[float, str]] = []
 
     def start(self, *take: *Take) -> asyncio.Task[None]:
-        """Take a turn in a task."""
+        """Start a task that takes a turn."""
         return asyncio.create_task(self._hold(*take))
 
     async def _hold(self, name: str, key: str, wait_seconds: float, hold_seconds: float) -> None:
@@ -79,7 +79,7 @@ async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
 
 
 async def test_waiters_memory_does_not_grow_with_those_before_it() -> None:
-    """Ten thousand calls may be about one container; each would hold ten thousand places else."""
+    """Ten thousand calls may be about one container; otherwise each would hold ten thousand places."""
     log = Log()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The straight line up to the release: order of its steps, and what failures lead to (relay-rules C6, C7, C9)."""
+"""The course of a call up to the release: order of its steps, and the effects of failures (relay-rules C6, C7, C9)."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
 Fields = dict[str, Any]
-"""What a call does otherwise."""
+"""Fields of a FakeCall that differ from the defaults."""
 PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
 POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
 
@@ -72,7 +72,7 @@ async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookP
 @pytest.mark.parametrize("untouched", [True, False])
 @pytest.mark.parametrize("operation", list(Operation))
 async def test_no_call_waits_without_plugins(core: Core, operation: Operation, untouched: bool) -> None:
-    """It is released before it is read, unless something in the Store is to be put in."""
+    """A call is released before it is read, unless something from the Store is to be put in."""
     call = FakeCall(operation, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
     assert call.released_with == (None if untouched else SUBJECT, NO_ADJUSTMENT)
@@ -83,7 +83,7 @@ async def test_no_call_waits_without_plugins(core: Core, operation: Operation, u
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_call_released_by_its_front_is_not_held(core: Core, policy: FailurePolicy) -> None:
-    """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
+    """No Pre hook can be asked about it; the Post hooks are called as usual."""
     core.plugins.add("a", Reason.DEADLINE, policy=policy)
     call = FakeCall(START, state=CallState.RELEASED)
     assert await core.run(call) == ["release", "answer"]
@@ -94,7 +94,7 @@ async def test_call_released_by_its_front_is_not_held(core: Core, policy: Failur
 async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
     assert core.lifecycle.passes_unrecorded()
     core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
-    assert not core.lifecycle.passes_unrecorded()  # a start that the runtime refuses tells what a hook server set
+    assert not core.lifecycle.passes_unrecorded()  # when a start is refused, the log names what hook servers set
     waits = core.start(FakeCall(UPDATE))
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
@@ -113,7 +113,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
 async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
-    """Or one that cannot be read."""
+    """So does a call that cannot be read."""
     call = FakeCall(START, **fields)
     assert await core.run(call) == ["release", "answer"]
     assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
@@ -140,7 +140,7 @@ READS = [
 async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
     core: Core, point: str, read: Subject | None, asks: list[str], told: list[Any], left: tuple[int, int]
 ) -> None:
-    """What the runtime does not know passes without hooks."""
+    """Without one, a call passes without hooks if the runtime does not know the subject."""
     core.plugins.add("a", points=(point,), policy=FAIL)
     call = FakeCall(START, known=None, read=read)
     assert await core.run(call) == [*asks, "release", "answer"]
@@ -310,7 +310,7 @@ TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
     # never more than half of the caller's time (fault matrix H4)
     *[((100, 100), None, [5, 5]), ((100, 100), 60.0, [5, 5]), ((100, 100), 20.0, [5, 5]), ((100, 100), 8.0, [2, 2])],
     *[((2, 2), 2.0, [0.5, 0.5]), ((0.25, 2), 2.0, [0.25, 0.75]), ((100, 100), 0.5, [0.125, 0.125])],
-    # time is left to those behind
+    # time is left for the plugins after it
     *[((2, 2, 2), None, [2, 2, 2]), ((8, 2), None, [8, 2]), ((9, 2), None, [8, 2])],
     ((2,) * 6, None, [2, 2, 2, 2, 1, 1]),
     ((2,) * 12, None, [2, 2, 2, 2, 1, 0.5, 0.25, 0.125, *[pytest.approx(0, abs=0.07)] * 4]),
@@ -326,7 +326,7 @@ async def test_hanging_hook_server_leaves_time_to_those_behind_it(
         core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=timeout, points=(point,))
     await core.run(FakeCall(START, deadline=deadline))
     if point == "PostStartContainer" and deadline is not None:
-        seconds = [min(timeout, 5) for timeout in timeouts]  # nobody waits longer; they are told all the same
+        seconds = [min(timeout, 5) for timeout in timeouts]  # nobody waits longer, yet all are called
     given = [asked.timeout_seconds for asked in core.plugins.asked]
     assert given == seconds
     assert core.times.released == (sum(given) if point == "PreStartContainer" else 0)
@@ -348,7 +348,7 @@ READING = [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
 async def test_reading_the_subject_is_paid_from_the_same_budget(
     core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
 ) -> None:
-    """It ends with that, in time for the runtime to answer."""
+    """It is cut off with the budget, in time for the runtime to answer."""
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
     await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
     assert [asked.timeout_seconds for asked in core.plugins.asked] == timeouts
@@ -401,7 +401,7 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
 
 
 async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
-    """Nobody is asked about a stop here, but it waits behind those whose hooks are asked."""
+    """No plugin is asked about a stop here, but it waits behind calls whose hooks are asked."""
     core.plugins.add("a", delay_seconds=1, points=AT_START + AT_UPDATE)
     calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
     await asyncio.gather(*map(core.start, calls))
@@ -421,7 +421,7 @@ async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Co
 
 
 async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
-    """And a commit keeps what other calls committed meanwhile."""
+    """And a commit keeps what other calls have committed meanwhile."""
     core.store.commit(SUBJECT)
     core.plugins.add("a", HookAnswer(annotations={"A": "1"}))
     slow = core.start(FakeCall(STOP, runtime_seconds=100))

@@ -1,4 +1,4 @@
-"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one.
+"""The course of a call after the runtime's answer: commit, Post hooks, the answer, and what follows without one.
 
 The last is relay-rules C3.
 """
@@ -36,7 +36,7 @@ ENVS = HookAnswer(envs={"A": "1"})
 CPUS = HookAnswer(resources=Resources(cpuset_cpus="77"))
 
 Left = tuple[int, int]
-"""How many pods and containers are known."""
+"""The numbers of known pods and containers."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ NOT_AGREED = [
 async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
-    """Also where the runtime is asked later what became of it, and has not done it."""
+    """Also if the runtime is asked later for the outcome, and has not done it."""
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
@@ -103,7 +103,7 @@ FAULTS = [
 async def test_answer_goes_whatever_fails_behind_it(
     core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: Log
 ) -> None:
-    """Also where that is found out later."""
+    """Also if the outcome is found out later."""
     call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
     assert await core.run(call) == ["release", "answer"]
     await asyncio.sleep(1)
@@ -117,7 +117,7 @@ async def test_answer_goes_whatever_fails_behind_it(
 async def test_answer_waits_at_most_half_of_the_callers_time(
     core: Core, delay: float, deadline: float, answer: float, over: float
 ) -> None:
-    """A Post hook has its own time beside that (relay-rules C2)."""
+    """A Post hook has its own time in addition (relay-rules C2)."""
     core.plugins.add("a", delay_seconds=delay, points=(STARTED,))
     call = FakeCall(START, deadline=deadline)
     await core.run(call)
@@ -152,7 +152,7 @@ async def test_create_is_answered_behind_its_commit(core: Core) -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
-    """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
+    """If no Post hook is called the answer goes first, but the commit follows before anything else is processed."""
     if told:
         core.plugins.add("a", points=(STARTED,))
     known: list[bool] = []
@@ -188,7 +188,7 @@ async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, dead
 
 
 async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
-    """Stop a pod and return who is told of it."""
+    """Stop a pod and return the names of the plugins that are called for it."""
     core.plugins.asked.clear()
     pod = replace(SUBJECT.pod.effective, id=pod_id)
     await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
@@ -258,7 +258,7 @@ OWED: list[tuple[Operation, Subject, Reply, Left]] = [
 async def test_post_hook_owed_for_a_lost_answer_is_told(
     core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
 ) -> None:
-    """Then the subject is committed, or forgotten where it is gone."""
+    """Then the subject is committed, or dropped if it is gone."""
     core.plugins.add("a", ENVS, points=POST_POINTS)
     if fate is GONE:
         core.store.commit(SUBJECT)
@@ -280,7 +280,7 @@ LOST = [
 
 @pytest.mark.parametrize(("operation", "known", "left"), LOST)
 async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, known: Subject, left: set[str]) -> None:
-    """A create's subject has an id that nobody knows: another call for the same name keeps what it makes."""
+    """A create's subject has an unknown id: another call for the same name keeps what it creates."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
     core.store.commit(SUBJECT)

@@ -1,4 +1,4 @@
-"""The count of what held requests keep, and its limit (relay-rules A4)."""
+"""The count of bytes kept by held requests, and its limit (relay-rules A4)."""
 
 from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
 

@@ -1,4 +1,4 @@
-"""What the Store keeps of the kubelet's own values gets into the file and back; a failure is counted, and no more."""
+"""The Store's original values get into the file and back; a failure is counted, and has no other effect."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def path() -> Iterator[Path]:
 
 
 class Process:
-    """What of a proxy has to do with the file."""
+    """The part of a proxy that uses the file."""
 
     def __init__(self, path: Path | None, owner: str = OWNER) -> None:
         self.store = Store()
@@ -60,7 +60,7 @@ class Process:
         await self.originals.stop()
 
     def commit(self, *ids: str) -> None:
-        """Commit containers of which hooks replaced something."""
+        """Commit containers in which hooks replaced something."""
         for one in ids:
             self.store.commit(hooked(one))
 
@@ -124,7 +124,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
 async def test_row_goes_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
-    """Which changes of the Store are told of is in test_store.py."""
+    """Which changes of the Store are reported is tested in test_store.py."""
     async with Process(path) as process:
         process.commit("c1")
         await kept(path, QUOTAS)

@@ -1,4 +1,4 @@
-"""The file of the kubelet's own values: what was written is read, what is broken is made anew, and nothing else."""
+"""The file of original values: what was written is read, what is damaged is created anew, and nothing else is."""
 
 import os
 import random
@@ -37,7 +37,7 @@ KILLS = Amount(5, 500)
 
 
 def some(number: int, uid: str = "uid") -> OriginalValues:
-    """Return what is kept of a pod."""
+    """Return some values to keep of a pod."""
     pairs = {"annotations.note": (None, f"{number}" * 20), "cgroup_parent": ("/kubepods/a", f"/kubepods/{number}")}
     return OriginalValues(("shop", f"web-{number}", uid, 0), pairs)
 
@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Iterator[File]:
 
 
 def tried(file: File) -> tuple[str, dict[str, OriginalValues]]:
-    """Return for which reason a file cannot be loaded, "" if it can, and what can be read of it."""
+    """Return the reason why a file cannot be loaded, "" if it can, and what can be read of it."""
     kept: dict[str, bytes] = {}
     reason = ""
     try:
@@ -72,7 +72,7 @@ def loaded(file: File) -> dict[str, OriginalValues]:
 
 
 def unwritten(file: File) -> str:
-    """Return for which reason nothing can be written."""
+    """Return the reason why nothing can be written."""
     with pytest.raises(Failed) as raised:
         file.write(SOME)
     return raised.value.reason
@@ -231,7 +231,7 @@ def test_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> N
 
 
 def check_broken(file: File, data: bytes) -> None:
-    """Check that of broken bytes no wrong value comes, and that they are in nobody's way."""
+    """Check that damaged bytes give no wrong value, and that the file works afterwards."""
     Path(file.path).write_bytes(data)
     os.chmod(file.path, 0o600)
     reason, kept = tried(file)
@@ -301,7 +301,7 @@ for number in count() if not rounds else range(rounds):
 
 
 def writer(file: File, name: str, rounds: int = 0) -> "subprocess.Popen[bytes]":
-    """Start a process that writes some rows again and again, each time all of them with one number."""
+    """Start a process that writes some rows repeatedly, each time with one number in all of them."""
     command = [sys.executable, "-c", WRITER, file.path, name, str(rounds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
 

@@ -28,7 +28,7 @@ def of(container_id: str, pod_id: str) -> Subject:
 
 @pytest.fixture
 def store() -> Store:
-    """Two pods, of one and of two containers."""
+    """Return a Store with two pods, of one and of two containers."""
     store = Store()
     for subject in (Subject(pod("p1")), Subject(pod("p2")), of("c1", "p1"), of("c2", "p2"), of("c3", "p2")):
         store.commit(subject)
@@ -90,7 +90,7 @@ FORGOTTEN = [
 
 @pytest.mark.parametrize(("gone", "left", "of_p2"), FORGOTTEN)
 def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
-    """A pod's containers stay: what the kubelet asked for them, where a hook replaced it, nobody else tells."""
+    """A pod's containers stay: no runtime reports what the kubelet asked for them where a hook replaced it."""
     before = store.snapshot()
     store.forget(gone)
     assert (store.ids(), ids_of(store, "p2")) == (left, of_p2)
@@ -109,7 +109,7 @@ def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
     asked = pod("p3")
     moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
     info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
-    read = PodRecord(info, info, read=True)  # nobody knows whether it was moved
+    read = PodRecord(info, info, read=True)  # unknown whether its cgroup parent was changed
     known = [store.has_moved_pods]
     for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
         store.commit(Subject(record))
@@ -198,13 +198,14 @@ def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
 
 @pytest.fixture
 def told() -> list[str]:
-    """The ids that the store below told of."""
+    """Return the list of ids that the store below reports."""
     return []
 
 
 @pytest.fixture
 def hooked(told: list[str]) -> Store:
-    """A pod and a container of which hooks replaced something, and a container that is as the kubelet asked for it."""
+    """Return a Store with a pod and a container in which hooks replaced something, and a container that is as the
+    kubelet asked."""
     store = Store()
     store.on_change = told.append
     plain = replace(ASKED, id="c8")

@@ -1,7 +1,7 @@
-"""10,000 records take at most 64 MiB beyond an idle proxy (promise 13).
+"""10,000 records take at most 64 MiB more than an idle proxy (promise 13).
 
-Run as a program, this file fills a Store and prints the bytes that became resident; with "cri" containers are read from
-CRI's requests, whose variables stay as they came, else they are made of texts, as Docker's are.
+Run as a program, this file fills a Store and prints the bytes that became resident. With "cri" the containers'
+variables come from CRI requests and stay encoded, otherwise they are made of texts, as Docker's are.
 """
 
 import gc
@@ -33,7 +33,7 @@ KUBELETS = {"hash": "000NUMBER", "restartCount": "0", **MESSAGES}
 KUBELETS_NOTES = {f"io.kubernetes.container.{key}": value for key, value in KUBELETS.items()}
 KUBELETS_NOTES["io.kubernetes.pod.terminationGracePeriod"] = "30"
 ENVS = {"POD_NUMBER": "NUMBER"}
-for service in range(25):  # of a namespace: each gives every container two variables
+for service in range(25):  # services of a namespace: each gives every container two variables
     ENVS |= {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.SPACE"}
     ENVS |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.SPACE:8080"}
 CONTAINER = {"id": f"c{ID}", "name": "main", "annotations": KUBELETS_NOTES, "envs": ENVS, "cgroup_parent": PARENT}
@@ -59,7 +59,7 @@ def resident_bytes() -> int:
 
 
 def read(fields: dict[str, Any]) -> Any:
-    """Return the variables as a create's request has them."""
+    """Return the variables as they are read from a create's request."""
     from runtimeproxy.cri import api_pb2, translate
 
     config = api_pb2.ContainerConfig()
@@ -70,7 +70,7 @@ def read(fields: dict[str, Any]) -> Any:
 
 
 def fill(form: str) -> None:
-    """Fill a Store and print what it holds and what that takes."""
+    """Fill a Store; print the number of its records and the memory they take."""
     import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
     from runtimeproxy.core.store import Store
     from runtimeproxy.model import envs

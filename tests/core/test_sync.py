@@ -1,4 +1,5 @@
-"""The Store follows the runtime beside the calls: what is read and dropped, and how a runtime that is away is tried."""
+"""The Store follows the runtime beside the calls: what is read and dropped, and how a runtime that is away is
+retried."""
 
 import asyncio
 import logging
@@ -35,7 +36,7 @@ def syncs(rig: Synced, result: str) -> int:
 
 
 def waits(rig: Synced) -> list[float]:
-    """Return how long it waited between two lists."""
+    """Return the seconds between two lists."""
     return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
 
 
@@ -117,7 +118,7 @@ async def test_create_without_an_answer_brings_a_pass() -> None:
 
 
 async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
-    """Calls come first: while one is held each reader waits before it reads on."""
+    """Calls take precedence: while one is held each reader waits before each read."""
     pods, containers = 1_000, 3_000
     rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
     rig.state.read_seconds = 0.002
@@ -199,7 +200,7 @@ async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
 
 
 async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
-    """Also where it was known before: a runtime that answers of it has it."""
+    """Also if it was known before: a runtime that answers about it has it."""
     rig = Synced("p1")
     for one in ("c1", "c2"):
         rig.store.commit(container(one, f"pod of {one}"))
@@ -215,7 +216,7 @@ async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
 
 @pytest.mark.parametrize("hooked", [True, False])
 async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
-    """Also where no hook server is registered, no record is known, and nobody wants to be told."""
+    """Also if no hook server is registered, no record is known, and there is no ``on_gone``."""
     rig = Synced("c1", hooked=hooked)
     rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
     kept = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
@@ -271,7 +272,7 @@ async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None
 
 
 async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
-    """A cancel that stays behind ends the sync at its next wait (Python 3.11.2), for good and unseen."""
+    """A cancel that is left behind ends the sync at its next wait (Python 3.11.2), for good and without notice."""
     rig = Synced("p1", "p2")
     rig.state.errors["p1"] = AWAY
     async with rig.running():
@@ -296,7 +297,7 @@ async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
 async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None:
-    """The first time it may be the runtime that went away; the second time its list has come in between."""
+    """At first the runtime itself may be away; the second time its list has succeeded in between."""
     rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
     rig.state.read_seconds = 0.01
     rig.state.errors[one] = AWAY
@@ -333,7 +334,7 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
 async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
     one: str, error: Exception | None, caplog: Log
 ) -> None:
-    """So is what is gone by the time it is read."""
+    """So is a subject that is gone by the time it is read."""
     rig = Synced("p1", "p2", "c1", "c2")
     if error is None:
         (rig.state.pods if one == "p2" else rig.state.containers)[one] = None
@@ -402,7 +403,7 @@ async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: 
 
 @pytest.mark.parametrize("missing", ["", "p1", "c1"])
 async def test_stop_at_any_moment_leaves_nothing(missing: str) -> None:
-    """Also in that in which the runtime leaves."""
+    """Also at the moment in which the runtime goes away."""
     for steps in range(40):
         rig = Synced("p1", "c1", "c2")
         if missing:

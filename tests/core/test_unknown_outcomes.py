@@ -1,4 +1,4 @@
-"""Starts and stops without an answer: when the runtime is asked about them, and what comes of it (relay-rules C3)."""
+"""Starts and stops without an answer: when the runtime is asked about them, and what follows (relay-rules C3)."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ def now() -> float:
 
 
 class Rig:
-    """Unsettled calls and what was finished, with the time."""
+    """Unsettled calls and those that were finished, with the time."""
 
     def __init__(self, most_calls: int = 1000) -> None:
         self.recorder = Metrics(now)
         self.stopping: set[str] = set()
-        """What stops are about now."""
+        """The subjects of present stops."""
         self.finish_seconds = 0.0
-        """How long it takes until a call's turn comes."""
+        """How many seconds it takes until a call's turn comes."""
         self.unsettled = UnknownOutcomes(
             self.recorder, lambda what: self.stopping if what is STOP else set(), most_calls
         )
@@ -161,7 +161,7 @@ async def test_call_being_finished_is_not_given_up() -> None:
 
 
 async def test_call_that_is_given_up_waits_for_no_question() -> None:
-    """The task of a question that waits for its turn has the call, and that its request."""
+    """The task of a question that waits for its turn refers to the call, and that to its request."""
     rig = Rig(most_calls=2 * MOST_QUESTIONS)
     for _ in range(10):
         for _ in range(MOST_QUESTIONS):

@@ -1,6 +1,6 @@
 """The cgroup files of a container, seen from the host and from inside, on cgroup v1 and v2.
 
-Values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited), whatever the files say.
+Values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited), whatever the files contain.
 """
 
 import os
@@ -33,7 +33,7 @@ def weight(shares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where one number of a container lies: v1 controller and file, v2 file, and how to read each."""
+    """The place of one number of a container: v1 controller and file, v2 file, and how to read each."""
 
     controller: str
     v1_file: str
@@ -81,7 +81,7 @@ def directories(cgroup: str) -> Iterator[Path]:
 def read(cgroup: str, setting: str) -> Value:
     """Read a setting of a cgroup from the host.
 
-    Raises FileNotFoundError if the cgroup or the controller is not there.
+    Raises FileNotFoundError if the cgroup or the controller does not exist.
     """
     row = SETTINGS[setting]
     path = cgroup.lstrip("/")
@@ -103,7 +103,7 @@ def _pids(file: Path) -> list[int]:
     try:
         return [int(pid) for pid in file.read_text().split()]
     except OSError:
-        return []  # the cgroup went away meanwhile, and its processes with it
+        return []  # the cgroup was removed meanwhile, when its processes had ended
 
 
 def remove(cgroup: str) -> None:

@@ -68,14 +68,15 @@ class Containerd(Engine):
         return self
 
     def launch(self) -> None:
-        """Start the daemon (again, after its end, which containers and shims outlive) and wait until CRI answers."""
+        """Start the daemon and wait until CRI answers; also after its end, which containers and shims outlive."""
         config = self.base / "config.toml"
         config.write_text(CONFIG.format(base=self.base, socket=self.socket, pause=images.PAUSE_IMAGE))
         self._run(["containerd", "--config", str(config)], self._answers)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Have the daemon run at the end of the block, whatever became of it, without the pods that came within it."""
+        """Start the daemon again at the end of the block, whatever became of it, and remove the pods created in the
+        block."""
         kept = self._pods()
         try:
             yield
@@ -93,7 +94,7 @@ class Containerd(Engine):
     def ctr(self, *arguments: str, socket: str | None = None) -> str:
         """Run ctr against this engine, or against ``socket``; return its output.
 
-        Raises EngineError with what ctr said.
+        Raises EngineError with ctr's error text.
         """
         command = ["ctr", "--address", socket or self.socket, "--namespace", "k8s.io", *arguments]
         done = subprocess.run(
@@ -108,7 +109,7 @@ class Containerd(Engine):
             return False
         with CriClient(self.socket) as client:
             try:
-                client.pods()  # unlike the version, told only when what was there is known
+                client.pods()  # unlike the version, answered only once the existing pods are loaded
             except grpc.RpcError:
                 return False
         return True
@@ -122,7 +123,7 @@ class Containerd(Engine):
         self._wait_for_images()
 
     def _wait_for_images(self) -> None:
-        # CRI learns of images imported behind its back by an event, a moment later.
+        # CRI learns by an event, a moment later, of images that were imported without it.
         deadline = time.monotonic() + START_SECONDS
         with CriClient(self.socket) as client:
             while time.monotonic() < deadline:
@@ -143,7 +144,7 @@ class Containerd(Engine):
                     client.stop_pod(pod_id)
                     client.remove_pod(pod_id)
                 except grpc.RpcError:
-                    continue  # what CRI cannot end is ended by its process ids below
+                    continue  # what CRI cannot end is ended below by process id
 
     def _leftovers(self) -> set[int]:
         return leftovers.processes(f"-address\0{self.socket}\0") | cgroups.processes(self.cgroup_prefix)

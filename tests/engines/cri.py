@@ -1,6 +1,6 @@
-"""A CRI client for tests and the demo: any socket, v1 or v1alpha2, what a kubelet would say.
+"""A CRI client for tests and the demo: any socket, v1 or v1alpha2, with a kubelet's messages.
 
-Pods use the host's network, so they need no CNI and carry neither hostname nor sysctls.
+Pods use the host's network, so they need no CNI and have neither hostname nor sysctls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class CriClient:
     def __init__(self, socket_path: str, version: str = V1, *, timeout_seconds: float = 60.0) -> None:
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
-        # A local pool: two clients of one process are two connections, as two kubelets would be.
+        # A local subchannel pool: two clients of one process are two connections, as two kubelets would be.
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", [*options, ("grpc.use_local_subchannel_pool", 1)])
         self._version = version
         self._timeout_seconds = timeout_seconds
@@ -83,7 +83,7 @@ class CriClient:
         self._channel.close()
 
     def path(self, method: str) -> str:
-        """Name the method as HTTP/2's :path does."""
+        """Return the method's HTTP/2 :path."""
         service = "ImageService" if method in IMAGE_METHODS else "RuntimeService"
         return f"/{self._version}.{service}/{method}"
 
@@ -94,7 +94,7 @@ class CriClient:
         return call(request, timeout=timeout_seconds or self._timeout_seconds)
 
     def stream(self, method: str, request: Message) -> Iterator[Any]:
-        """Call a server-streaming method; return its replies as they come (with ``cancel()``, as grpcio has it)."""
+        """Call a server-streaming method; return its replies as they come (with ``cancel()``, as in grpcio)."""
         call = self._channel.unary_stream(
             self.path(method), request_serializer=_serialize, response_deserializer=_reply(method).FromString
         )
@@ -109,7 +109,7 @@ class CriClient:
         return str(self.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config)).pod_sandbox_id)
 
     def pod_status(self, pod_id: str) -> cri_pb2.PodSandboxStatusResponse:
-        """Read the verbose status."""
+        """Return the verbose status."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
         return cast("cri_pb2.PodSandboxStatusResponse", self.call("PodSandboxStatus", request))
 
@@ -145,7 +145,7 @@ class CriClient:
         return list(self.call("ListContainers", cri_pb2.ListContainersRequest()).containers)
 
     def status(self, container_id: str) -> cri_pb2.ContainerStatusResponse:
-        """Read the verbose status."""
+        """Return the verbose status."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         return cast("cri_pb2.ContainerStatusResponse", self.call("ContainerStatus", request))
 

@@ -1,6 +1,6 @@
-"""The docker CLI as a program: with pipes or on a terminal, and what of its output two equal runs have in common.
+"""The docker CLI as a program, with pipes or on a terminal, and rules for comparing the output of two equal runs.
 
-Nothing of the machine's own docker settings is used; output that no rule names is compared as it is.
+The machine's own docker settings are not used; output that no rule matches is compared unchanged.
 """
 
 import io
@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 DOCKER = "/usr/bin/docker"
-"""Debian's, whatever else stands on the PATH."""
+"""Debian's, whatever else is on the PATH."""
 TIMEOUT_SECONDS = 60.0
 ROWS, COLUMNS = 33, 101
 """The size of the terminal."""
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What is typed once a text was shown; both count from where the last one ended."""
+    """Input that is typed once a text was shown; both are counted from the end of the last one."""
 
     shown: bytes
     keys: bytes
@@ -52,8 +52,8 @@ def run(
 ) -> Outcome:
     """Run a docker command against a socket, with an empty configuration of its own.
 
-    ``stdin`` None is an empty one; with ``terminal`` the command has a terminal instead and that is typed.
-    Raises TimeoutError or subprocess.TimeoutExpired if it does not end in 60 s.
+    ``stdin`` None is an empty one; with ``terminal`` the command has a terminal instead, and that is typed. Raises
+    TimeoutError or subprocess.TimeoutExpired if it does not end in 60 s.
     """
     with tempfile.TemporaryDirectory(prefix="rp-docker-cli-") as config:
         command = [DOCKER, "--config", config, "--host", f"unix://{socket}", *arguments]
@@ -68,7 +68,7 @@ def run(
 
 
 TOO_EARLY_TO_RESIZE = b"failed to resize tty, using default size\r\n"
-"""The CLI gives a container a tenth of a second to start in: a busy machine may take longer."""
+"""The CLI waits a tenth of a second for a container's start: a busy machine may take longer."""
 
 
 def _on_a_terminal(command: Sequence[str], variables: Mapping[str, str], typed: Sequence[Typed]) -> Outcome:
@@ -91,7 +91,7 @@ def _on_a_terminal(command: Sequence[str], variables: Mapping[str, str], typed: 
 
 
 def _type(terminal: int, typed: Sequence[Typed]) -> bytes:
-    """Return all that is shown until nobody has the terminal open."""
+    """Return all that is shown until the terminal is closed by all processes."""
     output, position, left = b"", 0, list(typed)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while data := _read(terminal, deadline, output):
@@ -108,7 +108,7 @@ def _read(terminal: int, deadline: float, output: bytes) -> bytes:
     try:
         return os.read(terminal, READ_BYTES)
     except OSError:
-        return b""  # the kernel's way to say that nobody has the terminal open (EIO)
+        return b""  # EIO: no process has the terminal open any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ DRAWN = (
     Mask("<age>", r"(?i)(less than a second|about a minute|\d+ (seconds?|minutes?))( ago)?", "time goes on"),
     Mask("127.0.0.1:<port>", r"127\.0\.0\.1:\d+", "the kernel chooses the registry's port"),
 )
-"""What dockerd draws anew, in the output of any command."""
+"""Values that dockerd generates anew, in the output of any command."""
 
 TRANSFERS = (
     *DRAWN,
@@ -142,7 +142,7 @@ TRANSFERS = (
         "a layer tells its newest state only: which ones are seen is a matter of time",
     ),
 )
-"""For push and pull."""
+"""Rules for push and pull."""
 
 SENDING = (
     Mask(
@@ -152,7 +152,7 @@ SENDING = (
     ),
     *DRAWN,
 )
-"""For a build without BuildKit, into a pipe, where the daemon's own lines have no carriage return."""
+"""Rules for a build without BuildKit into a pipe, where the daemon's own lines have no carriage return."""
 
 BUILDKIT = (
     Mask("", r"(?m)^#\d+ (\d+\.\d+ )?", "numbers follow the order in which steps that run at once began"),
@@ -163,11 +163,11 @@ BUILDKIT = (
     Mask("", r"(?m)( \d+\.\d+s)?( done)?$", "a part of a step is told while it goes on, too, if that is seen in time"),
     *DRAWN,
 )
-"""For BuildKit's plain progress, whose lines are to be compared without their order."""
+"""Rules for BuildKit's plain progress, whose lines must be compared without their order."""
 
 
 def masked(output: bytes, rules: Sequence[Mask] = DRAWN) -> str:
-    """Return output with all that the rules name replaced, one rule after the other."""
+    """Return output with all matches of the rules replaced, one rule after the other."""
     text = output.decode(errors="backslashreplace")
     for rule in rules:
         text = re.sub(rule.pattern, rule.name, text)
@@ -175,12 +175,12 @@ def masked(output: bytes, rules: Sequence[Mask] = DRAWN) -> str:
 
 
 def lines(output: bytes, rules: Sequence[Mask] = DRAWN) -> list[str]:
-    """Return the different lines of masked output, in an order of their own."""
+    """Return the distinct lines of masked output, sorted."""
     return sorted(set(masked(output, rules).splitlines()))
 
 
 def archived(output: bytes, rules: Sequence[Mask] = DRAWN) -> list[str]:
-    """Return what a tar archive holds, in its order: all but the times, which are those of the making.
+    """Return the contents of a tar archive, in order, without the times, which are those of its creation.
 
     Raises tarfile.TarError.
     """

@@ -15,12 +15,12 @@ from tests.engines.engine import Engine, EngineError
 from tests.fakes.dockerd_client import UnixHttpConnection
 
 DOCKERD = "/usr/sbin/dockerd"
-"""Debian's, whatever else stands on the PATH."""
+"""Debian's, whatever else is on the PATH."""
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = (DOCKERD, "containerd", "containerd-shim-runc-v2", "runc", "busybox")
 REQUEST_SECONDS = 60.0
 DIRECTORIES = (*leftovers.SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
-"""Made by every dockerd, whatever its exec-root; the last by its BuildKit."""
+"""Directories created by every dockerd, whatever its exec-root; the last one by its BuildKit."""
 
 BUSYBOX, PAUSE = (name.removeprefix("docker.io/library/") for name in images.IMAGES)
 """The images by the names that docker shows."""
@@ -39,34 +39,34 @@ class Dockerd(Engine):
         return self
 
     def launch(self) -> None:
-        """Start the daemon (again: what it keeps on disk outlives it) and wait until it answers."""
+        """Start the daemon and wait until it answers; what it keeps on disk outlives its end."""
         config = self.base / "daemon.json"
         config.write_text(json.dumps(self._config()))
         # Without the machine's proxy variables, which dockerd would use for its registries.
         self._run([DOCKERD, "--config-file", str(config)], self._answers, {"PATH": PATH})
 
     def kill(self) -> None:
-        """End the daemon at once (SIGKILL); its containers live on until the next ``launch`` or ``stop``."""
+        """Kill the daemon (SIGKILL); its containers live on until the next ``launch`` or ``stop``."""
         super().kill()
-        # Its containerd ends with it. Until process 1 has waited for that one, dockerd takes it for alive by its pid.
+        # Its containerd ends with it. Until process 1 has reaped that one, dockerd takes it for alive by its pid.
         (self.base / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
         if self._runs:
-            self._remove_containers(keep=set())  # or SIGTERM waits for each that does not listen to it
+            self._remove_containers(keep=set())  # otherwise SIGTERM would wait for each one that ignores it
         self.terminate()
         self._sweep(self.processes, self.base / "exec/containerd/daemon")
 
     def processes(self) -> set[int]:
         """Return the ids of the daemon, its containerd, the shims, and all processes in containers."""
-        # The folder exec is named on their command lines and on nobody's who only talks to the daemon.
+        # The folder exec is in their command lines, but in no client's.
         own = {self._daemon.pid} if self._daemon is not None and self._runs else set()
         return leftovers.processes(f"{self.base}/exec") | cgroups.processes(self.cgroup_prefix) | own
 
     def request(self, method: str, path: str, body: bytes = b"", socket: str | None = None) -> bytes:
         """Send one request to this engine, or to ``socket``; return the body of its answer.
 
-        Raises EngineError with what the daemon said, OSError if it does not listen.
+        Raises EngineError with the daemon's error text, OSError if it does not listen.
         """
         connection = UnixHttpConnection(socket or self.socket, timeout=REQUEST_SECONDS)
         try:
@@ -85,7 +85,7 @@ class Dockerd(Engine):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Remove at the end of the block the containers, image names, images and build caches that came within it."""
+        """Remove at the end of the block the containers, image names, images and build caches created in it."""
         containers, kept_images = set(self._containers()), set(self._images())
         try:
             yield
@@ -135,6 +135,6 @@ class Dockerd(Engine):
         try:
             self.request("DELETE", path)
         except EngineError as error:
-            # Gone with another one, or on its way (run --rm).
+            # Removed with another one, or being removed (run --rm).
             if "with 404" not in str(error) and "already in progress" not in str(error):
                 raise

@@ -1,4 +1,4 @@
-"""A daemon of our own: its folder and cgroups, its start and its end; nothing of another one is touched.
+"""A private daemon: its folder and cgroups, its start and its end; nothing of another one is touched.
 
 Everything is found by its own folder or cgroup prefix, and ended by process id.
 """
@@ -45,7 +45,7 @@ class Daemon(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Start the daemon, and have all there that tests use. Raises EngineError."""
+        """Start the daemon, with everything that tests use. Raises EngineError."""
 
     def stop(self) -> None:
         """Stop the daemon and remove its folder."""
@@ -53,7 +53,7 @@ class Daemon(ABC):
         shutil.rmtree(self.base)
 
     def terminate(self) -> None:
-        """Stop the daemon alone, if it runs."""
+        """Stop only the daemon, if it runs."""
         if self._daemon is None:
             return
         self._daemon.terminate()
@@ -90,7 +90,7 @@ class Daemon(ABC):
 
 
 class Engine(Daemon):
-    """A daemon that runs containers, behind a socket and below a cgroup of its own."""
+    """A daemon that runs containers, with a socket and a cgroup of its own."""
 
     def __init__(self, name: str, cgroup: str, directories: Iterable[Path]) -> None:
         super().__init__(name)
@@ -103,7 +103,7 @@ class Engine(Daemon):
         return self._daemon is not None and self._daemon.poll() is None
 
     def cgroup_parent(self, pod_uid: str, qos: str = "besteffort") -> str:
-        """Name the cgroup parent that a kubelet of this engine's own would give a pod.
+        """Return the cgroup parent that this engine's kubelet would give a pod.
 
         Cgroups below this prefix, also those that a hook chose, are removed with the engine.
         """
@@ -115,7 +115,7 @@ class Engine(Daemon):
         return path
 
     def _sweep(self, processes: Callable[[], set[int]], state: Path) -> None:
-        """End what the stopped daemon left, and remove all it made; ``state`` is its containerd's."""
+        """End what the stopped daemon left, and remove everything it created; ``state`` is its containerd's."""
         leftovers.end(processes)
         leftovers.remove_shim_sockets(state)
         leftovers.unmount(self.base)

@@ -1,4 +1,4 @@
-"""Images for the real engines, made of one static busybox and no registry.
+"""Images for the real engines, made of one static busybox without a registry.
 
 The same busybox gives the same bytes, so an image keeps its id between runs.
 """
@@ -15,7 +15,7 @@ PAUSE_IMAGE = "docker.io/library/runtimeproxy-pause:1"
 IMAGES: Mapping[str, Sequence[str]] = {BUSYBOX_IMAGE: ["/bin/sh"], PAUSE_IMAGE: ["/bin/sleep", "2147483647"]}
 """Image name -> the command that it runs by default."""
 STOP_SIGNALS = {PAUSE_IMAGE: "SIGKILL"}
-"""Unlike a real pause, sleep as process 1 is deaf to SIGTERM: a stop would wait for its whole grace period."""
+"""Unlike a real pause, sleep as process 1 ignores SIGTERM: a stop would wait for its whole grace period."""
 
 APPLETS = ("sh", "cat", "cp", "echo", "env", "false", "grep", "head", "ls", "nc", "printf", "sleep", "true", "wc")
 DIRECTORIES = ("bin", "dev", "etc", "proc", "sys", "tmp")
@@ -25,7 +25,7 @@ IMAGE_ENVIRONMENT = ["PATH=/bin"]
 def archive(busybox: Path) -> bytes:
     """Return an archive with every image of ``IMAGES``, all of them on one layer of busybox.
 
-    ``busybox`` is a static binary; raises OSError if it cannot be read.
+    ``busybox`` is a static binary. Raises OSError if it cannot be read.
     """
     layer = _tree(busybox.read_bytes())
     files = {"layer.tar": layer}

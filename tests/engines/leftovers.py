@@ -1,6 +1,6 @@
-"""What an engine leaves on the machine, and how all of it is ended: processes, mounts, directories, shims' sockets.
+"""End what an engine leaves on the machine: processes, mounts, directories, shims' sockets.
 
-What does not bear the text is not touched; a process is ended by its id.
+Nothing without the engine's mark is touched; a process is ended by its id.
 """
 
 import os
@@ -17,13 +17,14 @@ SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
 
 
 def processes(mark: str) -> set[int]:
-    """Return the ids of all processes whose command line holds a text."""
+    """Return the ids of all processes whose command line contains a text."""
     wanted = mark.encode()
     return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and wanted in _cmdline(entry)}
 
 
 def end(find: Callable[[], set[int]]) -> None:
-    """Kill what ``find`` finds until it finds nothing. Raises TimeoutError with the ids of those that do not end."""
+    """Kill what ``find`` returns until it returns nothing. Raises TimeoutError with the ids of those that do not
+    end."""
     deadline = time.monotonic() + END_SECONDS
     while leftovers := find():
         for pid in leftovers:
@@ -46,22 +47,22 @@ def unmount(base: Path) -> None:
 
 
 def remove_shim_sockets(state: Path) -> None:
-    """Remove the sockets of shims that were killed; their bundles in the containerd's ``state`` say where.
+    """Remove the sockets of shims that were killed; their bundles in the containerd's ``state`` name them.
 
-    To be called when the shims are gone.
+    Must be called after the shims have ended.
     """
     for address in state.glob("io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
 
 
 class NewDirectories:
-    """Directories outside of an engine's folder that it makes if they are not there, named deepest first."""
+    """Directories outside of an engine's folder that it creates if they do not exist, deepest first."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._new = [path for path in paths if not path.exists()]
 
     def remove(self) -> None:
-        """Remove those that were not there before, unless something else is in them by now."""
+        """Remove those that did not exist before, unless they contain something else by now."""
         for path in self._new:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()

@@ -1,11 +1,11 @@
-"""What the engines ask of the machine: root, and Debian, whose packages scripts/install knows."""
+"""The engines' requirements: root, and Debian, whose packages scripts/install installs."""
 
 import os
 import platform
 
 
 def why_no_engine() -> str:
-    """Say why no container runtime can be asked of this machine; "" where scripts/install gave it all it needs."""
+    """Return why no container runtime can run on this machine; "" if scripts/install can provide everything."""
     if os.geteuid() != 0:
         return "not root, and a container runtime needs root"
     return "" if _is_debian() else "not on Debian, where the runtimes' packages are known"

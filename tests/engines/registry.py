@@ -23,7 +23,7 @@ LISTENING = re.compile(r'msg="listening on (127\.0\.0\.1:\d+)"')
 
 
 class Registry(Daemon):
-    """A registry of our own; ``address`` is what image names begin with."""
+    """A private registry; ``address`` is the beginning of image names."""
 
     def __init__(self) -> None:
         super().__init__("registry")

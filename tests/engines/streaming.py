@@ -1,4 +1,4 @@
-"""A client of the URLs that Exec and Attach give: Kubernetes' channels over a WebSocket."""
+"""A client of the URLs that Exec and Attach return: Kubernetes' channels over a WebSocket."""
 
 from collections import defaultdict
 from urllib.parse import urlsplit, urlunsplit
@@ -11,7 +11,7 @@ STDOUT, STDERR = 1, 2
 
 
 async def read_channels(url: str) -> dict[int, bytes]:
-    """Return what came on each channel by the end. Raises aiohttp.ClientError if the server refuses."""
+    """Return the data of each channel up to the end. Raises aiohttp.ClientError if the server refuses."""
     channels: dict[int, bytes] = defaultdict(bytes)
     async with (
         aiohttp.ClientSession() as session,

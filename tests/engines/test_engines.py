@@ -14,7 +14,7 @@ from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import wait_until
 
 KEY_FILE = Path("/etc/docker/key.json")
-"""Written by a dockerd that is not told otherwise."""
+"""Written by a dockerd that is not configured otherwise."""
 
 
 def test_processes_with_the_mark_are_ended_and_no_others() -> None:
@@ -70,7 +70,7 @@ def test_containerd_leaves_nothing_behind() -> None:
 
 
 def start(engine: Dockerd, **host: object) -> str:
-    # The first process of a container ignores SIGTERM unless it asks for it.
+    # The first process of a container ignores SIGTERM unless it handles it.
     body = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL", "HostConfig": host}
     made = json.loads(engine.request("POST", "/containers/create", json.dumps(body).encode()))["Id"]
     engine.request("POST", f"/containers/{made}/start")
@@ -103,7 +103,7 @@ def test_dockerd_leaves_nothing_behind(killed: bool) -> None:
 @pytest.mark.engine
 def test_restored_removes_what_its_block_made(dockerd: Dockerd) -> None:
     def images() -> dict[str, list[str]]:
-        """dockerd lists images that were made at the same time in any order."""
+        """Return the images of the machine's own dockerd; those created at the same time are listed in any order."""
         return {image["Id"]: image["RepoTags"] for image in dockerd.get("/images/json?all=1")}
 
     before = images()

@@ -1,4 +1,4 @@
-"""Work that may block for ever, beside the event loop."""
+"""Work that may block for ever, in a daemon thread."""
 
 import asyncio
 import subprocess

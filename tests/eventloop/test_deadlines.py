@@ -1,4 +1,4 @@
-"""Deadlines: who is late is told in time and in order, with one timer for all."""
+"""Deadlines: callbacks come in time and in order, with one timer for all."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Lines = list[tuple[float, str]]
 
 
 def noting(lines: Lines, name: str) -> Callable[[], None]:
-    """Return what notes who was late when."""
+    """Return a callback that notes its name and time."""
     return lambda: lines.append((asyncio.get_running_loop().time(), name))
 
 
@@ -28,7 +28,7 @@ async def test_late_callers_are_told_in_time_and_in_order() -> None:
 
 
 async def test_deadline_that_is_over_tells_nobody() -> None:
-    """Also where one that is told ends it, earlier or at the same time."""
+    """Also if another callback cancels it, earlier or at the same time."""
     deadlines, lines = Deadlines(), Lines()
     first = deadlines.add(1, noting(lines, "over at once"))
     deadlines.add(1.5, lambda: deadlines.over(earlier))

@@ -1,4 +1,5 @@
-"""Fibers: begun and resumed at once, interrupted where they wait, seen by whoever awaits them."""
+"""Fibers start and resume immediately, are interrupted where they wait, and pass their result on to whoever awaits
+them."""
 
 import asyncio
 from typing import Any
@@ -22,7 +23,7 @@ def pending() -> Pending[Any]:
 
 
 async def noted(steps: Steps, awaited: Any) -> str:
-    """Note what comes of an awaited thing."""
+    """Note the result of an awaitable."""
     steps.append("begun")
     try:
         steps.append(await awaited)
@@ -89,7 +90,7 @@ async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseExcept
 
 @virtual_time
 async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
-    """What a question to the runtime has to say of its own end comes first."""
+    """The task that asks the runtime must handle its own cancellation first."""
     steps = Steps()
     made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
     await asyncio.sleep(1)

@@ -1,6 +1,6 @@
 """Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones that break none.
 
-Beside its mistake a broken server answers as the good ones do.
+Apart from its mistake a broken server answers as the good ones do.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Made = Callable[[str], AbstractAsyncContextManager[Any]]
 
 THINKS_SECONDS = 0.005
 HOLDS_SECONDS = 0.03
-"""How long a call holds a lock: a cancel comes within it, wherever in 50 ms a busy machine begins the call."""
+"""Seconds that a call holds a lock: a cancel comes within it, whenever in 50 ms a busy machine begins the call."""
 LOOK_SECONDS = 0.001
 LATE_SECONDS = 1.5
-"""A server that answers in time does so within this, on a machine that has a lot to do."""
+"""A server that answers in time does so within so many seconds, on a busy machine."""
 FEW_CALLS = 4
 UNREADABLE = hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT)
 TOO_MUCH = hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -57,12 +57,12 @@ def late(rule: str, answer: Callable[[], Answer]) -> Tried:
 
 
 async def crash(call: HookCall) -> bytes:
-    """Take for granted what is not there."""
+    """Raise, as a server does that relies on missing fields."""
     raise KeyError("pod_meta")
 
 
 def where(wrong: Callable[[HookCall], object], answer: Answer, otherwise: Answer | None = None) -> Answer:
-    """Answer some calls wrongly; the others with an echo if with nothing else."""
+    """Return an answer that is wrong for some calls; the others get ``otherwise``, by default an echo."""
 
     async def choose(call: HookCall) -> bytes:
         return await (answer if wrong(call) else otherwise or hookanswers.echo())(call)
@@ -88,7 +88,7 @@ def _unknown(call: HookCall) -> int:
 
 
 def serves_few_at_once(beyond: Answer) -> Answer:
-    """Answer otherwise what comes while some calls are served."""
+    """Return an answer that differs for calls that come while some others are being served."""
     serving = asyncio.Semaphore(FEW_CALLS)
 
     async def answer(call: HookCall) -> bytes:
@@ -101,7 +101,7 @@ def serves_few_at_once(beyond: Answer) -> Answer:
 
 
 def mixes_pods_up() -> Answer:
-    """Keep the request in a place that all calls share."""
+    """Return an answer that keeps the request in a variable shared by all calls."""
     current: list[HookCall] = []
 
     async def answer(call: HookCall) -> bytes:
@@ -114,7 +114,7 @@ def mixes_pods_up() -> Answer:
 
 
 def mixes_numbers_up() -> Answer:
-    """Work out a number in a place that all calls share."""
+    """Return an answer that computes a number in a variable shared by all calls."""
     shares: list[int] = [0]
 
     async def answer(call: HookCall) -> bytes:
@@ -128,12 +128,12 @@ def mixes_numbers_up() -> Answer:
 
 
 def forgets_a_number() -> Answer:
-    """Copy the resources field by field, and not the newest one."""
+    """Return an answer that copies the resources field by field, without the newest field."""
     return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
 
 
 def always_the_same() -> Answer:
-    """Set a quota of half a CPU by the kernel's usual period, which the kubelet sends too."""
+    """Return an answer that sets a quota of half a CPU by the kernel's default period, which the kubelet sends, too."""
 
     async def answer(call: HookCall) -> bytes:
         response = hookanswers.RESPONSES[call.point.subject]()
@@ -144,7 +144,7 @@ def always_the_same() -> Answer:
 
 
 def forgets_entries() -> Answer:
-    """Repeat one annotation of those that were sent, which is as good as none."""
+    """Return an answer that repeats only one of the annotations sent, which is as good as none."""
 
     def forget(response: Any) -> None:
         for key in sorted(annotations(response))[1:]:
@@ -164,7 +164,7 @@ def counts() -> Answer:
 
 
 def answers_unknown_fields() -> Answer:
-    """Change the answer where a field is not known."""
+    """Return an answer that changes if the request has an unknown field."""
 
     async def answer(call: HookCall) -> bytes:
         update = {"unknown": str(_unknown(call))}
@@ -174,7 +174,7 @@ def answers_unknown_fields() -> Answer:
 
 
 def breaks_when_cancelled(then: Answer) -> Answer:
-    """Leave a lock behind when a call is cancelled, and answer so from then on."""
+    """Return an answer that keeps a lock when a call is cancelled, and becomes ``then`` from that time on."""
     locked = asyncio.Event()
 
     async def answer(call: HookCall) -> bytes:
@@ -210,8 +210,8 @@ async def dies_of_nothing(path: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
-    """End where a connection ends in the middle of a frame."""
-    # Not by asyncio's own server: what that accepts in the moment of its end it neither serves nor closes.
+    """End when a connection ends in the middle of a frame."""
+    # Not by asyncio's own server: what that accepts at the moment of its end it neither serves nor closes.
     async with HookServer(path, default=hookanswers.echo(), faulty=True, keep_calls=False) as server:
         assert server.faults is not None
         dying = asyncio.create_task(_die_of_a_broken_connection(server.faults))
@@ -233,7 +233,7 @@ def _broken(connection: Connection) -> bool:
 
 
 def ends_inside_a_frame(sent: bytearray) -> bool:
-    """Tell whether a client's bytes end before the frame does that they began (RFC 9113, sections 3.4 and 4.1)."""
+    """Return whether a client's bytes end inside a frame (RFC 9113, sections 3.4 and 4.1)."""
     at = 24
     while at < len(sent):
         at += 9 + int.from_bytes(sent[at : at + 3], "big")

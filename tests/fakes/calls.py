@@ -21,7 +21,7 @@ SUBJECT = values.Subject(values.PodRecord(POD, POD), values.ContainerRecord(CONT
 
 @dataclass(eq=False)
 class FakeCall(Call):
-    """A held call; what it does is set in its fields."""
+    """A held call; its fields determine what it does."""
 
     operation: Operation
     known: values.Subject | None = SUBJECT
@@ -30,7 +30,7 @@ class FakeCall(Call):
     read: values.Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
     whole_key: str = ""
-    """What ``key`` is from then on, if that is not known before."""
+    """The new ``key`` after that, if it is not known before."""
     key: str | Exception = "c1"
     deadline: float | None = None
     reply: Reply = AGREED
@@ -40,13 +40,13 @@ class FakeCall(Call):
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
     prepare_unsure: bool = False
-    """Nobody knows whether a preparation that failed was carried out."""
+    """True if it is unknown whether a preparation that failed was carried out."""
     untouched: bool = True
-    """Nothing in the Store is to be put into the message."""
+    """True if nothing from the Store is to be put into the message."""
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
     fates: list[Reply | Exception] = field(default_factory=list)
-    """What the runtime tells each time it is asked what became of the call; the last one stays."""
+    """The runtime's answers each time it is asked for the outcome of the call; the last one is repeated."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[values.Subject | None, values.Adjustment] | None = None

@@ -1,7 +1,7 @@
-"""An event loop whose time is the test's: nothing waits, the clock jumps to the next timer.
+"""An event loop with virtual time: nothing waits, the clock jumps to the next timer.
 
-Time passes only when nothing is left to do; a loop that would wait for ever fails instead.
-For tests without sockets: what comes from outside has no place in this time.
+Time passes only when nothing is left to do; a loop that would wait for ever fails instead. It is for tests without
+sockets: events from outside do not fit into this time.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import pytest
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Moves the time on where another selector would wait."""
+    """Advances the time where another selector would wait."""
 
     now = 0.0
 

@@ -1,6 +1,6 @@
-"""A process that has used all its file descriptors up (fault matrix P8).
+"""Use up all file descriptors of a process (fault matrix P8).
 
-What is open stays open; the limit is what it was afterwards.
+What is open stays open; the limit is restored afterwards.
 """
 
 import gc

@@ -1,7 +1,8 @@
-"""A fake dockerd, 20.10 if not newer, on a unix socket: the part of its HTTP API that runtimes' clients use.
+"""A fake dockerd, 20.10 unless another is chosen, on a unix socket: the part of its HTTP API that runtimes' clients
+use.
 
-What is recorded is what came; requests of one connection are answered in order.
-It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
+Requests are recorded as they came; those of one connection are answered in order. It uses plain asyncio streams,
+because aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
 Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
@@ -34,15 +35,15 @@ __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
 class FakeDockerd(Listener):
-    """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
+    """The server; ``state`` may be given to a later server on the same socket, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, are the engine's
-    if they are not given. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is
-    kept of each body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the range of API versions, default to the
+    engine's. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is kept of each
+    body; ``counts`` counts them by route, without bound.
     """
 
     mangle: Callable[[Any], Any] | None = None
-    """Replaces what an inspected container shows, for a daemon that answers what none should."""
+    """Replaces the answer of an inspect, for a daemon that answers what none should."""
 
     def __init__(
         self,
@@ -67,14 +68,14 @@ class FakeDockerd(Listener):
         self.watchers = 0
         """How many GET /events are open."""
         self.big_list: bytes | None = None
-        """What GET /containers/json answers instead of the containers; see ``fill_list``."""
+        """The answer of GET /containers/json in place of the containers; see ``fill_list``."""
         self.feeds: dict[str, Feed] = {}
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
         self._service = Service(self)
 
-    # ---- life
+    # ---- start and stop
 
     async def end(self) -> None:
         self.drop_connections()
@@ -90,21 +91,22 @@ class FakeDockerd(Listener):
                 connection.transport.abort()
             task.cancel()
 
-    # ---- what tests use
+    # ---- interface for tests
 
     def requests(self, route: str) -> list[Received]:
-        """Return what was received on a route, given as in dockerd_routes.ROUTES ("POST /containers/{ref}/start")."""
+        """Return the requests received on a route, given as in dockerd_routes.ROUTES ("POST
+        /containers/{ref}/start")."""
         self._known(route)
         return [received for received in self.received if received.route == route]
 
     def inject(self, route: str, injection: Injection) -> Injection:
-        """Let a route's calls go wrong from now on; it replaces what was injected before."""
+        """Make a route's calls go wrong from now on, in place of what was injected before."""
         self._known(route)
         self.injections[route] = injection
         return injection
 
     def feed(self, route: str) -> Feed:
-        """Return the feed of the next POST /images/create or POST /build: its lines are what is said to it."""
+        """Return the feed of the next POST /images/create or POST /build, which is sent its lines."""
         self._known(route)
         return self.feeds.setdefault(route, Feed())
 
@@ -112,7 +114,7 @@ class FakeDockerd(Listener):
         return self.state.find(reference)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
-        """Let GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes; made once, here."""
+        """Make GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes, built once, here."""
         life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
         padding = {**life, "HostConfig": {"NetworkMode": "host"}}
         listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
@@ -146,7 +148,7 @@ class FakeDockerd(Listener):
         except RuntimeError:
             if not transport.is_closing():
                 raise
-            # uvloop's word for a connection that has gone
+            # raised by uvloop for a connection that is closed
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)

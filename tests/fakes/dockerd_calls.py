@@ -1,6 +1,6 @@
-"""The fake dockerd's short calls: each is answered at once, with all of its reply.
+"""The fake dockerd's short calls, each answered at once with all of its reply.
 
-One function a route; an error is the daemon's, with its text and status.
+There is one function per route; an error is the daemon's, with its text and status.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ INFO = json.loads("""{
 
 
 def flag(exchange: Exchange, name: str) -> bool:
-    """Return a boolean of the query as Docker reads it, false if it is not there."""
+    """Return a boolean of the query as Docker reads it, false if it is absent."""
     return text(exchange, name).lower() not in ("", "0", "no", "false", "none")
 
 
 def text(exchange: Exchange, name: str) -> str:
-    """Return a value of the query, "" if it is not there."""
+    """Return a value of the query, "" if it is absent."""
     return exchange.head.query.get(name, "")
 
 
 def done(status: int, change: Callable[[DockerdState, Exchange, str], object]) -> Handler:
-    """Return a call that changes the records, or looks them up, and has an empty reply."""
+    """Return the handler of a call that changes the records, or looks them up, and has an empty reply."""
 
     async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
         change(dockerd.state, exchange, reference)

@@ -1,6 +1,6 @@
-"""Checks that dockerd 20.10 makes before it creates or updates a container, with its own words.
+"""Checks that dockerd 20.10 makes before it creates or updates a container, with its own texts.
 
-In an update zero and "" mean "unchanged"; nothing is changed where anything is refused.
+In an update zero and "" mean "unchanged"; nothing is changed if anything is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OVERWRITTEN = (
     *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
     *("Memory", "MemorySwap", "MemoryReservation"),
 )
-"""What an update takes over where it is not zero; OomScoreAdj and CgroupParent are not among them."""
+"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
 
 _GO_TYPES = {bool: "bool", int: "int64", str: "string"}
 _CONFLICTS = (("NanoCpus", "CpuPeriod"), ("NanoCpus", "CpuQuota"), ("CpuPeriod", "NanoCpus"), ("CpuQuota", "NanoCpus"))
@@ -39,7 +39,7 @@ def bad(message: str) -> Refused:
 
 
 def check_types(body: Values) -> None:
-    """Refuse a value that Go could not put into its field: the tables tell the types; null fits everywhere."""
+    """Refuse a value that Go could not put into its field, by the types in the tables; null is always accepted."""
     host = body.get("HostConfig") or {}
     if not isinstance(host, dict):
         raise bad(f"json: cannot unmarshal {_go_type(host)} into Go value of type container.HostConfig")
@@ -56,7 +56,7 @@ def _go_type(value: Any) -> str:
 
 
 def check(host: Values, *, systemd: bool, update: bool) -> None:
-    """Refuse with status 400 what no proxy may make of a create, or of an update, that was good."""
+    """Refuse with status 400 a create or an update that is invalid, into which no proxy may turn a valid one."""
     memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
     cpuset = host["CpusetCpus"]
     slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
@@ -78,7 +78,7 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
 
 
 def adapted(host: dict[str, Any]) -> dict[str, Any]:
-    """Return a create's HostConfig with the defaults that the daemon puts in."""
+    """Return a create's HostConfig with the daemon's defaults."""
     modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
     defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
@@ -88,9 +88,9 @@ def adapted(host: dict[str, Any]) -> dict[str, Any]:
 
 
 def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
-    """Return the stored HostConfig with an update put into it.
+    """Return the stored HostConfig with an update applied.
 
-    Raises Refused with status 409 where the two do not go together.
+    Raises Refused with status 409 if the two do not fit together.
     """
     for new, old in _CONFLICTS:
         if update[new] > 0 and stored[old] > 0:

@@ -1,6 +1,6 @@
 """Plain clients for tests of Docker mode: http.client on a unix socket, and raw bytes on a stream.
 
-What is sent is what the test wrote; what is returned is what came.
+They send exactly what the test wrote and return exactly what came.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Raw:
         self.writer.write(data)
 
     def end(self) -> None:
-        """Send no more."""
+        """Shut down writing."""
         self.writer.write_eof()
 
     async def head(self) -> bytes:
@@ -74,7 +74,7 @@ async def exchange(path: str, data: bytes, end: bool = False) -> bytes:
         try:
             return await raw.rest()
         finally:
-            raw.writer.transport.abort()  # what the other side does not take would keep it open
+            raw.writer.transport.abort()  # bytes that the other side does not take would keep it open
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
-"""The versions of Docker Engine: what a daemon says of itself, and what its answers have from an API version on.
+"""The versions of Docker Engine: how a daemon describes itself, and how its answers differ from an API version on.
 
-20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest. What an
-answer lost, or has in another form, is all there; of what it has more there is one example.
-Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
+20.10 is the base; a change holds for the API version that a request names, not for the daemon's newest. All removed or
+changed fields are covered; of added ones there is one example. Sources: moby's api/docs/CHANGELOG.md,
+daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Engine:
     api: str
     minimum: str
     ping: Sequence[Header]
-    """The headers of a ping's reply that tell of the daemon."""
+    """The headers of a ping's reply that describe the daemon."""
     changes: Sequence[Change] = ()
     negotiates: bool = False
-    """Answers GET /events as the client accepts it."""
+    """True if the type of GET /events follows the client's Accept."""
 
     def shown(self, answer: str, api: str, struct: Struct) -> Struct:
-        """Return an answer as it is for a request of an API version."""
+        """Return an answer in the form for a request of an API version."""
         version = version_number(api)
         for change in self.changes:
             if change.answer == answer and change.since <= version:
@@ -87,7 +87,7 @@ def _without_old_parts(inspected: Struct) -> Struct:
 
 
 def _without_empty_config(image: Struct) -> Struct:
-    """Leave out what holds nothing; a Config of nothing is null."""
+    """Leave out empty fields; an empty Config is null."""
     config = {key: value for key, value in image["Config"].items() if value}
     return {**_without(image, "Parent"), "Config": config or None}
 

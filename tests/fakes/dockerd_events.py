@@ -1,6 +1,6 @@
-"""The events of the fake dockerd, told as they happen, and the filters that choose among them.
+"""The events of the fake dockerd, sent as they happen, and the filters that select among them.
 
-Every subscriber hears every event, in order.
+Every subscriber gets every event, in order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Filters = Mapping[str, frozenset[str]]
 
 
 def parse_filters(text: str) -> Filters:
-    """Return the values of each filter, in the form of today (``{"a": {"b": true}}``) or of old (``{"a": ["b"]}``)."""
+    """Return the values of each filter, in today's form (``{"a": {"b": true}}``) or the old one (``{"a": ["b"]}``)."""
     return {key: frozenset(values) for key, values in json.loads(text or "{}").items()}
 
 
 def labels_match(labels: Mapping[str, str], wanted: frozenset[str]) -> bool:
-    """Tell whether all of ``key`` and ``key=value`` are among the labels."""
+    """Return whether all of ``key`` and ``key=value`` are among the labels."""
     pairs = (text.partition("=") for text in wanted)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
@@ -43,7 +43,7 @@ class Events:
         self._subscribers: set[Callable[[Event], None]] = set()
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
-        """Tell every event from now on; return what ends it."""
+        """Call the subscriber for every event from now on; return a function that ends it."""
         self._subscribers.add(subscriber)
         return lambda: self._subscribers.discard(subscriber)
 

@@ -1,6 +1,6 @@
-"""What runs in a container of the fake dockerd: the few commands that an exec knows.
+"""The programs in a container of the fake dockerd: the few commands that an exec can run.
 
-A command's behaviour follows from its arguments, its stdin and its container only.
+A command's behaviour depends only on its arguments, its stdin and its container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STDOUT, STDERR = 1, 2
 
 
 def frame(stream: int, data: bytes) -> bytes:
-    """Return bytes of stdout (1) or stderr (2) as they stand in a multiplexed stream."""
+    """Return bytes of stdout (1) or stderr (2) as a frame of a multiplexed stream."""
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 

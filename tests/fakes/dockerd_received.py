@@ -1,6 +1,6 @@
-"""What came in at the fake dockerd, byte for byte, and what shall go wrong with it.
+"""The requests received by the fake dockerd, byte for byte, and the faults to inject.
 
-A head is taken for a good one; the order and case of its lines are kept.
+A head is assumed to be valid; the order and case of its lines are kept.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Head:
     target: str
     headers: tuple[tuple[str, str], ...]
     path: str
-    """Decoded."""
+    """Decoded path."""
     raw_query: str
     query: Mapping[str, str]
     length: int | None
     keep_alive: bool
 
     def get(self, name: str) -> str:
-        """Return the first value of a header, "" if it is not there; ``name`` in any case."""
+        """Return the first value of a header, "" if it is absent; ``name`` in any case."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
 
 @functools.lru_cache(maxsize=256)
 def parse(raw: bytes) -> Head:
-    """Return the head whose bytes, with the empty line, are ``raw``. Raises ValueError if it is none."""
+    """Return the head in ``raw``, which includes the empty line. Raises ValueError if it is not a head."""
     first, *lines = raw[:-4].decode("latin-1").split("\r\n")
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
@@ -66,7 +66,7 @@ class Received:
     connection: int
     """Number of its connection, from 0 in order of accept."""
     at: float
-    """Clock of ``time.monotonic``, in seconds."""
+    """Time of ``time.monotonic``, in seconds."""
     keep_bytes: int
     body: bytearray = field(default_factory=bytearray)
     """Without framing, as far as it was read; only its first ``keep_bytes``."""
@@ -103,11 +103,11 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class Injection:
-    """What goes wrong with a route's calls, in this order: a delay, a hang until ``release``, raw bytes, an error.
+    """The faults of a route's calls, in this order: a delay, a hang until ``release``, raw bytes, an error.
 
-    ``cut_after_bytes`` counts the reply's bytes: that many are sent, then the connection is closed (0: at once; what
-    was asked for is done nevertheless). ``raw`` and an error are sent instead of doing what was asked for. ``times``
-    calls are hit; None means all.
+    ``cut_after_bytes`` counts the reply's bytes: after so many the connection is closed (0: at once; the request is
+    carried out nevertheless). ``raw`` and an error are sent instead of carrying out the request. ``times`` calls are
+    affected; None means all.
     """
 
     delay_seconds: float = 0.0
@@ -122,7 +122,7 @@ class Injection:
     _released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def release(self) -> None:
-        """Let the calls that hang go on, and those to come."""
+        """Release the calls that hang, and all later ones."""
         self._released.set()
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A container, an exec and an image of the fake dockerd, and what Docker's API shows of them."""
+"""A container, an exec and an image of the fake dockerd, and their representations in Docker's API."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Container:
 
     id: str
     name: str
-    """Without the slash in front."""
+    """The name without the leading slash."""
     request: bytes
     config: dict[str, Any]
     host: dict[str, Any]
@@ -127,7 +127,7 @@ def familiar(reference: str) -> str:
 
 @dataclass(slots=True)
 class Image:
-    """An image; what it sets is merged into a container's config."""
+    """An image; its settings are merged into a container's config."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The routes of the fake dockerd: its router's table, and its decision about a path.
 
-The path is matched decoded, as gorilla/mux does; a reference may hold slashes.
+The path is matched decoded, as gorilla/mux does; a reference may contain slashes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fakes.dockerd_received import Head
 
 REF = "{ref}"
 PATH_SAFE = "$&+,/:;=@"
-"""What Go leaves as it is in a path, beside letters, digits and -_.~ ."""
+"""Characters that Go leaves unescaped in a path, beside letters, digits and -_.~ ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The router's decision; ``version`` is "" where the path has none; ``location`` is where an unclean path goes."""
+    """The router's decision; ``version`` is "" if the path has none; ``location`` is the redirect of an unclean
+    path."""
 
     route: Route
     version: str = ""
@@ -86,7 +87,7 @@ class Match:
 def match(head: Head) -> Match:
     clean = _clean(head.path)
     if clean != head.path:
-        # Bytes that are not UTF-8 came as surrogates, and go out as they came.
+        # Bytes that are not UTF-8 came as surrogates, and are sent as they came.
         location = quote(clean, safe=PATH_SAFE, errors="surrogateescape")
         return Match(UNCLEAN, location=f"{location}?{head.raw_query}" if head.raw_query else location)
     for route, pattern in _PATTERNS.items():

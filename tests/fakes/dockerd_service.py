@@ -1,4 +1,4 @@
-"""How the fake dockerd serves a connection: one request after the other, from its head to the end of its reply.
+"""The fake dockerd's handling of a connection: one request after the other, from its head to the end of its reply.
 
 Requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
-"""Answers what is no head of HTTP/1."""
+"""The answer to something that is not a head of HTTP/1."""
 
 
 class Service:
@@ -38,7 +38,7 @@ class Service:
             while await self._serve_request(reader, writer, connection):
                 pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
-            pass  # the client is gone, or shall think so of us
+            pass  # the client is gone, or a cut was injected
         finally:
             writer.close()
 
@@ -102,7 +102,7 @@ class Service:
 
 
 async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work of a call until its client sends no more, as net/http's context does it."""
+    """Do the work of a call until its client sends no more, as net/http's context does."""
     task = asyncio.create_task(work)
     end = asyncio.create_task(_client_end(exchange))
     try:
@@ -120,5 +120,5 @@ async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]
 
 
 async def _client_end(exchange: Exchange) -> None:
-    await exchange.body_over.wait()  # before it, an end is an error of the read
+    await exchange.body_over.wait()  # before it, an end is a read error
     await exchange.reader.ended.wait()

@@ -1,6 +1,6 @@
-"""What the fake dockerd knows: containers, their lives and their execs, and the events of both.
+"""The state of the fake dockerd: containers, their states and execs, and the events of both.
 
-A change of state has happened before its event is told; a refused call changes and tells nothing.
+A change has happened before its event is sent; a refused call changes and sends nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KILLED, TERMINATED = 137, 143
 
 
 class DockerdState:
-    """All that survives a restart of the fake dockerd."""
+    """Everything that survives a restart of the fake dockerd."""
 
     def __init__(self, cgroup_driver: str = CGROUPFS) -> None:
         self.cgroup_driver = cgroup_driver
@@ -43,7 +43,7 @@ class DockerdState:
         self.events.emit("container", action, container.id, attributes, image)
 
     def say(self, reference: str, data: bytes, stream: int = 1) -> None:
-        """Let a container write bytes to its stdout (1) or stderr (2)."""
+        """Write bytes to a container's stdout (1) or stderr (2)."""
         container = self.find(reference)
         container.output.append((stream, data))
         for listener in tuple(container.listeners):

@@ -1,6 +1,6 @@
 """The fake dockerd's long calls: events, pull, build, load, and the streams of a container.
 
-A line is sent at once, as a chunk of its own; a hijacked connection is half-closed at its end, as dockerd does it.
+A line is sent at once, as a chunk of its own; a hijacked connection is half-closed at its end, as by dockerd.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
 
 LOAD_LINE_BYTES = 1 << 20
-"""A load tells its progress so often."""
+"""A load reports its progress after so many bytes."""
 
 
 class Feed(asyncio.Queue[bytes]):
-    """The progress lines of one pull or build, said by the test."""
+    """The progress lines of one pull or build, given by the test."""
 
     say = asyncio.Queue.put_nowait
 
@@ -52,7 +52,7 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 
 async def _progress(dockerd: FakeDockerd, exchange: Exchange, route: str) -> None:
-    """Send the lines that the test says, to the client's end, else one."""
+    """Send the lines that the test gives until the client's end, or one line if it gives none."""
     await exchange.begin(JSON)
     if (feed := dockerd.feeds.pop(route, None)) is not None:
         while True:
@@ -76,7 +76,7 @@ async def build(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
 
 
 async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    """Take an archive and tell the progress meanwhile: both ways at once, which net/http's handlers cannot."""
+    """Read an archive and report the progress meanwhile: both ways at once, which net/http's handlers cannot do."""
     data = await exchange.piece()
     await exchange.begin(JSON, settle=False)
     total = told = 0
@@ -95,7 +95,7 @@ async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
 
 @contextlib.contextmanager
 def output_of(dockerd: FakeDockerd, container: Container) -> Iterator[asyncio.Queue[Output | None]]:
-    """Collect what a container writes from now on, with None behind it when the container dies or is removed."""
+    """Collect what a container writes from now on, followed by None when the container dies or is removed."""
     output: asyncio.Queue[Output | None] = asyncio.Queue()
 
     def hear(event: Event) -> None:

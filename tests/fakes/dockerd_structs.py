@@ -36,20 +36,20 @@ CONFIG: Mapping[str, Any] = json.loads("""{
     "Healthcheck":null, "Image":"", "Volumes":null, "WorkingDir":"", "Entrypoint":null, "OnBuild":null, "Labels":null
 }""")
 OMITTED_IF_EMPTY = frozenset({"ExposedPorts", "Healthcheck", "Runtime", "Mounts"})
-"""Fields with ``omitempty``: they are not written where they hold nothing."""
+"""Fields with ``omitempty``, which are not written if they are empty."""
 
 _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return an API version so that it can be compared."""
+    """Return an API version in a form that can be compared."""
     return tuple(int(part or 0) for part in version.split("."))
 
 
 def filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> Struct:
     """Return a struct with every field that Go would write, in Go's order.
 
-    Raises KeyError for a value whose field the table does not have.
+    Raises KeyError for a value whose field is not in the table.
     """
     if unknown := values.keys() - table.keys():
         raise KeyError(f"not in the struct: {', '.join(sorted(unknown))}")

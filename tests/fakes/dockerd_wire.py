@@ -69,11 +69,11 @@ def _date(second: int) -> str:
 
 
 class Cut(Exception):
-    """The connection ends here, as was injected."""
+    """The connection is cut here, as was injected."""
 
 
 class Reader(asyncio.StreamReader):
-    """A stream that tells when the client has sent its last byte."""
+    """A stream that reports when the client has sent its last byte."""
 
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES, loop=asyncio.get_running_loop())
@@ -95,12 +95,13 @@ class Reader(asyncio.StreamReader):
             self.current.client_ended = True
 
     async def some(self, most: int = PIECE_BYTES) -> bytes:
-        """Take what is there; b"" at the end."""
+        """Return what is available, b"" at the end."""
         return await self.read(most)
 
 
 class Exchange:
-    """What a handler has: the request, and the writer of its reply; ``common`` goes with every reply of a handler.
+    """A handler's interface: the request, and the writer of its reply; ``common`` are headers of every reply of a
+    handler.
 
     ``api`` is the API version that the request names, else the daemon's newest.
     """
@@ -154,7 +155,7 @@ class Exchange:
         self._inside_chunk = True
         self._left = int((await self._line()).partition(b";")[0], 16)
         while self._left == 0 and not self.body_over.is_set():
-            if await self._line() == CRLF:  # behind the trailers
+            if await self._line() == CRLF:  # after the trailers
                 self.body_over.set()
 
     async def _line(self) -> bytes:
@@ -169,7 +170,7 @@ class Exchange:
         return b"".join(pieces)
 
     async def _settle_body(self) -> None:
-        """Read before a reply what was not read of the body, for the sake of the connection."""
+        """Read the unread rest of the body before a reply, so that the connection can be reused."""
         with suppress(Refused):
             while await self.piece():
                 pass
@@ -177,7 +178,7 @@ class Exchange:
     # ---- the reply
 
     async def write(self, *pieces: bytes) -> None:
-        """Send bytes as they are. Raises Cut."""
+        """Send bytes unchanged. Raises Cut."""
         count = sum(map(len, pieces))
         if self.cut_after_bytes is not None and self._written + count >= self.cut_after_bytes:
             self._writer.write(b"".join(pieces)[: self.cut_after_bytes - self._written])
@@ -203,7 +204,7 @@ class Exchange:
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def send(self, data: bytes) -> None:
-        """Send a piece of a stream, which is not empty: a chunk of its own."""
+        """Send a piece of a stream, which must not be empty, as a chunk of its own."""
         await self.write(chunk(data))
 
     async def finish(self) -> None:
@@ -212,7 +213,7 @@ class Exchange:
             await self.write(chunk(b""))
 
     async def hijack(self, *headers: Header) -> None:
-        """Take the connection over; what follows is the handler's, both ways."""
+        """Turn the connection into a stream in both directions, used by the handler."""
         self.received.status = HTTPStatus.SWITCHING_PROTOCOLS
         self.keep_alive = False
         lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(headers)]
@@ -220,7 +221,7 @@ class Exchange:
         await self.write(f"HTTP/1.1 101 UPGRADED\r\n{spelt}\r\n".encode())
 
     async def half_close(self) -> None:
-        """Send no more, take until the client sends no more either: dockerd's end of a hijacked connection."""
+        """Shut down writing, and read until the client does so, too: dockerd's end of a hijacked connection."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         while await self.reader.some():

@@ -1,6 +1,6 @@
-"""A client that makes pods on Docker as dockershim, and cri-dockerd after it, do: the same calls in the same order.
+"""A client that creates pods on Docker as dockershim, and after it cri-dockerd, do: the same calls in the same order.
 
-Every request is one that the shim would send, with the Go client's header lines; recorded requests say which.
+Every request is one that the shim would send, with the Go client's header lines, according to recorded requests.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class DockerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What differs between the shims: the newest API version, the Host header, and three habits."""
+    """The differences between the shims: the newest API version, the Host header, and three habits."""
 
     api: str
     host: str
     pings_by_head: bool
     reads_runtime: bool
-    """It inspects the sandbox before it creates a container in it."""
+    """True if it inspects the sandbox before it creates a container in it."""
     moves_swap: bool
-    """An update of memory sets the swap limit, too."""
+    """True if an update of memory sets the swap limit, too."""
 
 
 CRI_DOCKERD = Generation("1.45", "api.moby.localhost", pings_by_head=True, reads_runtime=True, moves_swap=True)
@@ -62,7 +62,7 @@ DOCKERSHIM = Generation("1.40", "docker", pings_by_head=False, reads_runtime=Fal
 
 
 class DockerHttp:
-    """Sends requests to a socket; ``host`` is the Host header's value. To be closed at the end.
+    """Sends requests to a socket; ``host`` is the Host header's value. Must be closed at the end.
 
     Raises DockerError, and OSError or HTTPException if the connection fails.
     """
@@ -78,7 +78,7 @@ class DockerHttp:
             self._kept = None
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
-        """Call; return the reply's JSON, None if it has no body."""
+        """Make a call; return the reply's JSON, None if it has no body."""
         headers = () if body is None else (("Content-Type", "application/json"),)
         try:
             content = _checked(self._send(self._connection(), method, target, body, headers)).read()
@@ -93,16 +93,16 @@ class DockerHttp:
             yield from _frames(_checked(self._send(connection, "GET", target)))
 
     def hijacked(self, target: str, body: Any) -> Generator[tuple[int, bytes]]:
-        """Ask for an upgrade on a connection of its own, without stdin; yield the frames of the output to its end."""
+        """Request an upgrade on a connection of its own, without stdin; yield the frames of the output to its end."""
         with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
             response = self._send(connection, "POST", target, body, HIJACKED)
             if response.status != http.client.SWITCHING_PROTOCOLS:
                 raise DockerError(_checked(response).status, "unable to upgrade to tcp")
             connection.sock.shutdown(socket.SHUT_WR)
-            yield from _frames(response.fp)  # its buffer may hold bytes that came with the head
+            yield from _frames(response.fp)  # its buffer may contain bytes that came with the head
 
     def headers(self, method: str, target: str) -> http.client.HTTPMessage:
-        """Call; return the headers of the reply, whatever its status."""
+        """Make a call; return the headers of the reply, whatever its status."""
         response = self._send(self._connection(), method, target)
         response.read()
         return response.headers
@@ -153,9 +153,9 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 class Dockershim:
-    """A shim on a socket; names, numbers and resources are given in CRI's terms. Every failed call raises DockerError.
+    """A shim on a socket; names, numbers and resources are in CRI's terms. Every failed call raises DockerError.
 
-    It knows the pods that it has run: a container's create repeats the pod's name and cgroup parent.
+    It remembers the pods that it has run: a container's create repeats the pod's name and cgroup parent.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Dockershim:
 
     @property
     def prefix(self) -> str:
-        """Return the version's prefix of every path, negotiated by the first ping."""
+        """Return the prefix with the version for every path, negotiated by the first ping."""
         if self._prefix is None:
             method = "HEAD" if self.generation.pings_by_head else "GET"
             offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
@@ -206,7 +206,7 @@ class Dockershim:
     def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
         """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
 
-        Where a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
+        If a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
         """
         pod = Pod(name, uid, **config)
         driver = self.cgroup_driver
@@ -219,7 +219,7 @@ class Dockershim:
         return sandbox_id
 
     def stop_pod_sandbox(self, sandbox_id: str) -> None:
-        """Stop a pod sandbox; one that is not there is stopped."""
+        """Stop a pod sandbox; one that does not exist counts as stopped."""
         try:
             self.inspect(sandbox_id)
             self._call("POST", f"/containers/{sandbox_id}/stop?t={SANDBOX_GRACE_SECONDS}")
@@ -251,7 +251,7 @@ class Dockershim:
         return self._create(bodies.container_name(config, container), body)
 
     def _create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create; where the name is taken, remove who has it for the kubelet's next try."""
+        """Create a container; if the name is in use, remove its owner for the kubelet's next try."""
         try:
             return str(self._call("POST", f"/containers/create?{urlencode({'name': name})}", body)["Id"])
         except DockerError as error:
@@ -262,19 +262,19 @@ class Dockershim:
             raise
 
     def start_container(self, container_id: str) -> None:
-        """Start a created container; its log's path is asked for even if that failed."""
+        """Start a created container; its log path is requested even if that failed."""
         try:
             self._call("POST", f"/containers/{container_id}/start")
         finally:
             self.inspect(container_id)
 
     def update_container_resources(self, container_id: str, resources: Values) -> None:
-        """Change resources, by CRI's names; what is not named stays."""
+        """Update resources, by CRI's names; those not named stay."""
         body = bodies.update_body(resources, self.generation.moves_swap)
         self._call("POST", f"/containers/{container_id}/update", body)
 
     def stop_container(self, container_id: str, timeout: int = 0) -> None:
-        """Stop a container within ``timeout`` seconds of grace; one that does not run is stopped."""
+        """Stop a container within ``timeout`` seconds of grace; one that does not run counts as stopped."""
         self._call("POST", f"/containers/{container_id}/stop?t={timeout}")
 
     def remove_container(self, container_id: str) -> None:

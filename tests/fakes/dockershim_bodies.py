@@ -1,6 +1,6 @@
-"""What dockershim and cri-dockerd write into the bodies of create and update, from what the kubelet tells in CRI terms.
+"""The bodies of create and update that dockershim and cri-dockerd write, from the kubelet's values in CRI terms.
 
-Field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
+They equal, field by field, those recorded of cri-dockerd; the older dockershim leaves out newer fields.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What the kubelet tells of a pod on the host's network; ``cgroup_parent`` is CRI's, a full path."""
+    """A pod on the host's network as the kubelet describes it; ``cgroup_parent`` is CRI's, a full path."""
 
     name: str
     uid: str
@@ -46,7 +46,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What the kubelet tells of a container: ``command`` is CRI's, Docker's entrypoint."""
+    """A container as the kubelet describes it: ``command`` is CRI's, Docker's entrypoint."""
 
     name: str
     image: str
@@ -68,7 +68,7 @@ def container_name(pod: Pod, container: Container) -> str:
 
 
 def cgroup_parent(path: str, driver: str) -> str:
-    """Return CRI's cgroup parent in the form of Docker's driver: systemd takes the last element only."""
+    """Return CRI's cgroup parent in the form for Docker's driver: systemd uses only the last element."""
     return path.rpartition("/")[2] if driver == SYSTEMD else path
 
 
@@ -118,7 +118,7 @@ def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX
 
 
 def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str, runtime: str = "") -> dict[str, Any]:
-    """Return the create body of a container; ``runtime`` is the sandbox's, "" where the shim does not ask."""
+    """Return the create body of a container; ``runtime`` is the sandbox's, "" if the shim does not ask for it."""
     own = {
         "io.kubernetes.container.logpath": log_path(pod, container),
         "io.kubernetes.container.name": container.name,

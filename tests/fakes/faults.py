@@ -1,6 +1,6 @@
-"""A relay of faults between two unix sockets: it stalls, cuts, half-closes, and keeps what passed.
+"""A relay between two unix sockets that injects faults: it stalls, cuts, half-closes, and records what passed.
 
-Without a fault every byte and every half-close passes as it came.
+Without a fault every byte and every half-close passes unchanged.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ READ_BYTES = 65536
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong in one direction; may be changed while connections are open.
+    """The faults of one direction; may be changed while connections are open.
 
-    ``cut_after_bytes`` counts a connection's bytes in this direction: that many pass, then the connection is dropped.
+    ``cut_after_bytes`` counts a connection's bytes in this direction: after so many, the connection is dropped.
     """
 
     cut_after_bytes: int | None = None
@@ -26,7 +26,7 @@ class Faults:
         self.reading.set()
 
     def stop_reading(self) -> None:
-        """Take no more bytes from the sender, until ``resume_reading``."""
+        """Read no more from the sender, until ``resume_reading``."""
         self.reading.clear()
 
     def resume_reading(self) -> None:
@@ -35,7 +35,7 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A client's connection and its twin to the backend, with all bytes that passed each way."""
+    """A client's connection and the one to the backend, with all bytes that passed each way."""
 
     client: socket.socket
     backend: socket.socket
@@ -47,13 +47,13 @@ class Connection:
     def close(self) -> None:
         """Drop both sides at once; the peers see an end."""
         if self.task is not None and not self.task.done():
-            # The shutdown is seen at once; the descriptors are closed when nobody watches them any more.
+            # The shutdown is seen at once; the descriptors are closed when nothing watches them any more.
             self.client.shutdown(socket.SHUT_RDWR)
             self.backend.shutdown(socket.SHUT_RDWR)
             self.task.cancel()
 
     def release(self, task: asyncio.Task[None]) -> None:
-        """Close the descriptors behind the task's end, which may have come before its first step."""
+        """Close the descriptors after the task's end, which may come before its first step."""
         self.client.close()
         self.backend.close()
 
@@ -84,7 +84,7 @@ class FaultRelay(Listener):
                 connection.task.cancel()
 
     def cut_clients_after(self, more_bytes: int) -> None:
-        """Drop each connection after so many bytes more toward the client than its busiest one got until now."""
+        """Drop each connection after so many more bytes toward the client than its busiest one has received."""
         sent = max((len(connection.to_client) for connection in self.connections), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
@@ -94,7 +94,7 @@ class FaultRelay(Listener):
         try:
             backend.connect(self.backend)
         except OSError:
-            client.close()  # nobody there: the client sees what it would see of the backend, an end
+            client.close()  # no backend: the client sees an end, as it would from the backend
             backend.close()
             return
         connection = Connection(client, backend)
@@ -108,7 +108,7 @@ class FaultRelay(Listener):
                 both.create_task(self._pump(connection, self.to_backend))
                 both.create_task(self._pump(connection, self.to_client))
         except* OSError:
-            pass  # one side is gone: so is the other, with the end of this task
+            pass  # one side is gone, so the other is closed with the end of this task
 
     async def _pump(self, connection: Connection, faults: Faults) -> None:
         forward = faults is self.to_backend
@@ -125,7 +125,7 @@ class FaultRelay(Listener):
         target.shutdown(socket.SHUT_WR)
 
     async def _read(self, source: socket.socket, faults: Faults) -> bytes:
-        # Nothing is taken from the socket while reading is stopped: not even the bytes of a read that waited already.
+        # Nothing is read from the socket while reading is stopped, not even by a read that waits already.
         await faults.reading.wait()
         await _readable(source)
         while not faults.reading.is_set():

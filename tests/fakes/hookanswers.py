@@ -1,6 +1,6 @@
-"""What the fake hook server may answer: well, or badly in every way that a hook server can.
+"""The answers of the fake hook server: good ones, and all kinds of bad ones.
 
-An answer is bytes on the wire, so a wrong one is as easy to give as a right one.
+An answer is raw bytes, so a wrong one is as easy to give as a right one.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ RESPONSES: dict[SubjectKind, type[Response]] = {
 
 @dataclass(slots=True)
 class HookCall:
-    """One call as it came; ``deadline_seconds`` is what was left of the caller's, None if it gave none."""
+    """One call as it came; ``deadline_seconds`` is the rest of the caller's deadline, None if it gave none."""
 
     point: HookPoint
     message: bytes
     metadata: Metadata
     deadline_seconds: float | None
     at: float
-    """Clock of ``time.monotonic``, in seconds."""
+    """Time of ``time.monotonic``, in seconds."""
     context: grpc.aio.ServicerContext[Any, Any]
     cancelled: bool = False
     """The caller went away, or its deadline passed, before the answer."""
@@ -51,7 +51,7 @@ Answer = Callable[[HookCall], Awaitable[bytes]]
 
 
 def empty() -> Answer:
-    """Answer an empty message: nothing changes."""
+    """Return an empty message as the answer: nothing changes."""
     return raw(b"")
 
 
@@ -67,7 +67,7 @@ def reply(message: Message) -> Answer:
 
 
 def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
-    """Answer the request's own values, as koordlet does, after ``change`` was made to the response."""
+    """Return an answer that repeats the request's values, as koordlet's, with ``change`` applied to the response."""
 
     async def answer(call: HookCall) -> bytes:
         response = _echo(call)
@@ -78,9 +78,9 @@ def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
 
 
 def koordlet(**values: int | str) -> Answer:
-    """Answer as koordlet: the whole echo with some resource fields overwritten, "" among them.
+    """Return koordlet's answer: the whole echo with some resource fields overwritten, "" among them.
 
-    Where the request has no resources message, one is made only if there is something to put in.
+    If the request has no resources message, one is made only if there is something to put in.
     """
 
     def overwrite(response: Any) -> None:
@@ -110,7 +110,7 @@ def _echo(call: HookCall) -> Response:
         if isinstance(value, Message):
             getattr(response, field.name).CopyFrom(value)
         elif field.is_repeated:
-            getattr(response, field.name).update(value)  # of the fields of these messages only maps repeat
+            getattr(response, field.name).update(value)  # only maps are repeated fields of these messages
         else:
             setattr(response, field.name, value)
     return response
@@ -141,7 +141,7 @@ def hang() -> Answer:
 
 
 def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = ()) -> Answer:
-    """Answer an error status; PERMISSION_DENIED is a refusal, UNIMPLEMENTED an old server."""
+    """Return an error status as the answer; PERMISSION_DENIED is a refusal, UNIMPLEMENTED that of an old server."""
 
     async def answer(call: HookCall) -> bytes:
         await call.context.abort(code, text, trailing_metadata)
@@ -174,4 +174,4 @@ BY_NAME: dict[str, Callable[[], Answer]] = {
     "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as told"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
 }
-"""The behaviours that the command line can name."""
+"""The answers that the command line can name."""

@@ -1,6 +1,6 @@
 """A fake hook server on a unix socket that records every call and misbehaves on command.
 
-Requests and answers are raw bytes on the wire.
+Requests and answers are raw bytes.
 
 Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty]``.
 """
@@ -66,7 +66,7 @@ class HookServer(Server):
             self._server = None
 
     def on(self, point: str, answer: Answer) -> None:
-        """Choose the answer at a hook point, from now on."""
+        """Set the answer at a hook point, from now on."""
         self.answers[BY_NAME[point].name] = answer
 
     def calls_of(self, point: str) -> list[HookCall]:
@@ -101,7 +101,7 @@ class HookServer(Server):
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Finds the hook point of a path; other paths are UNIMPLEMENTED."""
+    """Returns the handler of the hook point in a path; other paths are UNIMPLEMENTED."""
 
     def __init__(self, server: HookServer) -> None:
         self._server = server

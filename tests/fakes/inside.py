@@ -1,6 +1,6 @@
-"""What a fake container shows of itself: its JSON status as containerd writes it, and the files inside.
+"""The inside of a fake container: its JSON status as containerd writes it, and its files.
 
-All of it follows from the config and the resources in force.
+All of it follows from the config and the present resources.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ MAX_CPUS = "0-1"
 
 
 def go_json(message: Message) -> dict[str, Any]:
-    """Return a message as Go's encoding/json spells it: snake_case names, numbers as numbers, unset fields absent."""
+    """Return a message as Go's encoding/json writes it: snake_case names, numbers as numbers, unset fields absent."""
     return {field.name: _field(field, value) for field, value in message.ListFields()}
 
 
@@ -39,7 +39,7 @@ def _single(value: Any) -> Any:
 
 
 def runtime_spec(config: cri_pb2.ContainerConfig, resources: Resources, cgroup_path: str) -> dict[str, Any]:
-    """Return the part of the OCI spec that tells of environment, resources and cgroup."""
+    """Return the part of the OCI spec with environment, resources and cgroup."""
     environment = [entry.decode(errors="replace") for entry in _environment(config)]
     numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
     cpu = {**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems}
@@ -61,7 +61,7 @@ def _environment(config: cri_pb2.ContainerConfig) -> list[bytes]:
 
 
 def cgroup_file(name: str, resources: Resources) -> str:
-    """Return what a file of the cgroup holds, by its name in either version; "" for a file that is not there."""
+    """Return the content of a cgroup's file, by its name in either version; "" if it does not exist."""
     quota, period = resources.cpu_quota or -1, resources.cpu_period or 100_000
     shares, limit = resources.cpu_shares or 1024, resources.memory_limit_in_bytes
     files: Mapping[str, int | str] = {
@@ -70,7 +70,7 @@ def cgroup_file(name: str, resources: Resources) -> str:
         "cpu.cfs_quota_us": quota,
         "cpu.cfs_period_us": period,
         "cpu.max": f"{quota if quota > 0 else 'max'} {period}",
-        "memory.limit_in_bytes": limit if limit > 0 else (1 << 63) - 4096,  # the kernel's own spelling of "no limit"
+        "memory.limit_in_bytes": limit if limit > 0 else (1 << 63) - 4096,  # the kernel's value for "no limit"
         "memory.max": limit if limit > 0 else "max",
         "cpuset.cpus": resources.cpuset_cpus or MAX_CPUS,
         "cpuset.mems": resources.cpuset_mems or "0",
@@ -79,7 +79,7 @@ def cgroup_file(name: str, resources: Resources) -> str:
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
-    """Run a command of the few that are known: ``cat`` of the environment or a cgroup file, ``echo``, ``false``."""
+    """Run one of the few known commands: ``cat`` of the environment or a cgroup file, ``echo``, ``false``."""
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))

@@ -1,4 +1,4 @@
-"""The core between a fake held stream and a fake runtime: what CRI's calls are tested on.
+"""The core between a fake held stream and a fake runtime, for tests of CRI's calls.
 
 The held stream has the interface of cri.held.HeldStream and is released at most once.
 """
@@ -23,7 +23,7 @@ from tests.fakes.core import Parts
 
 UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNKNOWN_FIELD = b"\xfa\x3e\x03new"
-"""Field 1007 of any message, which nobody knows yet."""
+"""Field 1007 of any message, which is unknown."""
 BROKEN = b"\x0a\xff"
 
 NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 1}
@@ -75,7 +75,7 @@ def wire(message: Message) -> bytes:
 
 @dataclass(eq=False)
 class FakeHeld:
-    """What HeldStream shows to a call; it answers a release at once with ``given`` unless that is None."""
+    """A fake HeldStream; it answers a release at once with ``given`` unless that is None."""
 
     route: Route
     message: bytes | None
@@ -106,7 +106,7 @@ class FakeHeld:
         return True
 
     def answer(self) -> None:
-        self.answers = 1  # however often it is told
+        self.answers = 1  # however often it is called
 
     def free(self) -> None:
         assert self.answers, "what is counted of a request is counted until its call is over"
@@ -116,7 +116,7 @@ class FakeHeld:
         self.on_reply()
 
     def end(self) -> None:
-        """Take the end of the stream by either side while it is held."""
+        """Simulate the end of the stream by either side while it is held."""
         self.state = CallState.ENDED
         self.settle(Reply(agreed=False, answered=False))
         self.on_ended()
@@ -124,7 +124,7 @@ class FakeHeld:
 
 @dataclass(eq=False)
 class FakeBackend:
-    """The runtime's own word, and the updates that it was sent."""
+    """The runtime's state, and the updates that it was sent."""
 
     known_pods: dict[str, PodInfo] = field(default_factory=dict)
     known_containers: dict[str, ContainerInfo] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Node(Parts):
 
 
 def changes(released: bytes | None, kind: type[Any]) -> Any:
-    """Parse what was released; the unknown field must still be there."""
+    """Return the parsed released message; the unknown field must still be in it."""
     assert released is not None
     assert UNKNOWN_FIELD in released
     return kind.FromString(released)

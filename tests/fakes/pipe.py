@@ -1,4 +1,4 @@
-"""The bare pipe: copies bytes between two unix sockets on uvloop and nothing else, the limit of a relay.
+"""The bare pipe: copies bytes between two unix sockets on uvloop and nothing else, the upper limit for a relay.
 
 Run: ``python -m tests.fakes.pipe LISTEN BACKEND``.
 """
@@ -10,7 +10,7 @@ import uvloop
 
 
 class End(asyncio.Protocol):
-    """One end of a pair: what comes here is written to the peer; what comes before there is a peer waits."""
+    """One end of a pair: its bytes are written to the peer; those that come before there is a peer are queued."""
 
     def __init__(self, peer: asyncio.Transport | None = None) -> None:
         self.peer = peer
@@ -23,7 +23,7 @@ class End(asyncio.Protocol):
             self.peer.write(data)
 
     def pause_writing(self) -> None:
-        """Let the peer wait while too much waits here: so a big transfer stays out of memory."""
+        """Pause the peer while too much is queued here, so that a big transfer is not kept in memory."""
         if self.peer is not None:
             self.peer.pause_reading()
 

@@ -1,6 +1,6 @@
-"""Plugins for tests of the core: a client that answers as it is told, without any socket.
+"""Plugins for tests of the core: clients that answer as they are told, without any socket.
 
-As the real client, a call raises nothing but HookError and ends by its timeout.
+As with the real client, a call raises nothing but HookError and ends by its timeout.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One hook call as the plugin saw it."""
+    """One hook call as the plugin got it."""
 
     plugin: str
     point: str
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(eq=False)
 class FakeClient:
-    """One hook server; ``delay_seconds`` passes before it does anything, ``there`` is who is at its socket."""
+    """One hook server; ``delay_seconds`` pass before each answer, ``there`` identifies the peer at its socket."""
 
     name: str
     behaviour: Behaviour
@@ -69,7 +69,7 @@ class FakeClient:
         return self.behaviour(request)
 
     async def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class FakePlugins:
         timeout_seconds: float = 2.0,
         client: FakeClient | None = None,
     ) -> FakeClient:
-        """Register a plugin behind those that are there; ``client`` is one that behaves by itself."""
+        """Register a plugin after the existing ones; ``client`` may be one with a behaviour of its own."""
         client = client or FakeClient(name, behaviour, self.asked, delay_seconds)
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
@@ -99,5 +99,5 @@ class FakePlugins:
         return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
 
     def told(self) -> list[tuple[str, str]]:
-        """Return who was asked at which point, in order."""
+        """Return the plugins and points that were asked, in order."""
         return [(asked.plugin, asked.point) for asked in self.asked]

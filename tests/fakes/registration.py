@@ -21,7 +21,7 @@ def text(endpoint: str, points: Sequence[str] = ALL_POINTS, policy: str = "Ignor
 
 
 def write(directory: Path, name: str, content: str) -> Path:
-    """Write a file beside and rename it into place: a reader sees all of it or nothing."""
+    """Write a temporary file and rename it into place: a reader sees all of it or nothing."""
     target = directory / name
     beside = directory / f".{name}.new"
     beside.write_text(content)
@@ -30,12 +30,12 @@ def write(directory: Path, name: str, content: str) -> Path:
 
 
 def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str]) -> Path:
-    """Write koordlet.json as koordlet does: truncated, then written in place, tabs, the points in random order."""
+    """Write koordlet.json as koordlet does: truncated, then written in place, with tabs, the points in random order."""
     shuffled = [*points, KOORDLET_EXTRA_POINT]
     random.Random(0).shuffle(shuffled)
     entry = {"remote-endpoint": endpoint, "failure-policy": "Ignore", "runtime-hooks": shuffled}
     target = directory / "koordlet.json"
     with target.open("w") as file:
-        file.flush()  # the file is empty now, and a reader may see it so
+        file.flush()  # the file is empty now, and a reader may see that
         file.write(json.dumps(entry, indent="\t"))
     return target

@@ -1,10 +1,10 @@
 """A stand-in for the resctrl file system: a directory tree that refuses what the kernel refuses.
 
-Production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose
-CPU, are played; every byte goes through the same code as on a real node.
+Production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose CPU, are
+simulated; all other code is that of a real node.
 
-What it cannot show: a new thread of a process in a group is in that group too, in the kernel. Here the tasks files list
-only what was written, until it has ended; the root's lists only what was given back to it.
+One thing differs from the kernel, where a new thread of a process in a group is in that group, too. Here the tasks
+files list only what was written, until the thread ends; the root's lists only what was moved back to it.
 """
 
 import errno
@@ -25,10 +25,10 @@ LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the played machine has; no ids of a resource: it does not have that one."""
+    """The simulated machine; a resource without ids does not exist on it."""
 
     closids: int = 4
-    """Classes of service; the root has one of them."""
+    """Number of classes of service; the root has one of them."""
     l3_ids: tuple[int, ...] = (0, 1)
     cbm_mask: int = 0x7FF
     min_cbm_bits: int = 1
@@ -54,7 +54,7 @@ class Hardware:
 
 
 class StandIn(Resctrl):
-    """A Resctrl on a directory tree; what is in the tree already (another StandIn made it) stays."""
+    """A Resctrl on a directory tree; what is in the tree already (created by another StandIn) stays."""
 
     def __init__(self, root: Path, hardware: Hardware | None = None) -> None:
         super().__init__(root)
@@ -65,7 +65,7 @@ class StandIn(Resctrl):
             self._lay_out()
 
     def tasks(self, group: str) -> frozenset[int]:
-        """Return the ids of the threads in a group, without those that have ended since."""
+        """Return the ids of the threads in a group, without those that have ended."""
         with self._lock:
             directory = self._directory(group)
             self._show_tasks(directory, [tid for tid in _listed(directory) if _is_alive(tid)])
@@ -140,7 +140,7 @@ class StandIn(Resctrl):
         self._show_limits(directory, limits)
 
     def _values(self, name: str, text: str, known: Mapping[int, int]) -> dict[int, int]:
-        """Return the value for each cache id. Raises ValueError, and KeyError for an id that is not known."""
+        """Return the value for each cache id. Raises ValueError, and KeyError for an unknown id."""
         read = self._bandwidth if name == "MB" else self._mask
         pairs = (pair.split("=") for pair in text.removesuffix(";").split(";"))
         values = {int(each): read(value) for each, value in pairs}
@@ -164,7 +164,7 @@ class StandIn(Resctrl):
         return -(-value // BANDWIDTH_STEP) * BANDWIDTH_STEP
 
     def _assign(self, directory: Path, text: str) -> None:
-        tid = int(text) or threading.get_native_id()  # to the kernel 0 is whoever writes it
+        tid = int(text) or threading.get_native_id()  # the kernel takes 0 for the writing thread
         if not _is_alive(tid):
             self._refuse(errno.ESRCH, f"No task {tid}")
         for group in self._groups():
@@ -173,7 +173,7 @@ class StandIn(Resctrl):
                 self._show_tasks(group, [each for each in listed if each != tid])
         self._show_tasks(directory, [*_listed(directory), tid])
 
-    # What is to be seen.
+    # The content of the files.
 
     def _refuse(self, number: int, text: str) -> NoReturn:
         _show(self.root / LAST_STATUS, f"{text}\n")
@@ -198,7 +198,7 @@ class StandIn(Resctrl):
 
 
 def _show(file: Path, text: str) -> None:
-    """Replace a file at once: another process never reads half of it."""
+    """Replace a file atomically: another process never reads half of it."""
     new = file.with_name(f".{file.name}")
     new.write_text(text)
     new.replace(file)
@@ -209,7 +209,7 @@ def _listed(directory: Path) -> list[int]:
 
 
 def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
-    """Wait until the kernel does not know threads any more: joining one waits for Python only. Raises TimeoutError."""
+    """Wait until threads no longer exist in the kernel: joining one waits for Python only. Raises TimeoutError."""
     end = time.monotonic() + seconds
     for tid in tids:
         while _is_alive(tid):

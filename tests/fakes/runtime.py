@@ -1,6 +1,6 @@
-"""A fake CRI runtime on a unix socket: runtime.v1 and runtime.v1alpha2, and an echo for every service it does not know.
+"""A fake CRI runtime on a unix socket: runtime.v1 and runtime.v1alpha2, and an echo for every unknown service.
 
-Messages are handled as raw bytes; what is recorded is what came.
+Messages are handled as raw bytes; requests are recorded as they came.
 
 Run alone: ``python -m tests.fakes.runtime --socket PATH``.
 """
@@ -30,14 +30,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Received:
-    """One request as it came: ``deadline_seconds`` is what was left of the caller's, None if it gave none."""
+    """One request as it came; ``deadline_seconds`` is the rest of the caller's deadline, None if it gave none."""
 
     path: str
     message: bytes
     metadata: Metadata
     deadline_seconds: float | None
     at: float
-    """Clock of ``time.monotonic``, in seconds."""
+    """Time of ``time.monotonic``, in seconds."""
     cancelled: bool = False
     """The caller went away, or its deadline passed, before the answer."""
 
@@ -48,9 +48,9 @@ class Received:
 
 @dataclass(slots=True)
 class Injection:
-    """What goes wrong with a method's calls, in this order: a delay, a closed gate, an error status.
+    """The faults of a method's calls, in this order: a delay, a closed gate, an error status.
 
-    ``times`` calls are hit; None means all.
+    ``times`` calls are affected; None means all.
     """
 
     delay_seconds: float = 0.0
@@ -61,7 +61,7 @@ class Injection:
 
 
 class FakeRuntime(Server):
-    """The server; ``state`` may be handed to a later server on the same socket, as after a restart of the runtime.
+    """The server; ``state`` may be given to a later server on the same socket, as after a restart of the runtime.
 
     ``keep_received`` bounds the record of requests (None keeps all); ``counts`` counts them by path, without bound.
     """
@@ -86,11 +86,11 @@ class FakeRuntime(Server):
             self._server = None
 
     def requests(self, method: str) -> list[Received]:
-        """Return what was received for a method, named with or without its service."""
+        """Return the requests received for a method, named with or without its service."""
         return [received for received in self.received if method in (received.method, received.path)]
 
     def inject(self, method: str, injection: Injection) -> None:
-        """Let a method's calls go wrong from now on; it replaces what was injected before."""
+        """Make a method's calls go wrong from now on, in place of what was injected before."""
         self.injections[method] = injection
 
     # ---- events
@@ -100,7 +100,7 @@ class FakeRuntime(Server):
             await self._subscribed.wait_for(lambda: self._subscribers)
 
     def send_event(self, container_id: str, kind: cri_pb2.ContainerEventType = cri_pb2.CONTAINER_STARTED_EVENT) -> None:
-        """Send an event to every open stream; its created_at is this moment (``time.time_ns``)."""
+        """Send an event to every open stream; its created_at is the present time (``time.time_ns``)."""
         event = cri_pb2.ContainerEventResponse(container_id=container_id, container_event_type=kind)
         event.created_at = time.time_ns()
         for subscriber in self._subscribers:
@@ -156,7 +156,7 @@ class FakeRuntime(Server):
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Finds the handler of a path: a known method, the event stream, else the echo."""
+    """Returns the handler of a path: a known method, the event stream, else the echo."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime

@@ -1,6 +1,6 @@
-"""What a fake container runtime knows and answers: pods and containers in memory, one function a CRI method.
+"""The state and answers of a fake container runtime: pods and containers in memory, one function per CRI method.
 
-A status shows what runs as it is now; where the shape tells a config, that is the one of the create.
+A status shows the present state; if the shape shows a config, it is that of the create.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IMAGE_REFERENCE = "sha256:" + "0" * 64
 
 Record = TypeVar("Record")
 Mangle = Callable[[str, Any], Message | bytes]
-"""Takes a method and its reply, and returns what is answered instead."""
+"""Called with a method and its reply; returns what is answered instead."""
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Absent(Exception):
-    """An id that is not there; what the shape makes of it is the runtime's answer."""
+    """An id that does not exist; the shape determines the runtime's answer."""
 
     kind: str
     subject_id: str
@@ -76,7 +76,7 @@ class Container:
 
     @property
     def resources(self) -> cri_pb2.LinuxContainerResources:
-        """Return the resources as they are now: those of the create, overlaid by each update's set fields."""
+        """Return the present resources: those of the create, overridden by each update's set fields."""
         current = cri_pb2.LinuxContainerResources()
         current.CopyFrom(self.shape.created(self.config.linux.resources))
         for update in self.updates:
@@ -85,9 +85,9 @@ class Container:
 
 
 class RuntimeState:
-    """The pods and containers of a fake runtime; survives the server that shows it.
+    """The pods and containers of a fake runtime, which survive their server.
 
-    ``shape`` may be changed for what is asked from then on.
+    ``shape`` may be changed for later calls.
     """
 
     def __init__(self, shape: Shape = CONTAINERD) -> None:
@@ -95,7 +95,7 @@ class RuntimeState:
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.big_list: bytes | None = None
-        """What ListContainers answers instead of the containers; see ``fill_list``."""
+        """The answer of ListContainers in place of the containers; see ``fill_list``."""
         self.verbose = True
         """False for a runtime whose statuses have no verbose part."""
         self.mangle: Mangle | None = None
@@ -291,7 +291,7 @@ def _version(api_version: str, runtime_name: str) -> bytes:
 
 
 def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
-    """Find by the beginning of an id, too, if only one has it, as containerd does."""
+    """Return a record by its id, or by a prefix if only one matches, as containerd does."""
     if key in records:
         return records[key]
     found = [any_id for any_id in records if any_id.startswith(key)]

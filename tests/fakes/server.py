@@ -1,4 +1,4 @@
-"""What listens on a socket in place of a real server, within a test or alone as a program."""
+"""Servers on a socket in place of real ones, within a test or alone as a program."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 class Server(ABC):
-    """Use as a context manager or with start and stop."""
+    """A server; use as a context manager or with start and stop."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -33,7 +33,7 @@ class Server(ABC):
 
 
 class Listener(Server):
-    """Listens on a unix socket, with a backlog of what Linux allows by itself."""
+    """Listens on a unix socket, with Linux' default backlog."""
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = socket_path
@@ -41,11 +41,11 @@ class Listener(Server):
 
     @abstractmethod
     def accepted(self, client: socket.socket) -> None:
-        """Take a client's socket, which does not block."""
+        """Called with a client's non-blocking socket."""
 
     @abstractmethod
     async def end(self) -> None:
-        """Drop every connection."""
+        """Called at the end: drop every connection."""
 
     async def start(self) -> None:
         Path(self.socket_path).unlink(missing_ok=True)
@@ -64,7 +64,7 @@ class Listener(Server):
             await self.end()
 
     def _accept(self, listener: socket.socket) -> None:
-        # Not by asyncio's own server: what that accepts in the moment of its close stays open, and nobody knows of it.
+        # Not by asyncio's own server: what that accepts at the moment of its close stays open, and is forgotten.
         try:
             client, _ = listener.accept()
         except BlockingIOError:
@@ -84,7 +84,7 @@ async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.S
 
 
 async def stay(said: str) -> None:
-    """Say that it listens, with this process's id for ``{}``, and wait for SIGTERM or SIGINT."""
+    """Print that it listens, with this process's id for ``{}``, and wait for SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -1,7 +1,7 @@
-"""The shapes of container runtimes: what each tells of itself and its pods, which codes it answers, what it refuses.
+"""The shapes of container runtimes: what each reports of itself and its pods, which codes it answers, what it refuses.
 
-A shape says only what differs; CONTAINERD is what a fake runtime is if no test asks for another.
-Sources: containerd's internal/cri, cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
+A shape contains only the differences; CONTAINERD is the fake runtime's default. Sources: containerd's internal/cri,
+cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
 """
 
 from __future__ import annotations
