@@ -15,7 +15,7 @@ SENT = Resources(
     hugepage_limits={"2MB": 2**21, "1GB": 2**30},
     unified={"memory.high": "max"},
 )
-"""The resources that the request holds in the tables."""
+"""The resources of the request in the tables."""
 
 
 def of(**fields: Any) -> HookAnswer:
@@ -49,14 +49,14 @@ TIDY_CPUSETS: list[tuple[str, str]] = [
     *[(" 0-3", "0-3"), ("0-3\n", "0-3"), ("0, 2", "0,2"), ("0 2", "0,2"), ("\t0-1 ,\r\n2\v\f", "0-1,2")],
     *[("0,0", "0,0"), (",", ""), (" ", ""), (" , ,\n", "")],
 ]
-"""Odd texts of cpusets, and their normal forms: what koordlet makes of pools one of which is empty, and what the kernel
-takes besides. Of the last ones nothing is left: they are not set."""
+"""Unusual texts of cpusets, and their normal forms: what koordlet makes of pools one of which is empty, and other texts
+that the kernel accepts. The last ones become empty and are not set."""
 
 TIDY: list[tuple[str, int | str, int | str]] = [
     *((name, odd, normal) for name in ("cpuset_cpus", "cpuset_mems") for odd, normal in TIDY_CPUSETS),
     *(("cpu_quota", odd, 1000) for odd in (1, 834, 999)),
 ]
-"""Field, an odd value, its normal form."""
+"""Field, an unusual value, its normal form."""
 
 BAD_CPUSETS = [
     *["-", "0-", "-1", "-1-2", "3-2", "0-1,9-8", "0-1-2", "0-10:2/4", "0 - 3", "0- 3", "0-3;8", "0\u00a01", "0\u20031"],

@@ -1,4 +1,4 @@
-"""A skipped test has failed: tests/conftest.py loads this as a plugin where everything can run."""
+"""Count a skipped test as failed: tests/conftest.py loads this as a plugin where everything can run."""
 
 from collections.abc import Generator
 from typing import TypeVar
@@ -23,8 +23,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _judged(report: Report) -> Report:
-    if report.skipped and not hasattr(report, "wasxfail"):  # a test that expects a failure is none
+    if report.skipped and not hasattr(report, "wasxfail"):  # a test that expects a failure is not skipped
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
-        # In the process that ran it: under xdist that is a worker, and what it reports is only passed on.
+        # In the process that ran it: under xdist that is a worker, and its report is only passed on.
         report.outcome, report.longrepr = "failed", f"{reason}; {WORDS}"
     return report

@@ -1,4 +1,4 @@
-"""The commands of ``runtimeproxy hook`` as a user meets them: words on both outputs, and the exit code.
+"""The commands of ``runtimeproxy hook`` from a user's view: both outputs, and the exit code.
 
 What each does stands in tests/hooks/tools.
 """

@@ -19,15 +19,15 @@ Resources: TypeAlias = cri_pb2.LinuxContainerResources
 TellsPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
 TellsContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
 Check = Callable[[Resources, str], str]
-"""Takes the resources of a request and the container's id; returns why it is refused, "" if it is not."""
+"""Called with the resources of a request and the container's id; returns why it is refused, "" if it is not."""
 Takes = Callable[[Resources], Resources]
-"""Returns what a runtime makes of the resources of a request."""
+"""Returns the resources that a runtime sets for those of a request."""
 
 NOT_FOUND, UNKNOWN = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN
 CREATE, START, UPDATE = "CreateContainer", "StartContainer", "UpdateContainerResources"
 DOCKER_LEAST_MEMORY_BYTES, CRIO_LEAST_MEMORY_BYTES = 6 << 20, 12 << 20
 CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
-"""What CRI-O adds to the labels of a pod that has any."""
+"""The labels that CRI-O adds to those of a pod that has any."""
 
 
 def as_asked(value: Any) -> Any:
@@ -36,7 +36,7 @@ def as_asked(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error status; ``{kind}`` and ``{id}`` stand in the text for what was asked for."""
+    """An error status; ``{kind}`` and ``{id}`` in the text stand for the requested subject."""
 
     code: grpc.StatusCode
     text: str
@@ -48,39 +48,39 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Shape:
     name: str
-    """Names the shape in a test's name."""
+    """The shape's name in a test's name."""
     runtime_name: str = "containerd"
-    """What Version tells."""
+    """The answer of Version."""
     pod_info: TellsPod | None = spec.pod_info
     """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
     container_info: TellsContainer | None = spec.container_info
     verbose_pod_fails: Failure | None = None
-    """How a verbose PodSandboxStatus fails although the pod is there and its plain status is answered."""
+    """How a verbose PodSandboxStatus fails although the pod exists and its plain status is answered."""
     tells_resources: bool = True
-    """ContainerStatus has resources."""
+    """True if ContainerStatus has resources."""
     status_handler: Callable[[str], str] = as_asked
-    """What PodSandboxStatus tells of the runtime handler that was asked for."""
+    """Returns PodSandboxStatus' runtime handler for the one that was asked for."""
     listed_handler: Callable[[str], str] = as_asked
     pod_labels: Mapping[str, str] = field(default_factory=dict)
-    """What is added to the labels of a pod that has any."""
+    """The labels that are added to those of a pod that has any."""
     absent: Failure = Failure(NOT_FOUND, "{kind} {id!r}: not found")
-    """The answer for an id that is not there."""
+    """The answer for an id that does not exist."""
     absent_by_method: Mapping[str, Failure | None] = field(default_factory=dict)
-    """Where it is another one; None if the method is content."""
+    """The answers of methods that differ from it; None if the method succeeds."""
     refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)
-    """By method; the checks of a start see what the create asked for."""
+    """The checks by method; those of a start see what the create asked for."""
     created: Takes = as_asked
     updated: Takes = as_asked
     cgroup_path: Callable[[str, str], str] = "{}/{}".format
     """The form of a container's cgroup, from its parent and its id."""
     own_parent: bool = False
-    """A container runs below its pod's parent, whatever sandbox_config says in its create."""
+    """True if a container runs below its pod's parent, whatever sandbox_config says in its create."""
 
     def absence(self, method: str) -> Failure | None:
         return self.absent_by_method.get(method, self.absent)
 
     def refusal(self, method: str, resources: Resources, container_id: str) -> str:
-        """Return why a method refuses resources, "" if it takes them."""
+        """Return why a method refuses resources; "" if it accepts them."""
         return next((text for check in self.refuses.get(method, ()) if (text := check(resources, container_id))), "")
 
 
@@ -88,13 +88,13 @@ class Shape:
 
 
 def swap_of_runc(resources: Resources, container_id: str) -> str:
-    """Refuse a swap limit below the memory limit as runc does."""
+    """Refuse a swap limit below the memory limit, as runc does."""
     below = 0 < resources.memory_swap_limit_in_bytes < resources.memory_limit_in_bytes
     return "OCI runtime failed: memory+swap limit must be >= memory limit: unknown" if below else ""
 
 
 def memory_of_crio(resources: Resources, container_id: str) -> str:
-    """Refuse a create's memory limit below CRI-O's least, "no limit" as -1 among them."""
+    """Refuse a create's memory limit below CRI-O's least, including -1 for "no limit"."""
     limit, least = resources.memory_limit_in_bytes, CRIO_LEAST_MEMORY_BYTES
     return f"set memory limit {limit} too low; should be at least {least} bytes" if limit and limit < least else ""
 
@@ -113,25 +113,25 @@ def updated_memory_of_crio(resources: Resources, container_id: str) -> str:
 
 
 def memory_of_docker(resources: Resources, container_id: str) -> str:
-    """Refuse a memory limit below dockerd's least, "no limit" as -1 among them."""
+    """Refuse a memory limit below dockerd's least, including -1 for "no limit"."""
     limit = resources.memory_limit_in_bytes
     low = limit and limit < DOCKER_LEAST_MEMORY_BYTES
     return "Error response from daemon: Minimum memory limit allowed is 6MB" if low else ""
 
 
 def updated_memory_of_docker(resources: Resources, container_id: str) -> str:
-    """Refuse an update's memory limit below dockerd's least, in cri-dockerd's words."""
+    """Refuse an update's memory limit below dockerd's least, with cri-dockerd's text."""
     why = memory_of_docker(resources, container_id)
     return f'failed to update container "{container_id}": {why}' if why else ""
 
 
-# ---- CRI-O: a verbose status is an OCI runtime spec, and hardly more; there is no config
+# ---- CRI-O: a verbose status is little more than an OCI runtime spec; there is no config
 
 CRIO_DEFAULT_PARENT = "system.slice"
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
-    """Return a cgroup's path: of systemd's manager for a slice or for no parent, else of cgroupfs's."""
+    """Return a cgroup's path: the systemd manager's for a slice or without a parent, else cgroupfs's."""
     last = parent.rpartition("/")[2] or CRIO_DEFAULT_PARENT
     return f"{last}:crio:{subject_id}" if last.endswith(".slice") else f"{parent}/crio-{subject_id}"
 
@@ -150,13 +150,13 @@ def crio_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 def crio_container_info(
     container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
 ) -> Json:
-    """Return what CRI-O tells of a container, whose annotations in the spec are the pod's too."""
+    """Return CRI-O's report of a container; the spec's annotations include the pod's."""
     told = spec.container_info(container_id, pod_id, request, resources, path)["runtimeSpec"]
     config = request.config
     own = _named(ContainerType="container", SandboxID=pod_id, ImageName=config.image.image)
     annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **own}
     numbers = {key: getattr(resources, f"cpu_{key}") for key in ("shares", "quota", "period")}
-    cpu = {**told["linux"]["resources"].get("cpu", {}), **numbers}  # they are there where they are zero, too
+    cpu = {**told["linux"]["resources"].get("cpu", {}), **numbers}  # present even if zero
     linux = {**told["linux"], "resources": {**told["linux"]["resources"], "cpu": cpu}}
     runs = {**told, "annotations": annotations, "linux": linux}
     return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": runs, "privileged": False}
@@ -178,7 +178,7 @@ def docker_container_info(
     return {"sandboxID": pod_id, "pid": 1}
 
 
-# ---- what is made of the resources of a request
+# ---- the resources that are set for a request
 
 
 def taken(asked: Resources, swap: int, *dropped: str) -> Resources:
@@ -192,22 +192,22 @@ def taken(asked: Resources, swap: int, *dropped: str) -> Resources:
 
 
 def crio_created(asked: Resources) -> Resources:
-    """Set a swap limit that equals the memory limit where none was asked for."""
+    """Return resources with a swap limit that equals the memory limit if none was asked for."""
     return taken(asked, asked.memory_swap_limit_in_bytes or asked.memory_limit_in_bytes)
 
 
 def crio_updated(asked: Resources) -> Resources:
-    """Do not read the asked swap limit, and drop some fields."""
+    """Return resources without the requested swap limit and some other fields."""
     return taken(asked, asked.memory_limit_in_bytes, "oom_score_adj", "hugepage_limits", "unified")
 
 
 def docker_created(asked: Resources) -> Resources:
-    """Set no swap beyond the memory, and only what Docker's API has."""
+    """Return resources without swap beyond the memory limit, with only the fields of Docker's API."""
     return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified")
 
 
 def docker_updated(asked: Resources) -> Resources:
-    """Set a create's fields but one."""
+    """Return the fields of a create except one."""
     return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified", "oom_score_adj")
 
 
@@ -215,7 +215,7 @@ def docker_updated(asked: Resources) -> Resources:
 
 
 def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
-    """Return what is told of a pod that a shim made: all the names of containerd 2's, and nothing in most of them."""
+    """Return the report of a pod created by a shim: the keys of containerd 2's, most of them without a value."""
     texts = dict.fromkeys(("image", "snapshotKey", "snapshotter", "runtimeType"), "")
     nothing = dict.fromkeys(("runtimeOptions", "config", "runtimeSpec", "cniResult", "sandboxMetadata"))
     return {"pid": 1, "processStatus": "running", "netNamespaceClosed": False, **texts, **nothing}

@@ -1,6 +1,6 @@
-"""The verbose JSON of a pod's and a container's status, in all that containerd 1.6 writes there.
+"""The verbose JSON of a pod's and a container's status, with everything that containerd 1.6 writes there.
 
-It has the keys of containerd's (test_cri_contract.py shows it), so that to read it costs as much.
+It has the keys of containerd's (tested by test_cri_contract.py), so that parsing it costs as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def container_info(
     resources: cri_pb2.LinuxContainerResources,
     cgroup_path: str,
 ) -> Json:
-    """Return what containerd tells of a container: its config as it was created, its spec as it is now."""
+    """Return containerd's report of a container: its config as it was created, its spec as it is now."""
     return {
         "sandboxID": pod_id,
         "pid": 1,
@@ -96,7 +96,7 @@ def _container_spec(request: cri_pb2.CreateContainerRequest, asked: Mapping[str,
 
 
 def _binds(request: cri_pb2.CreateContainerRequest) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """Return what containerd mounts of the sandbox, and what the kubelet asked for."""
+    """Return the mounts that containerd adds from the sandbox, and those that the kubelet asked for."""
     pod_id = request.pod_sandbox_id
     places = {f"/etc/{name}": f"{_SANDBOXES}/{pod_id}/{name}" for name in ("hostname", "hosts", "resolv.conf")}
     rows = {path: (source, "rw") for path, source in {**places, "/dev/shm": f"{_SHMS}/{pod_id}/shm"}.items()}

@@ -1,6 +1,6 @@
-"""A runtime's state for tests of the sync: what it lists and what it tells of each, each taking its time.
+"""A runtime's state for tests of the sync: its list and its answers about each id, each taking some time.
 
-What is told of an id is what the state had when it was asked for.
+An answer about an id is the state at the time of the request.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ def container(container_id: str, pod_id: str = "p1", name: str = "read") -> Subj
 
 @dataclass(eq=False)
 class FakeState:
-    """Pods and containers by id; None is told of what was removed since the list."""
+    """Pods and containers by id; the answer is None for what was removed since the list."""
 
     pods: dict[str, PodRecord | None] = field(default_factory=dict)
     containers: dict[str, Subject | None] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
-    """What is raised in place of an answer, by id or ``LIST``."""
+    """Errors raised in place of an answer, by id or ``LIST``."""
     list_seconds: float = 0.0
     read_seconds: float = 0.0
     asked: list[tuple[float, str]] = field(default_factory=list)
     at_once: Counter[str] = field(default_factory=Counter)
-    """The most that was asked for at one time, by kind."""
+    """The most requests at one time, by kind."""
     _now: Counter[str] = field(default_factory=Counter)
 
     def has(self, *ids: str) -> None:
-        """Make pods of ids that begin with p, else containers of p1."""
+        """Create pods of ids that begin with p, else containers of p1."""
         for one in ids:
             if one.startswith("p"):
                 self.pods[one] = pod(one)
@@ -103,7 +103,7 @@ class Synced(Core):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Follow; at the end nothing is left of it."""
+        """Run the sync; check at the end that nothing of it is left."""
         self.sync.start()
         self.sync.soon()
         try:
@@ -117,7 +117,7 @@ class Synced(Core):
         return self.store.ids()
 
     def name(self, container_id: str) -> str:
-        """Return a container's name, which tells where its record comes from."""
+        """Return a container's name, which shows the source of its record."""
         record = self.store.container(container_id)
         assert record is not None
         return record.effective.name

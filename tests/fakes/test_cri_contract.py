@@ -1,4 +1,4 @@
-"""The fake CRI runtime and a real containerd answer the same calls alike, and tell as much in a verbose status."""
+"""The fake CRI runtime and a real containerd answer the same calls alike, and report as much in a verbose status."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ RESOURCES = cri_pb2.LinuxContainerResources(cpu_shares=512, cpu_quota=50_000, cp
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime, with a pod that goes with it."""
+    """A runtime, with a pod for it."""
 
     path: str
     pod: cri_pb2.PodSandboxConfig
@@ -138,7 +138,7 @@ async def test_verbose_status_has_containerds_keys_and_about_its_length(fake: Ru
 
 
 def keys(document: Any, above: str = "") -> Iterator[str]:
-    """Name every place of a document; the elements of an array have one place."""
+    """Yield the path of every value of a document; the elements of an array share one path."""
     if isinstance(document, dict):
         for key, value in document.items():
             yield f"{above}.{key}"

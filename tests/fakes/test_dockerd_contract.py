@@ -1,7 +1,7 @@
-"""The fake dockerd and a real one answer the same calls with the same statuses, words and bytes.
+"""The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes.
 
-Where the real machine or its version may differ, only what they share is claimed. At the end is what the fake has
-beyond a real one: its record of requests, and of clients' ends.
+Where the machine or version may differ, only what is common is asserted. The last part tests what only the fake has:
+its record of requests, and of clients' ends.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SLEEPING = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL"}
 MISSING = "No such container: none"
 UNREADABLE = 500
-"""For what cannot be parsed dockerd 20.10 has no status of its own; later versions and the fake answer 400."""
+"""dockerd 20.10 has no special status for what cannot be parsed; later versions and the fake answer 400."""
 
 
 def statuses(status: int) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def statuses(status: int) -> tuple[int, ...]:
 
 
 class Daemon:
-    """A dockerd that is asked over its socket; ``parent`` is a cgroup that goes with it."""
+    """A dockerd that is called over its socket; ``parent`` is a cgroup for it."""
 
     def __init__(self, path: str, parent: str) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class Daemon:
         return dict((await self.ask(f"GET /containers/{reference}/json")).json["HostConfig"])
 
     async def send(self, call: str, *lines: str, body: bytes = b"") -> Raw:
-        """Send a request on a connection of its own; its answer is not read."""
+        """Send a request on a connection of its own, without reading its answer."""
         raw = await Raw.connect(self.path)
         raw.send(request(*call.split(" ", 1), body, *lines))
         return raw
@@ -287,7 +287,8 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
     ],
 )
 async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, status: int, part: bytes) -> None:
-    # A daemon may give a request up whose client sends no more: only what would wait for more has its end.
+    # A daemon may give up a request whose client sends no more, so only requests that would wait for more are
+    # half-closed.
     reply = await exchange(daemon.path, sent, end=sent.startswith(STOP) or not sent.endswith(b"\r\n\r\n"))
     assert int(reply[9:12]) in statuses(status)
     assert part in reply

@@ -1,4 +1,4 @@
-"""The dockershim client sends what dockershim and cri-dockerd send: recorded requests say what."""
+"""The dockershim client sends what dockershim and cri-dockerd send, according to recorded requests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The stand-in for resctrl refuses what the kernel refuses, with the kernel's errors, and shows what it took."""
+"""The stand-in for resctrl refuses what the kernel refuses, with the kernel's errors, and shows what it accepted."""
 
 import errno
 import os

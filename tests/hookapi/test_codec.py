@@ -60,7 +60,7 @@ def names(message: str) -> list[str]:
 
 
 def words(field: Any) -> str:
-    """Return type and name of a field as hook-api has them."""
+    """Return type and name of a field in hook-api's form."""
     kind = field.message_type
     if kind is None:
         return f"{next(word for name, word in TYPES.items() if getattr(field, name) == field.type)} {field.name}"
@@ -142,7 +142,7 @@ def test_envs_that_parsers_may_take_for_others_are_not_told_as_they_came(odd: by
 
 
 def test_part_is_written_once_for_a_value() -> None:
-    """And anew for an equal one: a value is known by what it is, not by what it says."""
+    """And anew for an equal one: values are cached by identity, not by equality."""
     pod, container = replace(POD), replace(CONTAINER)
     body = codec.encode(CONTAINER_POINT, HookRequest(pod, container))
     kept = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]
@@ -176,7 +176,7 @@ BODIES = [
     # equal bytes about a pod and a container are two answers
     (POD_POINT, LABEL, HookAnswer(labels={"l": "1"})),
     (CONTAINER_POINT, LABEL, HookAnswer(annotations={"l": "1"})),
-    # empty resources are said, and unknown fields passed over
+    # empty resources count as present, and unknown fields are skipped
     (POD_POINT, b"\x22\x00", HookAnswer(resources=Resources())),
     (CONTAINER_POINT, b"\x12\x00", HookAnswer(resources=Resources())),
     *[(point, body, HookAnswer()) for point in HOOK_POINTS for body in (b"", b"\x9a\x06\x03abc")],
@@ -227,12 +227,12 @@ LEFT = Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=KEPT)
 
 
 def back(point: HookPoint, request: HookRequest) -> HookRequest:
-    """Return what a hook server reads of a request."""
+    """Return a request as the hook server reads it."""
     return codec.decode_request(point, codec.encode(point, request))
 
 
 def answered(point: HookPoint, answer: HookAnswer) -> HookAnswer:
-    """Return what the proxy reads of an answer."""
+    """Return an answer as the proxy reads it."""
     return codec.decode(point, codec.encode_answer(point, answer))
 
 

@@ -1,4 +1,5 @@
-"""What tests of the hooks share: a node's settings and cgroups in a directory, and what Koordinator writes to a pod."""
+"""Shared parts of the hooks' tests: a node's settings and cgroups in a directory, and Koordinator's labels and
+annotations."""
 
 import argparse
 import json
@@ -18,7 +19,7 @@ def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def node(folder: Path, settings: str) -> Node:
-    """Write the node's settings into node.yaml, and return what reads them."""
+    """Write the node's settings into node.yaml, and return their Node."""
     file = folder / "node.yaml"
     file.write_text(settings)
     return Node(file)
@@ -34,7 +35,7 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook after it has taken the flags, as ``main`` gives them."""
+    """Return the hook, configured with the flags as by ``main``."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.configure(parser.parse_args(flags))
@@ -42,7 +43,7 @@ def configured(hook: Any, *flags: str) -> Any:
 
 
 def qos(name: str) -> dict[str, str]:
-    """Return the labels of a pod of a QoS class, none for ""."""
+    """Return the labels of a pod of a QoS class; none for ""."""
     return {QOS_CLASS: name} if name else {}
 
 

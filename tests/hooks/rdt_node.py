@@ -35,7 +35,7 @@ class Node:
         self.resctrl = StandIn(self.root)
 
     def hook(self, *flags: str, classes: Mapping[str, Any] | None = None, resctrl: Resctrl | None = None) -> HookTester:
-        """Return a hook that has taken its flags, ready to be asked."""
+        """Return a tester for a hook that was configured with flags."""
         config = self._directory / "node.yaml"
         config.write_text(yaml.safe_dump({"rdt": dict(classes or {})}))
         hook = Rdt(resctrl or self.resctrl)
@@ -48,7 +48,7 @@ class Node:
         return sorted(each.name for each in self.root.iterdir() if (each / "tasks").exists())
 
     def container(self, *tids: int) -> Path:
-        """Make the container's cgroup and list threads in it."""
+        """Create the container's cgroup and list threads in it."""
         directory = self.cgroup_root / f"kubepods/pod{UID}/{CONTAINER_ID}"
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "cgroup.threads").write_text("".join(f"{tid}\n" for tid in tids))
@@ -61,7 +61,7 @@ def annotated(said: object) -> dict[str, str]:
 
 @contextmanager
 def threads(count: int) -> Iterator[list[int]]:
-    """Give the ids of threads of this process, and end them."""
+    """Yield the ids of threads of this process, and end them."""
     over = threading.Event()
     started = [threading.Thread(target=over.wait) for _ in range(count)]
     for each in started:
@@ -75,7 +75,7 @@ def threads(count: int) -> Iterator[list[int]]:
 
 
 class Watching(StandIn):
-    """A stand-in that keeps what is written to it, and does something before each of the first moves."""
+    """A stand-in that records what is written to it, and does something before each of the first moves."""
 
     def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
         super().__init__(root)
@@ -94,7 +94,7 @@ class Watching(StandIn):
 
 
 class Refusing(StandIn):
-    """A stand-in that refuses to write some files, or to make or remove groups, as for a user who is not root."""
+    """A stand-in that refuses to write some files, or to create or remove groups, as for a user who is not root."""
 
     def __init__(self, root: Path, *refused: str) -> None:
         super().__init__(root)
@@ -105,7 +105,7 @@ class Refusing(StandIn):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     def _write(self, file: Path, text: str) -> None:
-        if file.exists():  # the kernel finds a file before it looks who may write it
+        if file.exists():  # the kernel finds a file before it checks permissions
             self._look(file.name)
         super()._write(file, text)
 

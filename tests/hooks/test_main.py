@@ -1,4 +1,4 @@
-"""The project's hooks together: ``python -m runtimeproxy_hooks``, the flags that they share, what they say once."""
+"""The project's hooks together: ``python -m runtimeproxy_hooks``, their shared flags, what they log only once."""
 
 import argparse
 import logging

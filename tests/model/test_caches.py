@@ -1,4 +1,4 @@
-"""A cache holds what it was given last, and never more bytes than it may."""
+"""A cache keeps the latest values, and never more bytes than its limit."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from runtimeproxy.model.caches import ENTRY_BYTES, Cache
 from tests.amounts import examples
 
 ROOM = 16 * ENTRY_BYTES
-"""For eight values that take as much as an entry does besides."""
+"""Room for eight values as large as an entry's overhead."""
 
 
 def test_oldest_value_goes_when_there_is_no_room() -> None:
@@ -36,7 +36,7 @@ def test_bytes_are_bounded_and_those_of_the_values(values: list[tuple[int, int]]
 
 
 def test_all_caches_together_are_small() -> None:
-    """Of the memory that a proxy may take with 100 records (45 MiB) they are a small part."""
+    """They are a small part of the memory of a proxy with 100 records (45 MiB)."""
     found = [value for value in vars(caches).values() if isinstance(value, Cache)]
     assert len(found) == 3
     assert sum(cache._most for cache in found) <= 2 << 20

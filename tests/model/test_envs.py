@@ -1,4 +1,4 @@
-"""Variables as they came are what a dict of them is, and are not read until somebody looks."""
+"""Encoded variables equal a dict of them, and are not decoded until they are used."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ CAME = {"A": "1", "PATH": "/bin", "EMPTY": ""}
 
 
 class Reader:
-    """Reads JSON in which each key stands as its UTF-8, and counts how often."""
+    """Decodes JSON in which each key stands as its UTF-8, and counts how often."""
 
     def __init__(self) -> None:
         self.times = 0

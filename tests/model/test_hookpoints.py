@@ -1,4 +1,4 @@
-"""The table of hook points beside the hook protocol's own description (hook-api, "Applied to")."""
+"""The table of hook points compared with the hook protocol's own description (hook-api, "Applied to")."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Records share their texts: what comes out equals what went in, and most of it is there once."""
+"""Records share their texts: the result equals the input, and most texts exist once."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tests.amounts import examples
 
 
 def anew(values: Mapping[str, str]) -> dict[str, str]:
-    """Return equal texts that are others, as every message that is read has."""
+    """Return equal texts that are other objects, as in every decoded message."""
     return dict(json.loads(json.dumps(values)))
 
 

@@ -1,7 +1,7 @@
 """Answers of hook servers are judged and added up (hook-api, "What an answer means").
 
-Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value costs its own field or
-entry alone: hook-api, "Normal forms and checks"; fault matrix H7, promise 3; of any answer: test_dispatcher_answers.py.
+Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value removes only its own field or entry:
+hook-api, "Normal forms and checks"; fault matrix H7, promise 3; of any answer: test_dispatcher_answers.py.
 """
 
 import re
@@ -111,7 +111,7 @@ def test_repeated_value_is_confirmed(said: Message, confirmed: set[str]) -> None
 @pytest.mark.parametrize("echoed", [False, True], ids=["partial", "echo"])
 @pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
 def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str, echoed: bool) -> None:
-    """Where nothing is left of it, it is not set: it clears nothing, and stands for nothing that was sent."""
+    """If its normal form is empty it is not set: it clears nothing, and does not count as repeated."""
     sent, value = replace(SENT, cpuset_cpus="4"), {name: odd}
     said = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
     change = changes(UPDATE, asking(sent), HookAnswer(resources=said))
@@ -243,7 +243,7 @@ def test_no_rule_holds_a_value() -> None:
 
 
 def added(*plugins: Adjustment) -> Adjustment:
-    """Add up what plugins change that are called 1, 2 and so on."""
+    """Return the sum of plugins' changes; the plugins are called 1, 2 and so on."""
     adjustment = values.NO_ADJUSTMENT
     for number, change in enumerate(plugins, 1):
         adjustment = combine(adjustment, f"{number}", change)

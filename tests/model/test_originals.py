@@ -1,4 +1,4 @@
-"""What hooks replaced of a record is found, comes back as it was after what the runtime tells, and is nobody else's."""
+"""What hooks replaced of a record is found, and restored with what the runtime reports, for no other subject."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -162,7 +162,7 @@ def test_text_says_it_all_and_no_more() -> None:
 
 
 WITH = b'[["p","c",1],{%s},[%s]]'
-"""What is kept of a container: its pairs and their owners."""
+"""A container's kept values: its pairs and their owners."""
 BROKEN: dict[str, list[bytes]] = {
     "no list": [
         *[b"", b"\xff", b"[" * 100_000, b"7", b"null", b"[]", b"[1,{},[]]", b'[["p","c",1],{}]'],

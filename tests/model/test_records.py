@@ -187,7 +187,7 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
     "a cleared cpuset that is clear": (running(cpuset_cpus=""), None, CLEARED, {}),
     "entries of maps": (WITH_MAPS, Resources(unified={"b": "2"}), MAPS, {"unified": {"b": "3", "c": "4"}}),
 }
-"""How the container runs, what is asked for, what a whole echo is changed in (None: no answer), what differs."""
+"""How the container runs, what is asked for, the changes in a whole echo (None: no answer), what differs."""
 
 
 @pytest.mark.parametrize(("runs", "asked", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
@@ -208,7 +208,7 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     known = subject(effective=HALVED)
     asked = RequestedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"}), {"n": "2"})
     said = EffectiveUpdate(asked, {"cpu_shares": 400, "cpuset_cpus": "", "unified": {"b": "2"}}, {"hook": "3"})
-    # "" was released in the place of the request's "0-1": in CRI that is "not set", so the runtime's stays.
+    # "" was released in place of the request's "0-1": in CRI that means "not set", so the runtime keeps its value.
     original = running(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"})
     effective = running(cpu_shares=400, unified={"a": "1", "b": "2"})
     notes = {"a": "1", "n": "2"}
@@ -220,7 +220,7 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
 BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
 OWNED = records.created_container(subject(), SET_BY_ONE, "c1")
-"""A container that hook server "one" set something of."""
+"""A container in which hook server "one" set something."""
 CONFIRMERS: list[tuple[set[str], Mapping[str, int]]] = [({"two"}, {}), ({"one"}, {"cpu_shares": 1024})]
 
 

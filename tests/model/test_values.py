@@ -1,4 +1,4 @@
-"""The shared values: absent is not empty, and what a message is and what ``overlay`` makes of it."""
+"""The shared values: absent is not empty; what a message is, and what ``overlay`` makes of it."""
 
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, replace

@@ -1,4 +1,4 @@
-"""Logs: one line a record, never a value, never a wait."""
+"""Logs: one line per record, never a value, never a wait."""
 
 import json
 import logging
@@ -19,13 +19,13 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 class Stderr:
-    """A pipe in stderr's place."""
+    """A pipe in place of stderr."""
 
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe()
 
     def written(self, level: str, format: str, log: Callable[[], None]) -> list[str]:
-        """Return the lines that ``log`` leaves; the pipe ends with it."""
+        """Return the lines written by ``log``; the pipe is closed then."""
         handler = logs.configure(level, format, self.write_end)
         log()
         handler.close()
@@ -56,7 +56,7 @@ def record(template: str, *values: object, level: int = logging.INFO) -> logging
 
 
 def fail_with(error: Exception) -> None:
-    """Log ``error`` as it was caught."""
+    """Log ``error`` as a caught exception."""
     try:
         raise error
     except Exception:
@@ -192,7 +192,7 @@ def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.Mo
     assert time.monotonic() - began < 10
     os.close(pipe.read_end)
     monkeypatch.setattr(logs, "_CLOSE_SECONDS", 10)
-    handler.close()  # its writes fail now, so the thread comes to its end and leaves the number of the pipe alone
+    handler.close()  # its writes fail now, so the thread ends and no longer uses the pipe's descriptor
     assert "log-writer" not in [thread.name for thread in threading.enumerate()]
     os.close(pipe.write_end)
 

@@ -1,4 +1,4 @@
-"""Stalls of the event loop are told with their place, counted, and what is no stall is not (fault matrix X7)."""
+"""Stalls of the event loop are logged with their place, and counted; what is not a stall is not (fault matrix X7)."""
 
 import asyncio
 import re
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 0.1
 SURELY = 0.5
-"""Longer than any stall that may be overlooked; on a machine that has a lot to do, one lasts until it is told."""
+"""Longer than any stall that may be overlooked; on a busy machine a stall lasts until it is logged."""
 LOOKS = 8
-"""In a row, of the watching thread."""
+"""Consecutive looks of the watching thread."""
 PATIENCE = 10.0
 SECRET = "a value of somebody's environment"
 
 
 lines: list[str] = []
-"""What the watch has told."""
+"""The log lines of the watchdog."""
 
 
 def hangs(place: str) -> list[int]:
-    """Return at which lines the loop hangs in a function of this file."""
+    """Return the lines at which the loop hangs in a function of this file."""
     told = re.compile(rf"the event loop hangs for more than {LIMIT} s at {re.escape(__file__)}:\d+ {place}( < |$)")
     return [number for number, line in enumerate(lines) if told.match(line)]
 
@@ -49,9 +49,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(
     body: Callable[[], Awaitable[object]], run: Callable[..., object] = uvloop.run, *, stalls_seen: int = 0
 ) -> Metrics:
-    """Run something on a loop that is watched, and wait until so many stalls were seen; return what was counted.
+    """Run something on a watched loop, and wait until so many stalls were seen; return what was counted.
 
-    A machine that has a lot to do may add stalls of its own, at other places.
+    A busy machine may add stalls of its own, at other places.
     """
 
     async def main() -> Metrics:
@@ -76,7 +76,7 @@ def watched(
 
 
 def stall_in_a_call(environment: str) -> None:
-    """Hang until that is told."""
+    """Hang until that is logged."""
     begun, before = time.monotonic(), len(lines)
     while time.monotonic() < begun + SURELY or (len(lines) == before and time.monotonic() < begun + PATIENCE):
         time.sleep(SURELY)
@@ -87,7 +87,7 @@ async def stall() -> None:
 
 
 async def stall_of_the_interpreter() -> None:
-    """Hold the interpreter's lock without a pause: the watching thread runs behind it."""
+    """Hold the interpreter's lock without a pause: the watching thread runs afterwards."""
     numbers, begun = list(range(1_000_000)), time.monotonic()
     while time.monotonic() < begun + SURELY or (not lines and time.monotonic() < begun + PATIENCE):
         sorted(numbers, key=None)
@@ -123,7 +123,7 @@ def test_line_has_a_bounded_number_of_places() -> None:
 
 
 def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes each turn that it is asked for, long before the limit."""
+    """It runs each callback that it is asked for, long before the limit."""
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
     wait_for_turn, asked = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
 
@@ -136,7 +136,7 @@ def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> Non
     async def work() -> None:
         async with asyncio.timeout(PATIENCE):
             while len(asked) <= LOOKS:
-                time.sleep(0.002)  # the other thread looks meanwhile, and finds that the loop works
+                time.sleep(0.002)  # the other thread looks meanwhile, and finds the loop busy
                 await asyncio.sleep(0)
 
     assert watched(work).counted("loop_stalls") == 0
@@ -144,13 +144,13 @@ def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_stall_above_a_quarter_of_a_second_is_found_whenever_it_begins() -> None:
-    """It is found at the first look within it, and told if it lasts for the limit from then on."""
+    """It is found at the first look within it, and logged if it lasts for the limit from then on."""
     assert STALL_SECONDS == 0.2
     assert STALL_SECONDS + loop_watchdog.LOOK_SECONDS < 0.25
 
 
 def test_loop_that_rests_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that comes just before it rests, or just behind that, finds that it works."""
+    """A look just before or just after it becomes idle finds it busy."""
     look, quiet = LoopWatchdog._frame, list[LoopWatchdog]()
 
     def looks(watch: LoopWatchdog) -> FrameType | None:

@@ -1,4 +1,4 @@
-"""What is counted can be read again."""
+"""Metrics return what was counted."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""What systemd is told: ready, alive, stopping (fault matrix P7, X7)."""
+"""The messages to systemd: ready, alive, stopping (fault matrix P7, X7)."""
 
 import asyncio
 import os
@@ -95,7 +95,7 @@ async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
 
 def test_supervisor_that_does_not_read_costs_nothing(systemd: Systemd) -> None:
     supervisor = systemd.supervisor()
-    for _ in range(2000):  # far more than a socket keeps
+    for _ in range(2000):  # far more than fits into a socket
         supervisor.stopping()
     assert 0 < len(systemd.told()) < 2000
     supervisor.leave()

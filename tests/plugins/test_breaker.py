@@ -1,4 +1,4 @@
-"""The breaker (fault matrix H10): its figures by hand, all else by a model that plays any attempts in any order."""
+"""The breaker (fault matrix H10): its numbers by hand, everything else by a model with attempts in any order."""
 
 import pytest
 from hypothesis import settings
@@ -16,7 +16,7 @@ START = 1000.0
 
 
 def ask(breaker: Breaker, reason: Reason | None, now: float = START) -> bool:
-    """Make an attempt that ends so; tell whether it was let in."""
+    """Make an attempt with this result; return whether it was admitted."""
     attempt = breaker.admit("a socket", now)
     if attempt is not None:
         breaker.end(attempt, reason, now)
@@ -57,7 +57,7 @@ REASONS = st.sampled_from([None, *Reason])
 
 
 class Model(RuleBasedStateMachine):
-    """Attempts that overlap in any way, beside a plain record of what has ended."""
+    """Attempts that overlap in any way, compared with a plain record of those that have ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Model(RuleBasedStateMachine):
         self.now = START
         self.server = 0
         self.running: list[int] = []
-        """Attempts of this server that were let in since the state changed."""
+        """Attempts of this server admitted since the state changed."""
         self.stale: list[int] = []
         self.row: list[Reason] = []
         """The failures that count, since the last answer."""
@@ -102,7 +102,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def replace(self) -> None:
-        """Put another server at the socket; it is met by the attempt that follows."""
+        """Put another server at the socket; the next attempt meets it."""
         self.server += 1
         self._changed()
         self._forget()
@@ -112,7 +112,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5), reason=st.sampled_from(SICK))
     def fail(self, count: int, reason: Reason) -> None:
-        """Fail some times in a row: by chance alone that would be rare."""
+        """Fail some times in a row, which would be rare by chance."""
         for _ in range(count):
             self.attempt()
             if self.running:

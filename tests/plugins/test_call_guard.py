@@ -1,4 +1,4 @@
-"""Who is asked and who is not: the time that is left, the breaker, points that are not served; what is told of it."""
+"""Which plugins are asked: by the time left, the breaker, and the points not served; and what is logged of that."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ Attempt = Coroutine[Any, None, HookAnswer]
 
 
 class Client(FakeClient):
-    """A hook server whose answer is sent, or thrown, into the attempt that asked it."""
+    """A hook server whose answer or error is sent into the attempt that asked it."""
 
     seconds = 0.0
 
@@ -36,7 +36,7 @@ class Client(FakeClient):
 
 
 class Desk:
-    """One plugin and a clock that is moved by hand."""
+    """One plugin and a clock that is set by hand."""
 
     def __init__(self, budget_seconds: float = 10.0) -> None:
         self.now = 100.0
@@ -48,13 +48,13 @@ class Desk:
         (self.plugin,) = self.plugins.plugins
 
     def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
-        """Make an attempt up to its answer. Raises HookError if nobody is asked."""
+        """Run an attempt up to its answer. Raises HookError if the plugin is not asked."""
         attempt = self.attempts.ask(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
         attempt.send(None)
         return attempt
 
     def ask(self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0) -> Reason | None:
-        """Make an attempt that ends so; return why it was not made, None if it was."""
+        """Make an attempt with this result; return why it was not made, None if it was."""
         try:
             attempt = self.begin(point, seconds)
         except HookError as error:
@@ -73,7 +73,7 @@ class Desk:
 
 
 def end(attempt: Attempt, by: BaseException | None = None) -> None:
-    """Let an attempt have its answer, or end it by an error, which whoever asked is told of."""
+    """Give an attempt its answer, or end it by an error, which its caller gets."""
     if by is None:
         with pytest.raises(StopIteration):
             attempt.send(None)
@@ -106,9 +106,9 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_deadline_counts_if_a_third_was_left(
     budget_seconds: float, left: float, reason: Reason, state: BreakerState
 ) -> None:
-    """A hurried caller, or the plugins before it, may have left a healthy server less.
+    """A caller's short deadline, or the plugins before it, may have left a healthy server less.
 
-    The first of several has half of the budget, less what it took to look for the subject.
+    The first of several has half of the budget, less the time for finding the subject.
     """
     desk = Desk(budget_seconds)
     for _ in range(FAILURES_IN_A_ROW):
@@ -184,7 +184,7 @@ def test_removed_plugin_is_not_told_of(desk: Desk, log: pytest.LogCaptureFixture
 
 
 def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    """However long it is (fault matrix H8 asks for 30 s), and however many calls find it out at once."""
+    """However long that lasts (fault matrix H8 asks for 30 s), and however many calls find it out at once."""
     first = desk.begin()
     assert desk.ask(Reason.UNIMPLEMENTED) is None
     end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))

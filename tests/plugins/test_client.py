@@ -1,4 +1,4 @@
-"""The client of a hook server: what it tells, what it takes, and the reason of every failure."""
+"""The client of a hook server: what it sends, what it accepts, and the reason of every failure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -61,7 +61,7 @@ async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookErro
 
 
 async def test_hook_point_is_told_and_answers(client: HookClient, server: HookServer) -> None:
-    """What the other points are told is shown in tests/hookapi."""
+    """The requests of the other points are tested in tests/hookapi."""
     server.default = hookanswers.echo()
     answer = await ask(client)
     (call,) = server.calls

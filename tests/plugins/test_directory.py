@@ -18,7 +18,7 @@ def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Pa
     for name, content in (contents | dict.fromkeys(others, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
-    # A listing never names ".a.json": it stands for a file that a listing during a rename leaves out.
+    # A listing never contains ".a.json": it stands for a file that is missing in a listing taken during a rename.
     assert directory.read(str(tmp_path), {".a.json"}) == contents | {".a.json": b"x"}
 
 
@@ -51,7 +51,7 @@ def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Pa
     (folder / "folder.json").mkdir()
     os.mkfifo(folder / "fifo.json")
     with (folder / "long.json").open("wb") as file:
-        file.truncate(2**40)  # a file of holes: reading it would take for ever
+        file.truncate(2**40)  # a sparse file: reading it would take for ever
     targets = {"a": "../target", "dangling": "nothing", "circle": "circle.json", "link": "fifo.json"}
     for name, target in {**targets, "device": "/dev/zero"}.items():
         (folder / f"{name}.json").symlink_to(target)
@@ -63,7 +63,7 @@ def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Pa
 
 
 def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
-    # /dev/zero under the reader stands for a file that is longer than its size said.
+    # /dev/zero stands for a file that has become longer than its size said.
     file = os.open("/dev/zero", os.O_RDONLY)
     try:
         assert len(directory._read_up_to(file, 1000)) == 1000
@@ -96,7 +96,7 @@ def test_files_and_directories_without_permission() -> None:
 
 
 def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Rename the first name to the second one behind the first listing, that to the third behind the next, ..."""
+    """Rename the first name to the second one after the first listing, that to the third after the next, and so on."""
     left, listdir = list(names), os.listdir
 
     def listed(path: int) -> list[str]:

@@ -1,4 +1,5 @@
-"""The Plugins Manager on a real directory: who is asked, by which client, what is told; it goes on whatever fails.
+"""The Plugins Manager on a real directory: which plugins are asked, by which client, what is logged; it survives
+failures.
 
 How registrations follow swapped, replaced and hostile files: tests/system/test_plugins.py.
 """
@@ -28,7 +29,7 @@ CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
 
 
 class FakeClient:
-    """A client that remembers what it was made for and whether it was closed."""
+    """A client that remembers its arguments and whether it was closed."""
 
     def __init__(self, plugin: str, endpoint: str) -> None:
         self.plugin = plugin
@@ -52,7 +53,7 @@ class Rig:
         self.poll(1000)
 
     def poll(self, poll: float) -> None:
-        """Make the manager anew, with another poll."""
+        """Create the manager anew, with another poll interval."""
         self.manager = manager.Manager(
             str(self.folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._make, poll_seconds=poll
         )
@@ -209,7 +210,7 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogC
 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """koordlet writes its file in place at every start, and names a hook point that no proxy knows."""
+    """koordlet writes its file in place at every start, and names an unknown hook point."""
     await rig.start("koordlet", points=(CREATE.name, "PreRemoveRunPodSandbox"))
     caplog.set_level("INFO")
     caplog.clear()
@@ -267,7 +268,7 @@ async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplo
             await rig.manager.start()
         await until(lambda: "failed inside the proxy: AttributeError" in caplog.text)
         rig.clients = made
-        os.utime(rig.folder / name)  # any event, or the poll, has the directory read again
+        os.utime(rig.folder / name)  # any event, or the poll, triggers a read of the directory
         await until(lambda: name.removesuffix(".json") in rig.names())  # noqa: B023
 
 
@@ -295,7 +296,7 @@ Hang = Callable[[str], threading.Event]
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    """Have the next looks hang in what sets the watches, or in what reads: a link leads into a mount that is gone."""
+    """Make the next looks hang, in setting the watches or in reading, as with a link into a mount that is gone."""
     gate = threading.Event()
 
     def start(step: str) -> threading.Event:

@@ -15,7 +15,7 @@ POINT = "PreCreateContainer"
 
 
 def read(**entry: object) -> Registration:
-    """Parse a file that is good but for what is given (names with - spelt _)."""
+    """Parse a file that is valid except for what is given (names with - spelt _)."""
     keys = {key.replace("_", "-"): value for key, value in entry.items()}
     return parse("a.json", json.dumps({"remote-endpoint": SOCKET, "runtime-hooks": [POINT], **keys}).encode())
 

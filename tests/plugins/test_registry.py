@@ -1,4 +1,4 @@
-"""File contents in, changes out."""
+"""The registry takes file contents and returns changes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Waiting for changes of a directory, by inotify and without it."""
+"""Waiting for changes of a directory, with inotify and without it."""
 
 import asyncio
 import subprocess
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 NEVER_SECONDS = 1000.0
 PATIENCE_SECONDS = 10.0
-"""How long a busy machine may take to see a change."""
+"""Seconds that a busy machine may take to see a change."""
 QUIET_SECONDS = 0.15
-"""After so long without an event nothing more is taken to come."""
+"""After so many seconds without an event no more is expected."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def seen(watcher: Watcher, within_seconds: float = PATIENCE_SECONDS) -> bo
 
 
 async def settled(watcher: Watcher) -> None:
-    """Wait until nothing more is seen of what was done before."""
+    """Wait until nothing more is seen of earlier changes."""
     while await seen(watcher, QUIET_SECONDS):
         pass
 
@@ -66,7 +66,7 @@ CHANGES = [
     *("rm -r hooks.d", "mv hooks.d old.d", "mv ../above ../moved"),
     "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
 ]
-"""Each is seen, and so is the next one."""
+"""Each change is seen, and so is the next one."""
 MADE, A, NEXT = "mkdir -p above/hooks.d", "echo a > above/hooks.d/a.json", "echo next > above/hooks.d/next.json"
 RENEWED = ["ln -s v2 opt/new; mv -T opt/new opt/current", "echo new > opt/v2/a.json"]
 ENDLESS = "for n in $(seq 0 1199); do ln -s link$((n + 1)) link$n; done; ln -s $PWD/link0 hooks.d/chain.json"
@@ -107,7 +107,7 @@ PLACES: dict[str, tuple[str, list[str], list[str]]] = {
         ["echo new > opt/releases/shared"],
     ),
 }
-"""How it begins, what is not seen then, and what is: each change by itself."""
+"""The initial state, the changes that are not seen then, and those that are, each by itself."""
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())
@@ -130,7 +130,7 @@ async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher
     folder.mkdir(parents=True)
     with no_descriptors():
         watcher.arm()
-    watcher.arm()  # which tries inotify again
+    watcher.arm()  # tries inotify again
     kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(min(kept, 50_000) // 2):  # each is more than two events
         (folder / str(number)).touch()
@@ -171,7 +171,7 @@ async def test_file_above_the_directory_wakes_nobody(folder: Path, watcher: Watc
     inotify = watcher._inotify
     assert inotify is not None
     (folder.parent / "busy.log").write_text("a line")
-    heard = iter(inotify.sync_get, None)  # also of what others make in directories further above
+    heard = iter(inotify.sync_get, None)  # also about what others create in directories further above
     assert [event for event in heard if event.name == Path("busy.log")] == []
     (folder / "a.json").write_text("new")
     assert inotify.sync_get() is not None

@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server on a unix socket: behind its SETTINGS it does what a test says, frame by frame."""
+"""A scripted HTTP/2 server on a unix socket: after its SETTINGS it does what a test says, frame by frame."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ class Connection:
         self._pending: deque[Frame] = deque()
 
     async def begin(self, settings: dict[int, int]) -> None:
-        """Take the preface, send SETTINGS and the ACK."""
+        """Read the preface, send SETTINGS and the ACK."""
         assert await self._reader.readexactly(len(http2.PREFACE)) == http2.PREFACE
         self.send(http2.settings(settings) + http2.SETTINGS_ACK)
 
@@ -35,7 +35,7 @@ class Connection:
         self.writer.write(data)
 
     async def next(self, kind: int) -> Frame:
-        """Return the next frame of a type, those before it are dropped. Raises EOFError at the end."""
+        """Return the next frame of a type; those before it are dropped. Raises EOFError at the end."""
         while True:
             while self._pending:
                 frame = self._pending.popleft()
@@ -80,7 +80,7 @@ class Server:
 
 @asynccontextmanager
 async def serve(path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> AsyncIterator[Server]:
-    """Serve at a path; ``begins`` is False for a server that says nothing by itself."""
+    """Serve at a path; ``begins`` is False for a server that sends nothing by itself."""
     made = Server(settings, begins)
     server = await asyncio.start_unix_server(made.accept, path)
     yield made

@@ -36,7 +36,7 @@ class Listener:
         return self.real.accept()
 
     def connect(self, clients: int) -> acceptor.Acceptor:
-        """Let clients connect; return who is to accept them."""
+        """Connect clients; return an acceptor for them."""
         for _ in range(clients):
             self.sockets.append(socket.socket(socket.AF_UNIX))
             self.sockets[-1].connect(self.real.getsockname())
@@ -72,7 +72,7 @@ async def test_stop_in_the_pause_accepts_no_more(listener: Listener) -> None:
         accepts.stop()
         stopped.set()
 
-    # In the loop's next turn: however long the machine takes for it, the pause's end comes behind.
+    # In the loop's next iteration: however long the machine takes for it, the pause ends after it.
     listener.failures, listener.failed = 1, lambda: asyncio.get_running_loop().call_soon(stop)
     accepts = listener.connect(1)
     accepts.start()

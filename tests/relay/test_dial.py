@@ -1,6 +1,7 @@
-"""Connecting: a connection is one, a full backlog is waited for, nobody there is told at once (relay-rules A12).
+"""Connecting: a returned socket is connected, a full backlog is waited for, an absent listener fails at once
+(relay-rules A12).
 
-And who may be at the other end of a hook server's socket (fault matrix X6).
+Also who may be at the other end of a hook server's socket (fault matrix X6).
 """
 
 import asyncio
@@ -16,12 +17,12 @@ import pytest
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket, dial, dial_now, dial_trusted, why
 
 LONG_SECONDS = 60.0
-"""What may be waited for; far longer than what comes at once takes on a machine that has a lot to do."""
+"""Most seconds to wait; far longer than immediate events take on a busy machine."""
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """A socket that somebody listens on, in a directory of its own."""
+    """Yield a listening socket in a directory of its own."""
     folder = tmp_path / "run"
     folder.mkdir()
     folder.chmod(0o755)
@@ -37,7 +38,7 @@ def served(listener: socket.socket) -> Path:
 
 
 def fill_backlog(path: str) -> list[socket.socket]:
-    """Connect until the listener takes no more."""
+    """Connect until the listener's backlog is full."""
     kept = []
     while (sock := dial_now(path)) is not None:
         kept.append(sock)
@@ -45,7 +46,7 @@ def fill_backlog(path: str) -> list[socket.socket]:
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
-    """Return a dialler that fails so many times for want of something."""
+    """Return a dialler that fails so many times for want of a resource."""
     failures = [OSError(number, "scarce")] * times
 
     def dialler(path: str) -> socket.socket | None:
@@ -118,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (replace_by_a_file, "{path} is a link or no socket"),
     "another user": (lambda path: os.chown(path, NOBODY, NOBODY), f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
-"""Who else may be able to write in a directory test_listener.py shows."""
+"""Who else may be able to write in a directory is tested in test_listener.py."""
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: P
     path = tmp_path / "hooks.sock"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
-        os.seteuid(NOBODY)  # whoever calls listen(2) is the peer that unix(7) tells
+        os.seteuid(NOBODY)  # the user who calls listen(2) is the peer in unix(7)
         try:
             sock.listen(1)
         finally:
@@ -156,7 +157,7 @@ def test_missing_listener_is_no_matter_of_trust(served: Path) -> None:
 
 @pytest.mark.parametrize("above", [0o755, 0o1777])
 def test_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path, above: int) -> None:
-    """Whoever writes above it; a full backlog is told."""
+    """Whoever can write above it; a full backlog is reported."""
     served.parent.parent.chmod(above)
     made = dial_trusted(str(served))
     assert made is not None

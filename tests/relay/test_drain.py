@@ -1,4 +1,4 @@
-"""The end of a front in virtual time: what is waited for, in which order, how long, and what is told of it."""
+"""The drain of a front in virtual time: what is waited for, in which order, how long, and what is logged."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ from tests.fakes.clock import virtual_time
 
 
 class Connection:
-    """A connection that has open what a test says; it ends when it parts unless its client stays."""
+    """A connection with a test's unfinished work; it closes when it is told to part, unless its client stays."""
 
     def __init__(self, others: set["Connection"], stays: bool, left: Unfinished) -> None:
         self.left = left
         self.told: list[bool] = []
-        """Whether newer calls were refused, each time it was asked."""
+        """Whether new calls were to be refused, at each call of ``drain``."""
         self.parted = 0
         self._others = others
         self._stays = stays
@@ -40,7 +40,7 @@ class Connection:
 
 
 class Front:
-    """A front with nothing but its end."""
+    """A front with nothing but its drain."""
 
     def __init__(self) -> None:
         self.connections: set[Connection] = set()
@@ -51,7 +51,7 @@ class Front:
         return Connection(self.connections, stays, Unfinished(**left))
 
     async def ends_after(self, seconds: float, *events: tuple[float, Callable[[], object]], most: float = 60.0) -> bool:
-        """Drain while things happen at their seconds; tell whether that takes so long, but for a few looks."""
+        """Drain while things happen at given seconds; return whether it takes that long, except for a few looks."""
         loop = asyncio.get_running_loop()
         for at, event in events:
             loop.call_later(at, event)
@@ -86,7 +86,7 @@ async def test_idle_clients_have_a_moment_before_newer_calls_are_refused(front: 
 @pytest.mark.parametrize("kind", ["calls", "tasks", "answers"])
 @virtual_time
 async def test_end_waits_for_calls_tasks_and_answers(front: Front, caplog: pytest.LogCaptureFixture, kind: str) -> None:
-    """Streams are cut behind it."""
+    """Streams are cut off after that."""
     waits, streams = front.connect(**({} if kind == "tasks" else {kind: 1})), front.connect(streams=2)
     if kind == "tasks":
         front.tasks.add("a held call")

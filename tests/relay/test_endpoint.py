@@ -1,4 +1,4 @@
-"""One end of a connection on a real socket pair: what a pair of them (test_pair.py) does not show (relay-rules C8)."""
+"""One end of a connection on a real socket pair: what test_pair.py does not test (relay-rules C8)."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ TICK_SECONDS = 0.01
 
 
 class End:
-    """An endpoint, the far end of its socket, and what it tells."""
+    """An endpoint, the far end of its socket, and its callbacks."""
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
@@ -55,7 +55,7 @@ def endpoint(end: End) -> Endpoint:
 
 
 async def test_bytes_wait_in_order_for_the_socket(end: End, endpoint: Endpoint) -> None:
-    """And the half-close behind it."""
+    """So does the half-close after them."""
     sent = bytes(range(256)) * 8192
     endpoint.write(sent)
     endpoint.write(b"tail")
@@ -88,7 +88,7 @@ async def test_write_error_ends_only_writing(end: End, endpoint: Endpoint) -> No
 
 
 async def test_refused_bytes_fail_in_the_hands_of_their_sender(end: End, endpoint: Endpoint) -> None:
-    """What it is sent goes on; that nothing more comes is not told as the peer's EOF."""
+    """Sending to it goes on; that nothing more comes is not reported as the peer's EOF."""
     endpoint.resume()
     for _ in range(2):
         endpoint.refuse()
@@ -123,7 +123,7 @@ async def test_close_with_bytes_waiting_leaves_no_callback(end: End, endpoint: E
 
 
 async def test_drain_is_told_though_the_peer_was_never_slow(end: End, endpoint: Endpoint) -> None:
-    """Whoever waits to close behind the last bytes hears of them."""
+    """A caller that waits to close after the last bytes is notified."""
     end.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sent = b"x" * (LOW_WATER // 2)
     endpoint.write(sent)

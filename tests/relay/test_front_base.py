@@ -1,4 +1,4 @@
-"""What every front does with a client: paired at once or later, or told that the backend is away; and the end."""
+"""What all fronts do with a client: pair it at once or later, or tell it that the backend is away; and the drain."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ from tests.relay.test_dial import fill_backlog, scarce
 from tests.relay.test_pair import Copy
 
 LONG_SECONDS = 60.0
-"""How long an end may take; what does not wait for it is over long before."""
+"""Most seconds that a drain may take; what does not wait for it ends long before."""
 
 
 class Connection(Pair):
     front: "Front"
 
     def drain(self, refusing: bool) -> None:
-        """Ask nobody."""
+        """Do nothing."""
 
     def unfinished(self) -> Unfinished:
         return self.front.unfinished
@@ -36,10 +36,10 @@ class Connection(Pair):
 
 
 class Front(FrontBase):
-    """A front that says one word where the backend is away."""
+    """A front that sends one word if the backend is away."""
 
     unfinished = Unfinished()
-    """What each connection has open."""
+    """The unfinished work of each connection."""
     parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
@@ -53,7 +53,7 @@ class Front(FrontBase):
 
 
 class Rig:
-    """A front, its backend's listener, and what to close behind a test."""
+    """A front, its backend's listener, and what to close after a test."""
 
     def __init__(self, path: str) -> None:
         loop = asyncio.get_running_loop()
@@ -62,14 +62,14 @@ class Rig:
         self.front = Front(path, Metrics(loop.time), loop, set())
 
     def listen(self, path: str) -> None:
-        """Be the backend at a path."""
+        """Listen as the backend at a path."""
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(0)
         self.sockets.append(self.listener)
 
     def client(self, sends: bytes = b"") -> socket.socket:
-        """Let the front take a client that sends something; return the client's end."""
+        """Let the front accept a client that sends something; return the client's end."""
         near, far = socket.socketpair()
         far.setblocking(False)
         far.send(sends)
@@ -85,7 +85,7 @@ class Rig:
         return sock
 
     def fill(self) -> int:
-        """Fill the backend's backlog; return how many wait in it."""
+        """Fill the backend's backlog; return how many connections wait in it."""
         waiting = fill_backlog(self.front.backend_endpoint)
         self.sockets += waiting
         return len(waiting)
@@ -117,7 +117,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
-    """Have connecting fail so many times for want of something."""
+    """Make connecting fail so many times for want of a resource."""
     dialler = scarce(number, times)
     for module in (front_base, dial):
         monkeypatch.setattr(module, "dial_now", dialler)
@@ -232,7 +232,7 @@ async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
-    """Neither a request on its way is lost: what it sends fails in its own hands."""
+    """No request is lost on its way either: the client's send fails."""
     rig.client(), rig.backend()
     rig.front.unfinished = Unfinished(calls=1)
     rig.fill()

@@ -1,4 +1,4 @@
-"""Who has closed altogether, on real socket pairs: a half-close is none (relay-rules B1)."""
+"""Which peers have closed their socket, on real socket pairs: a half-close does not count (relay-rules B1)."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ TICK_SECONDS = 0.01
 
 
 class Watch:
-    """Watched sockets with their far ends, and who was told to have hung up."""
+    """Watched sockets with their far ends, and the numbers of those reported."""
 
     def __init__(self) -> None:
         self.hangups = Hangups(asyncio.get_running_loop())
@@ -34,7 +34,7 @@ class Watch:
         self.told.append(number)
 
     async def tells(self, *numbers: int) -> None:
-        """Wait until these were told, and see that nobody else is."""
+        """Wait until these are reported, and check that no others are."""
         await until(lambda: sorted(self.told) == sorted(numbers))
         await asyncio.sleep(TICK_SECONDS)
         assert sorted(self.told) == sorted(numbers)
@@ -69,7 +69,7 @@ async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> 
     await watch.tells()
     far.close()
     await watch.tells(one)
-    watch.hangups.watch(near, lambda: watch.hung_up(one))  # it is watched no longer, so it may be watched anew
+    watch.hangups.watch(near, lambda: watch.hung_up(one))  # it is no longer watched, so it can be watched again
     before, gone, _ = watch.add(closed=True)
     await watch.tells(one, one, before)
     assert near.recv(20) == gone.recv(20) == b"last words", "they are still there"
@@ -84,7 +84,7 @@ async def test_forgotten_peer_is_not_told(watch: Watch) -> None:
 
 
 async def test_peer_that_is_forgotten_by_another_ones_hang_up_is_not_told(watch: Watch) -> None:
-    """Both hang up within one turn of the loop, and the first one's end closes the second."""
+    """Both hang up within one iteration of the loop, and the first one's end closes the second."""
     (_, _, first), (_, _, second) = watch.add(), watch.add()
 
     def hung_up(number: int) -> None:

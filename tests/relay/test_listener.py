@@ -26,7 +26,7 @@ from runtimeproxy.relay.listener import Listener, folder_fault, inherited, liste
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory that nobody else can write in, whatever the umask of the run."""
+    """Return a directory that no other user can write in, whatever the umask of the run."""
     path = tmp_path / "run"
     path.mkdir(mode=0o700)
     path.chmod(0o700)
@@ -104,7 +104,8 @@ def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: i
 
 @contextlib.contextmanager
 def nobodys_folder() -> Iterator[str]:
-    """Be a user without rights, who has a directory in the system's temporary one: pytest's is closed to others."""
+    """Become a user without permissions, with a directory in the system's temporary one, because pytest's is closed to
+    others."""
     us = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
         if us == 0:
@@ -130,7 +131,7 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
 
 
 def answer(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, clients: int = 0) -> list[socket.socket]:
-    """Be another program at a path, whose backlog so many clients fill; the sockets are to be kept."""
+    """Listen as another program at a path, with its backlog filled by clients; the caller must keep the sockets."""
     kept = [bind(path, kind)]
     if kind is socket.SOCK_STREAM:
         kept[0].listen(0 if clients else 8)
@@ -202,7 +203,7 @@ def test_bad_setting_is_named(path: str, group: str | None, words: str) -> None:
 
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
-"""The socket's; only root gives to a group that it is not in, and nobody need know of one."""
+"""The socket's group; only root can set a group that it is not in, and the group need not exist."""
 OTHERS = [12346] if os.geteuid() == 0 else []
 
 
@@ -380,7 +381,7 @@ listener.close()
 
 
 def inherit(given: socket.socket | IO[str]) -> subprocess.CompletedProcess[str]:
-    """Hand something over to a process of its own, as systemd does."""
+    """Hand something over to a new process, as systemd does."""
     command = [sys.executable, "-c", _INHERIT, str(given.fileno())]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=(given.fileno(),))
 

@@ -1,6 +1,6 @@
 """Two connections whose bytes flow into each other: order, half-close, back-pressure, and every way to end.
 
-The end by a hang-up, with another backend and behind the last answer is relay-rules B1 and B9.
+The end by a hang-up, with another backend and after the last answer is relay-rules B1 and B9.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ class Copy:
         self.to_client: list[bytes] = []
         self.to_backend: list[bytes] = []
         self.events: list[str] = []
-        self.keeps = False  # whether the connection goes on behind the backend's EOF
+        self.keeps = False  # whether the connection goes on after the backend's EOF
         self.waits = False  # whether the client's EOF waits
         self.call: Callable[[], object] = int  # called while the client's bytes are read
-        self.bulk = False  # whether big reads pass as they are
-        self.passed = 0  # how many bytes did
+        self.bulk = False  # whether large reads pass unchanged
+        self.passed = 0  # the number of bytes that did
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.to_client, self.to_backend
@@ -86,17 +86,17 @@ class Rig:
             sock.setblocking(False)
 
     async def asks(self, question: bytes = b"question") -> None:
-        """Send from the client what the backend has to get."""
+        """Send from the client, and check that the backend gets it."""
         self.client.send(question)
         assert await read(self.backend) == question
 
     async def answers(self, answer: bytes = b"answer") -> None:
-        """Send from the backend what the client has to get."""
+        """Send from the backend, and check that the client gets it."""
         self.backend.send(answer)
         assert await read(self.client) == answer
 
     async def ended(self, sock: socket.socket, *last: bytes) -> None:
-        """See that EOF comes behind the last bytes."""
+        """Check that EOF comes after the last bytes."""
         for data in (*last, b""):
             assert await read(sock) == data
 
@@ -104,7 +104,7 @@ class Rig:
         await until(lambda: event in self.flow.events)
 
     def another_backend(self) -> socket.socket:
-        """Put another backend in the place of the one that has ended; return that one."""
+        """Replace the backend that has ended by another one; return that one."""
         first, (self.backend, near) = self.backend, socket.socketpair()
         self.backend.setblocking(False)
         self.pair.replace_backend(near)
@@ -120,7 +120,7 @@ class Rig:
         return sent
 
     async def fill(self, sock: socket.socket) -> int:
-        """Send until the pair reads no more; return how much that was."""
+        """Send until the pair reads no more; return how much was sent."""
         sent = quiet = 0
         while quiet < 5:
             try:
@@ -344,7 +344,7 @@ async def test_client_is_read_when_the_backend_has_drained_and_it_is_not_held(ri
 
 
 async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
-    """Its EOF is none of a half-close: what it began is not taken for a request that was cut."""
+    """Its EOF is not that of a half-close: a request that it began does not count as one that was cut."""
     watching.client.send(b"last question")
     watching.client.close()
     await watching.until("closed")
@@ -365,7 +365,7 @@ async def test_client_that_half_closed_may_hang_up_later(watching: Rig, waits: b
 
 
 async def to_nobody(sock: socket.socket) -> int:
-    """Send until that fails; return how much was taken."""
+    """Send until that fails; return how much was accepted."""
     taken = 0
     async with asyncio.timeout(20):
         while True:
@@ -466,7 +466,7 @@ async def test_client_that_stays_is_given_up_when_it_has_everything(rig: Rig, mo
 
 
 async def test_held_client_may_talk_into_the_void_behind_the_last_answer(rig: Rig) -> None:
-    """Else it never gets to read the answer."""
+    """Otherwise it would never read the answer."""
     await rig.fill(rig.client)
     rig.pair.hold_client(True)
     rig.pair.finish_client()
@@ -503,7 +503,7 @@ async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> 
 
 
 async def test_client_that_is_not_read_to_its_end_sees_the_answer_and_eof(rig: Rig) -> None:
-    """The backend has answered early and closed: behind the answer comes no reset (relay-rules C8)."""
+    """The backend has answered early and closed: no reset follows the answer (relay-rules C8)."""
     rig.pair.hold_client(True)
     rig.client.send(b"z" * 100_000)
     rig.backend.send(b"no")

@@ -1,6 +1,6 @@
-"""The unary client on real sockets: against grpcio's server, and against a scripted peer that does everything wrong.
+"""The unary client on real sockets: against grpcio's server, and against a scripted peer that makes every mistake.
 
-What the frames of a call mean is shown in tests/rpc/test_framing.py. Where a descriptor lacks: fault matrix P8.
+The meaning of a call's frames is tested in tests/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tests.relay.test_dial import scarce
 
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
-"""A deadline that no test waits for."""
+"""Seconds of a deadline that no test waits for."""
 SHORT_SECONDS = 0.05
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
 
@@ -108,7 +108,7 @@ async def answered(client: UnaryClient, server: Server, connection: Connection |
 
 
 async def asked(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
-    """Make a call on a new connection; return it once it has come, with the connection and its stream."""
+    """Make a call on a new connection; once it has come, return it with the connection and its stream."""
     call = start(client)
     connection = await server.connection()
     return call, connection, await connection.request()
@@ -152,7 +152,7 @@ async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client
             cancelled.append(True)
 
     async with grpc_server(path, hang):
-        # A server drops, unseen, what comes to it when its deadline has passed: then there is more time.
+        # A server silently drops calls whose deadline has passed on its side, so there is more time then.
         for seconds in (0.3, 3.0, LONG_SECONDS):
             begun = time.monotonic()
             failed = await failing(client.call(METHOD, b"", seconds))
@@ -165,7 +165,7 @@ async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client
 
 
 async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, client: UnaryClient) -> None:
-    """grpcio resets what is above its limit, with an error that says nothing of why."""
+    """grpcio resets calls above its limit, with an error that does not say why."""
     async with grpc_server(path, echo, ("grpc.max_concurrent_streams", 10)):
         messages = [str(number).encode() * 1000 for number in range(60)]
         assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
@@ -294,7 +294,7 @@ async def test_deadline_resets_the_stream_and_retires_the_connection(client: Una
 async def test_reset_at_the_deadline_is_the_deadline(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a server does whose own timer is first."""
+    """As from a server whose own timer fires first."""
     monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
     call, connection, stream = await asked(client, server)
     connection.send(http2.rst_stream(stream, http2.CANCEL))
@@ -355,7 +355,7 @@ async def test_call_that_the_peer_did_nothing_for_is_sent_again(client: UnaryCli
 
 
 async def test_calls_take_turns_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
-    """Where the peer takes few at a time (RFC 9113, 5.1.2)."""
+    """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
     first, connection, stream = await asked(client, one_at_a_time)
     await told(connection)
     calls = [first, *(start(client) for _ in range(5))]

@@ -1,6 +1,6 @@
 """Unary calls on one connection, against a peer that is written out frame by frame.
 
-What every connection of our own does alike is shown by test_connection.py.
+What all connections of the proxy's own have in common is tested in tests/wire/test_connection.py.
 """
 
 import gzip
@@ -22,14 +22,14 @@ GOOD_END = [(b"grpc-status", b"0")]
 
 
 def sent(calls: Calls) -> list[Frame]:
-    """Take what the peer receives, the preface left out."""
+    """Return the frames sent to the peer, without the preface."""
     data = b"".join(calls.out).removeprefix(http2.PREFACE)
     calls.out.clear()
     return http2.FrameBuffer(2**24).feed(data)
 
 
 def connected(*messages: bytes) -> Calls:
-    """Return a connection on which SETTINGS went both ways, with calls that send these messages."""
+    """Return a connection on which SETTINGS were exchanged, with calls that send these messages."""
     calls = Calls(LIMIT)
     calls.receive(http2.settings({}) + http2.SETTINGS_ACK)
     for message in messages:
@@ -164,7 +164,7 @@ def test_answer_is_the_same_for_any_split(message: bytes, cuts: list[int]) -> No
 
 
 def status(value: bytes, text: bytes = b"") -> bytes:
-    """Build an answer of trailers only."""
+    """Return an answer that consists only of trailers."""
     return block(1, [*HEAD, (b"grpc-status", value), (b"grpc-message", text)], end=True)
 
 

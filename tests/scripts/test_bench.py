@@ -37,7 +37,7 @@ def figures(p50: float, cpu: float = 100.0, growth: float = 0.5) -> Figures:
 
 
 def a_round(mode: str, changed: dict[tuple[Case, str], Figures] | None = None) -> Round:
-    """Make a round in which every figure is 100, and the growth half a MiB, but for the changed ones."""
+    """Return a round in which every figure is 100, and the growth half a MiB, except for the changed ones."""
     ways = [(case, way) for case in cases.CASES if case.mode == mode for way in case.ways]
     nothing = float("nan")
     return {each: figures(100.0, *([nothing, nothing] if each[1] == DIRECT else [])) for each in ways} | (changed or {})
@@ -358,7 +358,7 @@ def test_all_that_runs_on_a_full_node_is_found(mode: str) -> None:
 
 @contextmanager
 def noted(recorder: Recorder) -> Iterator[socket.socket]:
-    """Note what the block calls and sends on the socket."""
+    """Record what the block calls, and sends on the socket."""
     end, peer = socket.socketpair()
     with end, peer:
         recorder.start()
@@ -371,7 +371,7 @@ def noted(recorder: Recorder) -> Iterator[socket.socket]:
 
 
 def test_functions_calls_and_sends_of_a_way_are_counted() -> None:
-    recorder = Recorder("")  # what a socket of a pair is bound to
+    recorder = Recorder("")  # the address of a socket of a pair
     with noted(recorder) as end:
         http2.frame(http2.DATA, 0, 1)
         http2.window_update(1, 5)

@@ -1,4 +1,4 @@
-"""The checks of scripts/check find what they are made to find."""
+"""The checks of scripts/check find what they should find."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The demo: it says OK only if every effect is true and every hook call was made, and it leaves nothing behind."""
+"""The demo: it says OK only if every effect was found and every hook call was made, and it leaves nothing behind."""
 
 import argparse
 import os
@@ -248,13 +248,13 @@ def test_some_threads_of_a_container_are_not_enough(groups: Groups, monkeypatch:
 
 
 EFFECTS = {("CRI mode", False): 16, ("Docker mode", False): 15, ("CRI mode", True): 14, ("Docker mode", True): 13}
-"""By mode, and whether the runtime is a fake, which has neither threads nor a first process."""
+"""The number of effects by mode, and whether the runtime is a fake, which has neither threads nor a first process."""
 SCHEMATA = "L3:0=f;1=f MB:0=20;1=20"
 """Of the stand-in's machine."""
 
 
 class Demo:
-    """The demo as a program, with a folder of its own for all that it makes."""
+    """The demo as a program, with a folder of its own for everything that it creates."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -268,7 +268,7 @@ class Demo:
         assert any(text in line for line in self.process.stdout), f"the demo ended without {text!r}"
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return exit code and output. Nothing is left: no file, no process, no mount."""
+        """Wait for the end; return exit code and output. Nothing may be left: no file, no process, no mount."""
         output, _ = self.process.communicate(timeout=60)
         assert not list(self.folder.iterdir())
         assert not leftovers.processes(str(self.folder))

@@ -1,4 +1,4 @@
-"""The soak: every count scales, a failed step is named and keeps no other from running, the page says it all."""
+"""The soak: every count scales, a failed step is named and keeps no other from running, the page has all results."""
 
 import argparse
 import asyncio
@@ -391,7 +391,7 @@ async def test_minute_of_a_day_has_its_calls(mode: str, streams: set[str], tmp_p
 
 @pytest.fixture(params=[CRI, DOCKER])
 async def kubelet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Kubelet, str, Fake]]:
-    """Give a kubelet, a container that runs, and their runtime."""
+    """Yield a kubelet, a running container, and their runtime."""
     async with RUNTIMES[request.param](str(tmp_path / "runtime.sock")) as fake:
         async with FRONTS[request.param].caller(fake.socket_path) as caller:
             container_id = (await endurance.begin(caller))[1]

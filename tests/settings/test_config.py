@@ -1,4 +1,4 @@
-"""The configuration's sources: which one wins, and whom an error blames."""
+"""The configuration's sources: which one has priority, and which one an error names."""
 
 from dataclasses import FrozenInstanceError, fields
 

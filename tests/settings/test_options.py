@@ -1,4 +1,4 @@
-"""Values of options: every spelling that is taken, and a clear line for every other.
+"""Values of options: every accepted spelling, and a clear line for every other.
 
 test_docs.py compares names, defaults and help with docs/configuration.rst; test_config.py has what the defaults mean.
 """
@@ -32,7 +32,7 @@ VALUES: list[tuple[str, str, object]] = [
     *[("socket-mode", "0660", 0o660), ("socket-mode", "600", 0o600), ("socket-group", "kube", "kube")],
     *[("socket-group", "0", "0"), ("socket-group", "4294967294", "4294967294")],
     *[("log-level", "DEBUG", "debug"), ("log-format", "Json", "json")],
-    # bytes that are no UTF-8
+    # bytes that are not UTF-8
     *[("config", "/\udc80\udcff", "/\udc80\udcff"), ("admin-endpoint", "unix:/ä\udcff", "/ä\udcff")],
 ]
 

@@ -1,4 +1,4 @@
-"""YAML that people write: what is taken, and a line that says what to do for everything else."""
+"""YAML written by people: what is accepted, and a line that says what to do for everything else."""
 
 import pytest
 

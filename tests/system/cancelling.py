@@ -1,4 +1,4 @@
-"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then."""
+"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that hold a call until then."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.system.docker_front import DockerRuntime
 from tests.system.h2client import PREFIX_BYTES, Answer, H2Client
 
 MARK = "x-trial"
-"""Names a call to the fake CRI runtime, in its metadata; the query's ``trial`` does to the fake dockerd."""
+"""The metadata key that names a call to the fake CRI runtime; for the fake dockerd it is the query's ``trial``."""
 REACH_SECONDS = 20.0
 
 
 class Moment(Enum):
-    """When the client leaves, and the place that the call is at then."""
+    """When the client leaves, and the place of the call at that time."""
 
     PART = "a part of the request is sent", ""
     SENT = "the request is sent", ""
@@ -47,14 +47,14 @@ class Moment(Enum):
 
 
 PLACES = ("hook", "runtime", "reply", "post")
-"""On a call's way: at the runtime it stays before it is carried out, and before the answer."""
+"""The places of a call: at the runtime it stays before it is carried out, and before the answer."""
 _JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
 MOMENTS = {
     "create": tuple(moment for moment in Moment if moment is not Moment.TOLD),
     "start": tuple(Moment),
     "list": (Moment.PART, Moment.SENT, Moment.WORKING, Moment.CARRIED_OUT, Moment.ANSWERED),
 }
-"""The moments that the calls of each verb have: a create has no Post hook, and a list is not held."""
+"""The moments of the calls of each verb: a create has no Post hook, and a list is not held."""
 
 
 def now() -> float:
@@ -86,11 +86,11 @@ class Place:
 
 @dataclass(eq=False)
 class Trial:
-    """One call; ``name`` is its container's, ``container_id`` is of a start's container.
+    """One call; ``name`` is its container's, ``container_id`` the id of a start's container.
 
-    ``share`` of the request is sent where it is a part. The client leaves ``pause_seconds`` after the moment begins.
-    ``goes_on``: the CRI runtime carries it out though it saw the cancel. ``heard``: the runtime knows of it, CRI's of
-    its headers, dockerd of its connection.
+    ``share`` is the sent part of a partial request. The client leaves ``pause_seconds`` after the moment begins.
+    ``goes_on``: the CRI runtime carries it out although it saw the cancel. ``heard``: the runtime knows of it, CRI's
+    from its headers, dockerd from its connection.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Tell whether nobody is at work for the call."""
+        """Return whether no hook server or runtime works on the call."""
         return not any(place.staying for place in self.places.values()) and self.runtime_done == self.heard.is_set()
 
     async def reach(self) -> None:
@@ -134,7 +134,7 @@ class Trial:
 
 
 Trials = dict[str, Trial]
-"""The calls that are known to hook server and runtime, by name; all others are answered at once."""
+"""The calls that hook server and runtime should hold, by name; all others are answered at once."""
 
 
 async def at_hook_server(trials: Trials, call: HookCall) -> bytes:
@@ -163,7 +163,7 @@ class CriTrials(CriRuntime):
 
 
 class _CriHandlers(_Handlers):
-    """Streams the requests of trials, so that their handler runs before they are whole."""
+    """Streams the requests of trials, so that their handler runs before they are complete."""
 
     def __init__(self, runtime: CriTrials, trials: Trials) -> None:
         super().__init__(runtime)
@@ -198,7 +198,7 @@ class _CriHandlers(_Handlers):
 
 
 async def _first(messages: AsyncIterator[bytes]) -> bytes:
-    """Return the first message; where none comes the cancel does."""
+    """Return the first message; if none comes the cancel ends this."""
     async for message in messages:
         return message
     await asyncio.Event().wait()
@@ -209,7 +209,7 @@ async def _first(messages: AsyncIterator[bytes]) -> bytes:
 
 
 class DockerTrials(DockerRuntime):
-    """A fake dockerd that knows of a call from its connection on, over which the client has asked before."""
+    """A fake dockerd that knows of a call from its connection on, on which the client has made a request before."""
 
     def __init__(self, socket_path: str, trials: Trials) -> None:
         super().__init__(socket_path, keep_received=0)
@@ -239,7 +239,7 @@ class DockerTrials(DockerRuntime):
 
 
 class _DockerService(Service):
-    """Keeps the calls of trials at their places."""
+    """Holds the calls of trials at their places."""
 
     def __init__(self, dockerd: DockerTrials) -> None:
         super().__init__(dockerd)
@@ -276,7 +276,7 @@ class _DockerService(Service):
 
 
 class CriLine:
-    """A stream: of a connection that is closed with it, or of one that others share, where it is reset."""
+    """A stream: on a connection that is closed with it, or on one that others share, where it is reset."""
 
     def __init__(self, client: H2Client, shared: bool) -> None:
         self._client = client
@@ -304,7 +304,7 @@ class CriLine:
 
 
 class DockerLine:
-    """A connection over which something was asked before, as dockershim keeps its connections."""
+    """A connection on which a request was made before, as dockershim keeps its connections."""
 
     answered = False
 

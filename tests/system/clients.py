@@ -31,14 +31,14 @@ class Client:
         await self.channel.close()
 
     def path(self, method: str) -> str:
-        """Name a CRI method, or return a path as it is."""
+        """Return the path of a CRI method, or a path as it is."""
         if method.startswith("/"):
             return method
         service = "ImageService" if method in cri.IMAGE_METHODS else "RuntimeService"
         return f"/{self.version}.{service}/{method}"
 
     def call(self, method: str, request: Message | bytes = b"", timeout: float | None = SECONDS, **more: Any) -> Any:
-        """Start a unary call; awaited it is the reply's bytes."""
+        """Start a unary call; awaited it gives the reply's bytes."""
         unary: Any = self.channel.unary_unary(self.path(method))
         return unary(_bytes(request), timeout=timeout, **more)
 

@@ -1,4 +1,4 @@
-"""What system tests share."""
+"""Fixtures of the system tests."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
 
 @pytest.fixture(scope="module")
 def between(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return a socket of a proxy without a hook server in front of the private dockerd."""
+    """Yield the socket of a proxy without a hook server in front of the private dockerd."""
     folder = tmp_path_factory.mktemp("between")
     with DOCKER.process(folder, remote_runtime_service_endpoint=dockerd.socket) as proxy:
         yield str(proxy.socket)

@@ -1,4 +1,4 @@
-"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls. A request is the message's bytes."""
+"""The CRI front for tests: a fake CRI runtime, and a kubelet's gRPC calls. A request is the message's bytes."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class CriRuntime(FakeRuntime):
 
 
 def _is_the_proxys(received: Received) -> bool:
-    """Tell whether the proxy asked by itself."""
+    """Return whether a request is the proxy's own."""
     return dict(received.metadata).get("user-agent") == "runtimeproxy"
 
 
 class _Chat:
-    """A call of a service that nobody knows: the fake runtime says what it hears."""
+    """A call of an unknown service: the fake runtime echoes what it receives."""
 
     def __init__(self, client: Client) -> None:
         self._call = client.both(CHAT)
@@ -219,4 +219,4 @@ CRI = Front(
 )
 
 CRI_SHAPES = tuple(replace(CRI, name=f"cri {shape.name}", runtime=partial(CriRuntime, shape=shape)) for shape in SHAPES)
-"""The front before a runtime of each shape, containerd's first."""
+"""The front with a runtime of each shape, containerd's first."""

@@ -1,4 +1,4 @@
-"""The Docker front as tests see it: a fake dockerd, and dockershim's calls for a kubelet.
+"""The Docker front for tests: a fake dockerd, and dockershim's calls for a kubelet.
 
 A request is its head and body; one of a caller has the API's version in its path, one of the proxy itself never has.
 """
@@ -111,7 +111,7 @@ class _Chat:
 
 
 class DockerCaller(Caller):
-    """A kubelet that speaks through dockershim; ``version`` stands in front of every path."""
+    """A kubelet that speaks through dockershim; ``version`` is the prefix of every path."""
 
     def __init__(self, socket: Path | str, *, version: str = VERSION) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ DOCKER = Front(
 
 
 def _of(engine: Engine) -> Front:
-    """Return the front before an engine, whose newest API its clients speak."""
+    """Return the front for an engine, whose newest API its clients use."""
     version = f"/v{engine.api}"
     return replace(
         DOCKER,
@@ -269,4 +269,4 @@ def _of(engine: Engine) -> Front:
 
 
 DOCKER_ENGINES = tuple(map(_of, ENGINES))
-"""The front before each version of the daemon, the oldest first."""
+"""The front with each version of the daemon, the oldest first."""

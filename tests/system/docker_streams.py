@@ -1,4 +1,4 @@
-"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes."""
+"""Docker's streams through the proxy: a command's, lines chosen by a test, a daemon whose every byte a test writes."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ MIB = 1 << 20
 API = "/v1.41"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SECONDS = 60.0
-"""How long a client waits for anything before its test fails."""
+"""Seconds that a client waits for anything before its test fails."""
 LAST_CHUNK = b"0\r\n\r\n"
 
 STDOUT, STDERR = 1, 2
@@ -40,7 +40,7 @@ Sum = tuple[int, str]
 
 
 class Hijacked:
-    """A command's streams on a connection of their own. All calls block: they are a thread's."""
+    """A command's streams on a connection of their own. All calls block, so they need a thread."""
 
     def __init__(self, path: str, target: str, body: bytes = b"", *, upgrade: bool = True) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -73,7 +73,7 @@ class Hijacked:
         return count, digest.hexdigest()
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """Yield which stream, and bytes of it, up to the end of the connection."""
+        """Yield the stream number and bytes of each frame, up to the end of the connection."""
         while head := self._file.read(FRAME_HEAD_BYTES):
             size = int.from_bytes(head[4:])
             data = self._file.read(size)
@@ -109,7 +109,7 @@ class Exec(Hijacked):
 
 @contextmanager
 def resized(path: str, target: str) -> Iterator[list[int]]:
-    """Resize a terminal again and again until the end of the block; give the widths so far."""
+    """Resize a terminal repeatedly until the end of the block; yield the list of widths so far."""
     widths, over = [80], threading.Event()
 
     def resize() -> None:
@@ -127,7 +127,7 @@ def resized(path: str, target: str) -> Iterator[list[int]]:
 
 
 def post(path: str, target: str, body: Any = None) -> Any:
-    """Send a POST with JSON on a connection of its own; return what is answered, None if that is empty."""
+    """Send a POST with JSON on a connection of its own; return the answer, None if it is empty."""
     connection = UnixHttpConnection(path)
     try:
         data, headers = (None, {}) if body is None else (json.dumps(body), {"Content-Type": "application/json"})
@@ -140,15 +140,15 @@ def post(path: str, target: str, body: Any = None) -> Any:
     return json.loads(answer) if answer else None
 
 
-# ---- the proxy before a fake dockerd, and streams of lines that a test lets the daemon say
+# ---- the proxy with a fake dockerd, and streams of lines that a test makes the daemon send
 
 OWN_CONNECTIONS = 4
-"""The most that the proxy may have open toward the daemon for itself."""
+"""Most connections that the proxy may have open to the daemon for itself."""
 
 
 @contextmanager
 def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
-    """Serve before the daemon that has the socket ``runtime``, else the folder's own, now or later."""
+    """Run a proxy for the daemon at the socket ``runtime``, else at the folder's own, now or later."""
     endpoint = runtime or str(folder / "runtime.sock")
     with ProxyProcess(
         folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
@@ -174,13 +174,13 @@ async def asked(path: str, line: str, *fields: str) -> Raw:
 
 @dataclass(eq=False)
 class Lines:
-    """A stream of lines that a test lets the daemon say."""
+    """A stream of lines that a test makes the daemon send."""
 
     path: str
     fake: FakeDockerd
 
     async def begin(self, line: str) -> Raw:
-        """Ask for the stream, and read the head of the answer."""
+        """Request the stream, and read the head of the answer."""
         raw = await asked(self.path, line, "Content-Length: 0")
         assert b" 200 OK\r\n" in await raw.head()
         return raw
@@ -227,9 +227,9 @@ class Build(Pull):
 
 @asynccontextmanager
 async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[tuple[bytes, Raw]]"]:
-    """Listen as a daemon that answers nothing; yield what gets each request that begins so.
+    """Listen as a daemon that answers nothing; yield a queue of the requests that begin with ``line``.
 
-    That is its head, and the connection behind it.
+    Each is its head, and the connection.
     """
     requests: asyncio.Queue[tuple[bytes, Raw]] = asyncio.Queue()
     writers: list[asyncio.StreamWriter] = []

@@ -1,6 +1,6 @@
-"""What tests need to know of a front, so that one test shows that both behave alike.
+"""A common interface of the fronts, so that one test shows that both behave alike.
 
-Pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
+Pods and containers are given in the kubelet's terms; a request is the bytes that are sent for it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ CONTAINER = Container(
 UPDATE: Values = {"cpu_shares": 512}
 
 _attempts = itertools.count()
-"""No two pods and no two containers of a run are the same one: dockerd would refuse the name."""
+"""Makes all pods and containers of a run different: dockerd would refuse a used name."""
 
 
 class Failed(Exception):
@@ -50,14 +50,14 @@ class Failed(Exception):
 
 
 class Chat(Protocol):
-    """A stream both ways, whose other end says what it hears; ``hear`` raises Failed at the end."""
+    """Interface of a stream both ways, whose other end echoes what it gets; ``hear`` raises Failed at the end."""
 
     async def say(self, data: bytes) -> None: ...
     async def hear(self) -> bytes: ...
 
 
 class Caller(ABC):
-    """A kubelet's side of a socket; calls at one time do not wait for one another.
+    """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
     Every failed call raises Failed; a call that is cancelled, or late, is given up as the front's clients do it.
@@ -78,11 +78,11 @@ class Caller(ABC):
 
     @abstractmethod
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        """Send a request, good or not; return the reply's message."""
+        """Send a request, valid or not; return the reply's message."""
 
-    # Requests: a container of a pod that this caller did not run is like one of ``POD``; an update's annotations stay
-    # out where the front has no place for them; ``request`` says no more than whom a call is about; a broken one
-    # cannot be read, and has a text in it.
+    # Requests: a container of a pod that this caller did not run is like one of ``POD``; an update's annotations are
+    # left out where the front has no place for them; ``request`` contains only the subject of a call; a broken one
+    # cannot be read, and contains a text.
 
     @abstractmethod
     def pod_request(self, pod: Pod) -> bytes: ...
@@ -104,7 +104,7 @@ class Caller(ABC):
 
     @abstractmethod
     async def pass_by(self, secret: str) -> None:
-        """Make calls that are not held, with a secret wherever a value can stand; they may fail."""
+        """Make calls that are not held, with a secret wherever a value is possible; they may fail."""
 
     def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
         return self.container_request(pod_id, replace(container, attempt=next(_attempts)))
@@ -128,18 +128,17 @@ class Caller(ABC):
         return await self.send(verb, self.request(verb, subject_id))
 
     async def pod_status(self, pod_id: str) -> str:
-        """Read a pod's state; return the id that it tells."""
+        """Read a pod's status; return the id in it."""
         return self.id_in("pod_status", await self.act("pod_status", pod_id))
 
 
 class Runtime(Protocol):
-    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out.
+    """Interface of a fake runtime for tests; requests of the proxy's own are left out.
 
     ``verbs`` are what callers asked for, ``asked`` the requests of a verb, as they came, both in order. ``upset``
-    delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts what the proxy has
-    read by itself of single pods and containers. ``vanish`` removes one behind everybody's back: no call and no event
-    tells of it. ``envs`` is the environment that the last create asked for. ``long_list`` makes the list of containers
-    so long, and returns the reply's message.
+    delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and
+    containers that the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the
+    environment of the last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
     """
 
     socket_path: str
@@ -158,7 +157,7 @@ class Runtime(Protocol):
 
 
 Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
-"""Takes a socket, a verb (ping) and a request; sends it on a connection of its own, which is dropped at the end.
+"""Called with a socket, a verb (ping) and a request, which is sent on a connection of its own, dropped at the end.
 
 The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
 """
@@ -168,8 +167,8 @@ The future's result is the reply's message. It raises ConnectionError if there i
 class Front:
     """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
 
-    ``life`` is what a kubelet asks for after run_pod and create, to the end of both. ``default_socket`` is where the
-    runtime listens if nobody says otherwise, from the root. ``never_loaded`` are compiled parts of foreign libraries.
+    ``life`` are a kubelet's calls after run_pod and create, to the end of both. ``default_socket`` is where the runtime
+    listens by default, relative to the root. ``never_loaded`` are compiled parts of foreign libraries.
     """
 
     name: str

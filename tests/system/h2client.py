@@ -1,4 +1,4 @@
-"""A gRPC client on Python's h2: every header and every frame is in the test's hands."""
+"""A gRPC client on Python's h2: a test controls every header and every frame."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PREFIX_BYTES = 5
 
 @dataclass(slots=True)
 class Answer:
-    """What came back: the fields of headers and trailers together, the DATA as it is on the wire."""
+    """What came back: the fields of headers and trailers together, the DATA as on the wire."""
 
     fields: dict[bytes, bytes] = field(default_factory=dict)
     data: bytearray = field(default_factory=bytearray)
@@ -66,7 +66,7 @@ class H2Client:
     async def open(
         self, path: str, message: bytes, more: Fields = (), part: int | None = None
     ) -> tuple[int, asyncio.Future[Answer]]:
-        """Send a unary request, or so many bytes of its body; return its stream and the answer to come.
+        """Send a unary request, or so many bytes of its body; return its stream and the future answer.
 
         Raises ConnectionError.
         """
@@ -112,14 +112,14 @@ class H2Client:
         try:
             while data := await self._reader.read(65536):
                 for kind, flags, stream, payload in frames.feed(data):
-                    if kind != http2.GOAWAY:  # h2 takes nothing more behind one; RFC 9113, 6.8: open streams go on
+                    if kind != http2.GOAWAY:  # h2 accepts nothing more after one; RFC 9113, 6.8: open streams go on
                         for event in self._h2.receive_data(http2.frame(kind, flags, stream, payload)):
                             self._take(event)
                 self._flush()
                 self._moved.set()
         except ConnectionError:
             pass  # an end like any other
-        finally:  # whatever ended it, nobody waits for more
+        finally:  # however it ended, nothing more is waited for
             self._ended = True
             for _, future in self._answers.values():
                 if not future.done():

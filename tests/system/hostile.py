@@ -1,4 +1,4 @@
-"""Peers that keep to no rule, and never end a connection because of what they read; what an attack costs."""
+"""Peers that keep no rule, and never end a connection for what they read; and the cost of an attack."""
 
 import asyncio
 import select
@@ -24,7 +24,7 @@ def answer(stream: int, message: bytes = b"") -> bytes:
 
 
 class HostileRuntime:
-    """Answers each request with an empty message; floods whoever opens ``TARGET_STREAM`` with ``flood``.
+    """Answers each request with an empty message; sends ``flood`` to a client that opens ``TARGET_STREAM``.
 
     A stream whose credit is 0 is reset, as RFC 9113 (6.9) asks.
     """
@@ -82,7 +82,7 @@ class HostileRuntime:
 class HostileClient:
     """One connection, whose SETTINGS are exchanged unless ``greeting`` is something else.
 
-    It stands on a plain socket: asyncio's streams lose what was not read yet when a write fails.
+    It uses a plain socket: asyncio's streams lose what was not read yet when a write fails.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -155,7 +155,7 @@ class HostileClient:
 
 
 def pieces(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Join frames to pieces that are worth a write."""
+    """Join frames into pieces of a reasonable size for a write."""
     piece = bytearray()
     for frame in frames:
         piece += frame
@@ -166,13 +166,13 @@ def pieces(frames: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Process:
-    """What a process has: memory in bytes, and descriptors."""
+    """The resources of a process: memory in bytes, and descriptors."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path("/proc", str(pid))
 
     def start_peak(self) -> int:
-        """Forget the most memory that it has had; return what it has now."""
+        """Reset the peak of its memory; return the present memory."""
         (self._folder / "clear_refs").write_text("5")
         return self._memory("VmRSS")
 
@@ -182,8 +182,8 @@ class Process:
     def resident(self) -> int:
         """Return how much memory it has of its own.
 
-        Pages of files are left out: which of a program's and its libraries' the kernel has at hand is not the process's
-        doing, and one call to code that did not run before brings in many (proc_pid_status(5), RssAnon).
+        Pages of files are left out: which pages of a program and its libraries are in memory is up to the kernel, and
+        one call to new code brings in many (proc_pid_status(5), RssAnon).
         """
         return self._memory("RssAnon")
 

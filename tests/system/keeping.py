@@ -1,4 +1,4 @@
-"""A place on tmpfs for the file of the kubelet's own values, and what sqlite3's own shell would read in it."""
+"""A directory on tmpfs for the file of original values, and its content as sqlite3's own shell reads it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SHARED_MEMORY = "/dev/shm"
 
 @contextmanager
 def on_tmpfs() -> Iterator[Path]:
-    """Lend a directory that is ours alone."""
+    """Yield a directory for this user alone."""
     folder = tempfile.mkdtemp(prefix="runtimeproxy-test-", dir=SHARED_MEMORY)
     try:
         yield Path(folder)
@@ -24,12 +24,12 @@ def on_tmpfs() -> Iterator[Path]:
 
 
 def file_of(folder: Path, socket: Path) -> Path:
-    """Return the file of a proxy that listens on a socket, where --originals-dir names the folder."""
+    """Return the file of a proxy that listens on a socket, if --originals-dir names the folder."""
     return folder / (str(socket).strip("/").replace("/", "-") + ".originals")
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
-    """Return what is kept: pairs of values by field, by id."""
+    """Return the kept values: pairs of values by field, by id."""
     if not file.exists() or not file.stat().st_size:
         return {}
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:

@@ -1,4 +1,5 @@
-"""What a real koordlet's hook plugins answer, and what goes to each runtime for it: the rows of docs/koordlet.rst.
+"""The answers of a real koordlet's hook plugins, and the resulting requests to each runtime: the rows of
+docs/koordlet.rst.
 
 An answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
 """
@@ -17,7 +18,7 @@ MIB = 1 << 20
 LS: Values = {"cpu_period": 100_000, "cpu_quota": 150_000, "cpu_shares": 1536, "memory_limit_in_bytes": 64 * MIB}
 """What the kubelet asks for a pod with limits."""
 SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
-"""A limit of 10m: the kubelet makes the kernel's least quota of it."""
+"""A limit of 10m, which the kubelet raises to the kernel's least quota."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
 """What it asks for one without limits."""
 GPU: Texts = {"NVIDIA_VISIBLE_DEVICES": "0"}
@@ -31,11 +32,11 @@ HAMI: Texts = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row: to what the kubelet asks, koordlet says this, and then this goes out.
+    """One row: the kubelet's request, koordlet's answer, and what is sent to the runtime.
 
-    ``changes`` are the resources that differ from the kubelet's, 0 and "" where a field is taken out; ``held`` is what
-    the container was created with, before an update. ``lifted`` takes the place of ``changes`` for runtimes that take
-    -1 in an update.
+    ``changes`` are the resources that differ from the kubelet's, 0 and "" for a field that is taken out; ``held`` is
+    what the container was created with, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1
+    in an update.
     """
 
     name: str
@@ -121,6 +122,6 @@ CASES = (
 
 
 def goes_out(case: Case, *, lifts: bool) -> dict[str, int | str]:
-    """Return the resources that are set in the request as it is released."""
+    """Return the resources that are set in the released request."""
     changes = case.lifted if lifts and case.lifted is not None else case.changes
     return {name: value for name, value in {**case.asked, **changes}.items() if value}

@@ -1,4 +1,4 @@
-"""Pods and containers as a kubelet sends them to a real engine, what they say of themselves, fakes in threads."""
+"""Pods and containers as a kubelet sends them to a real engine, what they report of themselves, fakes in threads."""
 
 import asyncio
 import os
@@ -46,13 +46,13 @@ def serving(server: Any) -> Iterator[Any]:
 
 
 def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
-    """Return a pod with all that a kubelet may say of one."""
+    """Return a pod with all fields that a kubelet may set."""
     pod = plain_pod(engine, name)
     pod.metadata.attempt = 2
     pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
     pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
     pod.linux.overhead.CopyFrom(LinuxContainerResources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
-    # containerd only keeps what a pod's resources say: the two maps need no such machine.
+    # containerd only stores a pod's resources, so the two maps need no special machine.
     pod.linux.resources.CopyFrom(
         LinuxContainerResources(
             cpu_period=100000,
@@ -74,13 +74,14 @@ def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
 
 
 def skipped(pod: PodSandboxConfig) -> PodSandboxConfig:
-    """Give a pod the label of those that are never handed to hook servers."""
+    """Return the pod with the label of those that are never handed to hook servers."""
     pod.labels["runtimeproxy.koordinator.sh/skip-hookserver"] = "true"
     return pod
 
 
 def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
-    """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
+    """Return a container with all fields that a kubelet may set; ``resources`` are set in addition to the usual
+    ones."""
     usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
     config = cri.container_config(
         name,
@@ -95,13 +96,13 @@ def rich_container(name: str = "main", **resources: int | str) -> ContainerConfi
 
 
 def first_act(settings: Sequence[str] = tuple(cgroups.SETTINGS)) -> tuple[str, ...]:
-    """Return a command whose first act is to tell its environment and its cgroup files in its log."""
+    """Return a command that first prints its environment and its cgroup files to its log."""
     files = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in settings)
     return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
 
 
 def told_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, str]:
-    """Wait for the whole of the first act in the container's log; return its lines as names and values."""
+    """Wait until the container's log has all of these first lines; return them as names and values."""
     log = Path(pod.log_directory, f"{name}.log")
     wait_until(lambda: log.exists() and f"{LAST_LINE}\n" in log.read_text(), f"{name} wrote its log")
     return names_and_values(line.split(" ", 3)[3] for line in log.read_text().splitlines())
@@ -130,7 +131,7 @@ def end(client: Any, pod_id: str, *container_ids: str) -> None:
 
 
 def resources_answer(values: Values) -> hookanswers.Answer:
-    """Answer these resources and nothing else."""
+    """Return an answer with these resources and nothing else."""
     resources = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
     return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=resources))
 

@@ -1,4 +1,4 @@
-"""Kubelets that lose no call by a restart if the proxy keeps to the protocols' rules: they wait for a listener."""
+"""Kubelets that lose no call by a restart if the proxy keeps the protocols' rules: they wait for a listener."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ BACKOFF = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min"
 
 
 class PatientCri(CriCaller):
-    """grpcio tries again what GOAWAY or REFUSED_STREAM says was not taken, and waits for a connection."""
+    """grpcio retries what GOAWAY or REFUSED_STREAM marks as not processed, and waits for a connection."""
 
     def __init__(self, socket: Path | str) -> None:
         super().__init__(socket)
@@ -40,8 +40,8 @@ class PatientCri(CriCaller):
 
 
 class PatientDocker(DockerCaller):
-    """Does what Go's net/http does: on a connection that was used before, a request of which nothing went is sent anew,
-    and one that only reads is, too, if the connection ended before its answer began."""
+    """Retries as Go's net/http does: on a connection that was used before, a request of which nothing was sent, and one
+    that only reads if the connection ended before its answer began."""
 
     async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
         async with asyncio.timeout(seconds):
@@ -81,7 +81,7 @@ class PatientDocker(DockerCaller):
 
 
 def _send(client: Client, data: bytes) -> bool:
-    """Send a request at once; False if none of it went, as the other end reads no more."""
+    """Send a request at once; return False if none of it was sent, as the other end reads no more."""
     try:
         sent = os.write(client.writer.get_extra_info("socket").fileno(), data)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The proxy under test, in a folder of its own: as a program, or inside the test where its parts are looked at."""
+"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected."""
 
 import asyncio
 import os
@@ -21,14 +21,14 @@ from tests.fakes import registration
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
 WAIT_SECONDS = 20.0
-"""For what must happen, on a machine that has a lot to do."""
+"""Seconds to wait for what must happen, on a busy machine."""
 LISTENING = "listening on "
 STATE_KNOWN = "the runtime's state is known"
 SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
 
 
 class Folder:
-    """Where a proxy has its files: the runtime listens at ``runtime``, hook servers register in ``registrations``."""
+    """The files of a proxy: the runtime listens at ``runtime``, hook servers register in ``registrations``."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -47,8 +47,8 @@ class Folder:
             "remote-runtime-service-endpoint": str(self.runtime),
             "hookserver-config-dir": str(self.registrations),
             "admin-endpoint": str(self.admin),
-            "originals-dir": "none",  # else a test would go otherwise where its folder is on tmpfs
-            "hook-timeout": "10s",  # on a machine that has a lot to do the default may pass
+            "originals-dir": "none",  # else a test would run differently if its folder is on tmpfs
+            "hook-timeout": "10s",  # on a busy machine the default may be exceeded
             "log-level": "debug",
         }
         return flags | {name.replace("_", "-"): value for name, value in changes.items()}
@@ -56,7 +56,7 @@ class Folder:
     def register(
         self, name: str, endpoint: str | Path, points: Sequence[str] = registration.ALL_POINTS, **more: str
     ) -> Path:
-        """Write a registration file, whole at once; ``more`` as in ``registration.text``."""
+        """Write a registration file, atomically; ``more`` as in ``registration.text``."""
         return registration.write(self.registrations, name, registration.text(str(endpoint), points, **more))
 
 
@@ -77,7 +77,7 @@ class Program:
         return self.process is None or self.process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once, as the kernel does when memory is out (SIGKILL): what it has made is left."""
+        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files are left."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -87,14 +87,14 @@ class Program:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def faults(self) -> list[str]:
-        """Return the lines of the log that tell of a fault of the program's own."""
+        """Return the log lines about a fault of the program's own."""
         return [line for line in self.output().splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
 
 
 class ProxyProcess(Folder, Program):
-    """The proxy as a program; to be used with ``with``, or with ``async with`` where the test's own loop serves it.
+    """The proxy as a program; use with ``with``, or with ``async with`` if the test's own loop serves it.
 
-    ``flags`` are those of the command line with _ for -. ``program`` is what stands before them.
+    ``flags`` are those of the command line with _ for -. ``program`` is the command before them.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class ProxyProcess(Folder, Program):
         try:
             self.wait_until_it_listens(listened + 1)
         except BaseException:
-            self._end(checked=False)  # nobody else would: a block is not entered
+            self._end(checked=False)  # otherwise it would be left running: a block is not entered
             raise
 
     def wait_until_it_listens(self, count: int = 1) -> None:
-        """Wait for the line of the log that says so, which comes when registered hook servers are known."""
+        """Wait for the log line that says so, which comes once registered hook servers are known."""
         wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended at once: {self.output()}"
 
@@ -171,7 +171,7 @@ class ProxyProcess(Folder, Program):
         assert not self.faults(), self.faults()
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
-        """Wait until the log holds a text so many times."""
+        """Wait until the log contains a text so many times."""
         wait_until(lambda: self.output().count(text) >= count, f"the log says {text!r}", self.output)
 
     def wait_for_registration(self, name: str) -> None:
@@ -179,7 +179,7 @@ class ProxyProcess(Folder, Program):
 
 
 class ProxyInside(Folder):
-    """The proxy in the test's own event loop, for tests that look at its ``recorder`` and ``store``."""
+    """The proxy in the test's own event loop, for tests that inspect its ``recorder`` and ``store``."""
 
     def __init__(self, folder: Path, **flags: str) -> None:
         super().__init__(folder)
@@ -204,7 +204,7 @@ class ProxyInside(Folder):
 
 
 def waited_seconds(pid: int) -> float:
-    """Return how long a process's first thread could have run, but others had the processors.
+    """Return for how many seconds a process's first thread could have run, but had no processor.
 
     It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
     """
@@ -212,7 +212,7 @@ def waited_seconds(pid: int) -> float:
 
 
 def answers(path: Path) -> bool:
-    """Tell whether somebody listens on a socket: its file is there a moment earlier."""
+    """Return whether a server listens on a socket: its file exists a moment earlier."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(path)) == 0
 

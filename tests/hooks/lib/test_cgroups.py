@@ -1,4 +1,4 @@
-"""Cgroup files of both versions, on directory trees; tests/system/test_reference_engines.py has the kernel's own."""
+"""Cgroup files of both versions, on directory trees; tests/system/test_reference_engines.py uses the kernel's own."""
 
 import errno
 import os
@@ -224,5 +224,5 @@ def test_what_is_gone_has_no_processes(cgroups: Cgroups) -> None:
     assert cgroups.pids("/kubepods/gone") == cgroups.tids("/kubepods/gone") == []
     file = cgroups.file(f"{POD}/c1", "cpu", "cgroup.procs", "cgroup.procs")
     file.unlink()
-    file.symlink_to("gone")  # listed, and not there when it is read
+    file.symlink_to("gone")  # listed, but missing when it is read
     assert 20 not in cgroups.pids(POD)

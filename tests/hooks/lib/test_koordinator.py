@@ -1,4 +1,4 @@
-"""Koordinator's keys, JSON and quantities by Go's rules, and the formulas: every edge case of the facts is a row."""
+"""Koordinator's keys, JSON and quantities by Go's rules, and the formulas: one row per edge case of the facts."""
 
 import json
 from fractions import Fraction
@@ -206,7 +206,7 @@ def test_text_of_no_quantity_is_malformed_and_not_shown(value: Any, words: str) 
 
 EXACT = [
     *(('"16Gi"', 16 << 30), ("50", 50), ("1.5", 2), ("1e3", 1000), ("1e-999999999", 1)),
-    ("9007199254740993.0", 9007199254740993),  # a double has no such number
+    ("9007199254740993.0", 9007199254740993),  # cannot be represented by a double
     *(("0.1000000000000000055511151231257827", 1), ("0.9223372036854775807e19", MAX_INT64)),
 ]
 

@@ -1,4 +1,4 @@
-"""The node's settings: every key's rule by table, and files that come, change, break and go."""
+"""The node's settings: every key's rule by table, and files that appear, change, break and disappear."""
 
 import logging
 import os
@@ -161,7 +161,7 @@ def ratio(node: Node) -> float:
 RATIO_IS = "cpu-normalization-ratio:"
 TAKEN, NOT_THERE = ": the node's settings are taken", " is not there: the default settings hold"
 LIFE = [
-    ("", 1, "INFO", " is empty: the default settings hold"),  # somebody is writing it in its place
+    ("", 1, "INFO", " is empty: the default settings hold"),  # it is being written in place
     ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
     (f"{RATIO_IS} 2", 2, "INFO", TAKEN),
     (f"{RATIO_IS} 2.5", 2.5, "INFO", TAKEN),

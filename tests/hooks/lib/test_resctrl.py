@@ -25,10 +25,10 @@ MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 MASKS = [
     *((11, 1, (0, 30), "f"), (20, 1, (20, 50), "3f0")),
-    # koordlet's line is dropped: both ends round up to the same way
+    # koordlet drops such a line, because both ends round up to the same way
     *((11, 1, (start, 100), "400") for start in (91, 95, 99)),
     *((11, 1, (50, 51), "20"), (16, 0, (99, 100), "8000"), (1, 1, (40, 60), "1")),
-    # the kernel refuses what is narrower than min_cbm_bits
+    # the kernel refuses a mask narrower than min_cbm_bits
     *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 2, (5, 10), "3"), (20, 3, (50, 52), "700")),
     *((20, 20, (40, 45), "fffff"), (11, 2, (95, 100), "600"), (11, 4, (0, 10), "f")),
 ]
@@ -77,12 +77,12 @@ LINES = [
     (FULL, Wish(l3=(0, 30)), "L3:0=f;1=f\n", False),
     (FULL, Wish(mb=15), "MB:0=20;1=20\n", False),
     (FULL, Wish(), "", False),
-    # one cache id alone is written; the kernel keeps the others
+    # only one cache id is written; the kernel keeps the others
     (FULL, Wish(l3_of={1: (20, 50)}), "L3:1=38\n", False),
     (FULL, Wish(mb_of={0: 40}), "MB:0=40\n", False),
-    # an id's own value goes before the common one
+    # an id's own value overrides the common one
     (FULL, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n", False),
-    # what the node does not have is left out; an id that a resource does not have is noticed
+    # what the node does not have is left out; an id that a resource does not have is reported
     (L3_ONLY, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n", False),
     (MB_ONLY, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n", False),
     (Machine(), Wish(l3=(0, 100), mb=50), "", False),
@@ -141,7 +141,7 @@ MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine]] = [
     ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, MB_ONLY),
     ("L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n", {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, CODE_AND_DATA),
     (AMD_ROOT, AMD_INFO, AMD, AMD_MACHINE),
-    # neither a line without its info nor an info without its line is of use
+    # a line without its info and an info without its line are both useless
     *(("L3:0=7ff\n", {}, INTEL, Machine()), ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine())),
     ("", BOTH_INFO, INTEL, Machine()),
 ]
@@ -243,7 +243,7 @@ def test_kernels_words_are_one_line(resctrl: StandIn, tmp_path: Path) -> None:
 
 
 def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
-    """What a real mount is asked: here on a bare directory, where each of the three shows."""
+    """The requests to a real mount, tested on a bare directory, where each of the three is visible."""
     resctrl = Resctrl(tmp_path)
     resctrl.make("LS")
     assert (tmp_path / "LS").is_dir()

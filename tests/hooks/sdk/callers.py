@@ -1,4 +1,4 @@
-"""Callers of a hook server under test: the proxy's own client, and a bare one that shows the status as it is."""
+"""Callers of a hook server under test: the proxy's own client, and a bare one that returns the status unchanged."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ LONG_SECONDS = 20.0
 
 
 def request(do: str = "", **annotations: str) -> HookRequest:
-    """Return a request that tells the hooks of the child what to do."""
+    """Return a request that tells the child's hooks what to do."""
     pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
     return HookRequest(pod, ContainerInfo(name="main"))
 
 
 async def call(path: str, asked: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
-    """Call as the proxy does. Raises HookError."""
+    """Make a call as the proxy does. Raises HookError."""
     client = HookClient("plugin", path)
     try:
         return await client.call(point, asked, LONG_SECONDS)

@@ -10,11 +10,11 @@ from runtimeproxy_hooks.sdk import ContainerContext, Hook, PodContext, main, rej
 
 DO = "do"
 BEGAN = "told to wait"
-"""Goes to stderr when a method begins to wait."""
+"""Printed to stderr when a method begins to wait."""
 SECRET = "canary-4711"
-"""Stands in annotations and in texts of foreign exceptions: nobody may repeat it."""
+"""Used in annotations and in texts of foreign exceptions, and must not be repeated anywhere."""
 SLOW_SECONDS = 0.6
-"""Of each of the two hooks: together more than the server goes on taking calls, less than it lets them run."""
+"""Seconds of each of the two hooks: together more than the server still accepts calls, less than it lets them run."""
 
 
 def wait(seconds: float) -> None:
@@ -32,7 +32,7 @@ ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
 
 
 class Obedient(Hook):
-    """Does what it is told, then leaves a mark in the environment."""
+    """Does what it is told, then sets a mark in the environment."""
 
     def pre_create_container(self, container: ContainerContext) -> None:
         ACTIONS[container.pod.annotations.get(DO, "")](container)

@@ -54,7 +54,7 @@ class Process:
 
 @contextmanager
 def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
-    """Run a hook server; it is killed in the end if it has not ended by itself."""
+    """Run a hook server; it is killed at the end if it has not ended by itself."""
     made = Process(folder, *flags, **more)
     try:
         yield made.wait_ready()
@@ -64,7 +64,7 @@ def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + LONG_SECONDS
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"

@@ -1,4 +1,4 @@
-"""A hook server as a process: its flags, its file, signals, kills, and a start that cannot be."""
+"""A hook server as a process: its flags, its file, signals, kills, and a start that fails."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def test_debug_lines_name_calls_and_no_values(folder: Path) -> None:
         callers.status(str(server.socket), request(other=SECRET))
         assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
         assert SECRET not in server.log
-        assert " asyncio: " not in server.log  # the debug lines of libraries may hold values
+        assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
 
 
 ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""What a hook's method can edit at which hook point, and the answer; test_testing.py shows what it sees."""
+"""What a hook's method can edit at which hook point, and the answer; what it sees is tested in test_testing.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,7 +41,7 @@ def unedited(point: HookPoint) -> HookAnswer:
 
 
 def change_at(point: HookPoint, context: Any) -> Adjustment:
-    """Return what the proxy makes of the answer; all of it has an effect."""
+    """Return what the proxy makes of the answer; all of it must have an effect."""
     change = difference(request_at(point), context.answer())
     assert judged(change, request_at(point))[1] == ()
     assert replace(limited(point, change), confirmed=change.confirmed) == change
@@ -180,7 +180,7 @@ def test_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
 
 
 def said_again(answer: HookAnswer) -> HookAnswer:
-    """Make the edits of an answer, and return what a pod and a container of which nothing was sent answer then."""
+    """Return the answers of a pod and a container without sent values to which the edits of an answer are applied."""
     pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
     pod.labels.update(answer.labels)
     container.annotations.update(answer.annotations)

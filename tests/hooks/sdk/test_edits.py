@@ -1,4 +1,4 @@
-"""Edits of maps and resources: what can be said, what is refused at once and changes nothing, and what is answered."""
+"""Edits of maps and resources: what can be expressed, what is refused at once and changes nothing, and the answer."""
 
 from dataclasses import replace
 from typing import Any
@@ -134,7 +134,7 @@ BAD_VALUES = [
     *((name, CANARY, NO_LIST) for name in CPUSETS),
     *((name, odd, NO_LIST) for name, odd, normal in TIDY if not normal),
 ]
-"""Beside those that tests/merge_cases.py has."""
+"""Bad values in addition to those in tests/merge_cases.py."""
 
 
 @pytest.mark.parametrize(("name", "value", "why"), BAD_VALUES)
@@ -169,7 +169,7 @@ def test_one_number_of_the_request_is_enough_to_clear_a_cpuset(name: str, number
     assert getattr(resources, name) is None
     assert resources.answer == replace(sent, **{name: ""})
     with pytest.raises(NotSayable, match=rf"^{name}: cannot be cleared where the request has no number"):
-        edited(Resources(**{name: "0-3"}), ("cpu_quota", -1), (name, ""))  # a number that the hook sets does not help
+        edited(Resources(**{name: "0-3"}), ("cpu_quota", -1), (name, ""))  # a number set by the hook does not help
 
 
 @pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])
@@ -218,7 +218,7 @@ EDITS = st.lists(st.sampled_from(model.RESOURCE_FIELDS).flatmap(lambda name: st.
 
 
 def made(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
-    """Make the edits that can be said; return what then was set last."""
+    """Make the possible edits; return what was set last."""
     done: dict[str, Any] = {}
     for name, value in edits:
         try:
@@ -247,7 +247,7 @@ def changes(sent: Resources, done: dict[str, Any]) -> dict[str, Any]:
 
 
 def proxys(sent: Resources | None, answer: Resources | None) -> model.Adjustment:
-    """Return what the proxy makes of an answer, none of which it refuses."""
+    """Return what the proxy makes of an answer, which it must accept as a whole."""
     request = HookRequest(PodInfo(), model.ContainerInfo(resources=sent))
     change = difference(request, HookAnswer(resources=answer))
     assert judged(change, request)[1] == ()
@@ -285,7 +285,7 @@ def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, 
 @pytest.mark.parametrize("update", [False, True])
 def test_nothing_set_is_no_message(sent: Resources | None, update: bool) -> None:
     resources = EditableResources(sent, update=update)
-    assert resources.cpu_shares != 2  # what is only read is not set
+    assert resources.cpu_shares != 2  # reading sets nothing
     assert dict(resources.unified) == (sent.unified if sent else {})
     assert resources.answer is None
 

@@ -1,4 +1,4 @@
-"""The command line of a hook server: what the flags give, and the one line for what is wrong; no server is started."""
+"""The command line of a hook server: the effect of flags, and the one-line errors; no server is started."""
 
 import argparse
 import logging
@@ -38,14 +38,14 @@ UNPLACED = ("100", "-1", "\N{SUPERSCRIPT TWO}")
 
 @pytest.fixture(autouse=True)
 def without_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server can be started, whatever is wrong here."""
+    """Make sure that no server can be started."""
     monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Take back how ``main`` sets up the log."""
+    """Undo the log setup of ``main``."""
     loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
     levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
     yield
@@ -67,7 +67,7 @@ class Clashing(Obedient):
 
 
 class Fileless(Obedient):
-    """Needs a file that is not there."""
+    """Needs a file that does not exist."""
 
     def configure(self, arguments: argparse.Namespace) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")

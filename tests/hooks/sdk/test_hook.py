@@ -25,7 +25,7 @@ class Start(Hook):
 
 
 def made(*parents: type, **members: Any) -> Any:
-    """Make a class of hooks."""
+    """Return a new class of hooks."""
     return type("Made", parents or (Hook,), members)
 
 
@@ -98,7 +98,7 @@ def test_hook_points_name_is_for_methods_with_one_parameter_only(value: Any, wor
 
 
 def wrapped(method: Any, *more: Any) -> Any:
-    """Return what gives a method some arguments more than it has."""
+    """Return a function that passes additional arguments to a method."""
 
     @wraps(method)
     def wrapper(self: Hook, container: ContainerContext) -> Any:
@@ -111,7 +111,7 @@ CALLABLE = [
     *(lambda self, container: None, lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
     *(partialmethod(lambda self, container, more: None, more=3), partial(lambda container, more: None, more=3)),
-    # what is called counts, and not what it wraps
+    # the callable itself counts, not what it wraps
     *(wrapped(lambda self, container: None), wrapped(lambda self, container, more: None, "more")),
     *(lru_cache(lambda self, container: None), partialmethod(lambda self, more, container: None, "more")),
 ]

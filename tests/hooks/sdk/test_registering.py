@@ -1,4 +1,4 @@
-"""The registration file: what the proxy reads in it, that it stays and goes as it should, and whose it is."""
+"""The registration file: its content, when it is written and removed, and which server it belongs to."""
 
 import json
 import logging
@@ -80,7 +80,7 @@ def test_file_takes_the_place_of_an_old_one_whole(file: Path, unwritten: Registr
     file.write_bytes(b"old")
     (tmp_path / "mine").write_text("mine")
     (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
-    with file.open("rb") as reading:  # the proxy, just now
+    with file.open("rb") as reading:  # as the proxy would just now
         unwritten.write()
         assert reading.read() == b"old"
     assert (file.read_bytes(), file.is_symlink(), (tmp_path / "mine").read_text()) == (CONTENT, False, "mine")
@@ -140,7 +140,7 @@ def test_link_to_the_same_content_is_the_users_and_stays(file: Path, registratio
 
 def test_trouble_is_logged_once_and_ended_when_it_can_be(file: Path, registration: Registration, caplog: Log) -> None:
     file.unlink()
-    for _ in range(2):  # a second trouble is logged again
+    for _ in range(2):  # a second problem is logged again
         file.mkdir()
         for _ in range(3):
             registration.look_after()
@@ -206,7 +206,7 @@ def test_file_that_names_no_server_is_no_others(file: Path, unwritten: Registrat
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://", "link"])
 def test_files_of_earlier_lives_are_replaced_or_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
     socket_path, link = tmp_path / "a.sock", tmp_path / "link"
-    link.symlink_to(tmp_path)  # its socket's path may be spelt otherwise, as /run and /var/run
+    link.symlink_to(tmp_path)  # its socket's path may be spelt differently, as /run and /var/run
     older = str(link / "a.sock") if spelling == "link" else f"{spelling}{socket_path}"
     for name in ("07-a.json", "a.json", "b.json"):
         (file.parent / name).write_bytes(content(older))
@@ -263,7 +263,7 @@ def test_system_that_refuses_is_told_of(
             return function(path)
         raise error
 
-    with pytest.MonkeyPatch.context() as patched:  # root, who runs the tests, may do everything
+    with pytest.MonkeyPatch.context() as patched:  # the tests run as root, who has every permission
         patched.setattr(os, call, refuse)
         act(unwritten)
     assert caplog.messages == [words.format(file.parent)]

@@ -1,4 +1,5 @@
-"""The gRPC server of hooks, on real sockets, and its event loop: answers, statuses, limits, health, and the end."""
+"""The gRPC server of hooks, on real sockets, and its event loop: answers, statuses, limits, health, and the
+shutdown."""
 
 import asyncio
 import logging
@@ -48,7 +49,7 @@ def started(path: str, *hooks: Hook, **more: Any) -> HookServer:
 
 @pytest.fixture
 def serve(path: str) -> Iterator[Serve]:
-    """Start a server of hooks and return its socket's path; it is stopped in the end."""
+    """Return a function that starts a server of hooks and returns its socket's path; it is stopped at the end."""
     servers: list[HookServer] = []
     yield lambda *hooks, **more: servers.append(started(path, *hooks, **more)) or path
     for server in servers:
@@ -56,7 +57,7 @@ def serve(path: str) -> Iterator[Serve]:
 
 
 class Told(Hook):
-    """Does what the pod's annotations say, and tells when a call came in and when it was cut off."""
+    """Does what the pod's annotations say, and reports when a call came in and when it was cut off."""
 
     def __init__(self) -> None:
         self.entered, self.release, self.cut_off = threading.Semaphore(0), threading.Event(), threading.Event()
@@ -173,7 +174,7 @@ async def test_async_methods_run_at_the_same_time_on_one_loop(serve: Serve) -> N
         met: asyncio.Barrier | None = None
 
         async def pre_create_container(self, container: ContainerContext) -> None:
-            self.met = self.met or asyncio.Barrier(3)  # bound to the loop of its first waiter: there is one loop only
+            self.met = self.met or asyncio.Barrier(3)  # bound to the loop of its first waiter: there is only one loop
             await self.met.wait()
             container.env["THREAD"] = str(threading.get_ident())
 
@@ -259,7 +260,7 @@ def test_watcher_of_its_health_is_told_of_the_end(path: str, service: str) -> No
 def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
-    (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be made
+    (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be created
     with pytest.raises(ConfigError, match="gRPC could not bind there; set --endpoint"):
         server.start(str(tmp_path / "a.sock"))
     assert server.stop(0) == 0
@@ -272,7 +273,7 @@ async def test_end_answers_the_calls_of_before_and_refuses_new_ones(path: str) -
         await hook.is_entered()
         ending = asyncio.ensure_future(asyncio.to_thread(server.stop, LONG_SECONDS))
         code = grpc.StatusCode.OK
-        while code is grpc.StatusCode.OK:  # until the end has begun
+        while code is grpc.StatusCode.OK:  # until the shutdown has begun
             code = await ask(opened, wait_for_ready=False).code()
         assert code in ENDED
         hook.release.set()
@@ -312,7 +313,7 @@ def test_blocked_event_loop_does_not_hold_its_end_up() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_late_coroutine_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    """The loop may have looked for the last time: then it never sees what it is handed."""
+    """The loop may have ended its last iteration, and never runs what it is given then."""
     loop = BackgroundLoop()
     unseen: Future[None] = Future()
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)

@@ -1,6 +1,6 @@
-"""The path of a hook server's socket: narrow, served before it has its name, nothing else touched.
+"""The path of a hook server's socket: narrow permissions, served before it has its name, nothing else touched.
 
-What stands against a path in general (directories, locks, other sockets) tests/relay/test_listener.py shows.
+Problems with a path in general (directories, locks, other sockets) are tested in tests/relay/test_listener.py.
 """
 
 import errno
@@ -18,7 +18,7 @@ from runtimeproxy_hooks.sdk.socket_path import SocketPath, listens, place
 
 
 class Servers(ExitStack):
-    """Binds as gRPC does: whatever stands at the path that it is given is removed, before and at the end."""
+    """Binds as gRPC does: whatever exists at the given path is removed, before and at the end."""
 
     def __call__(self, path: str) -> None:
         Path(path).unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Serve
     for _ in range(2):
         placed = place(str(path), serve)
         serve.close()
-        assert path.is_socket()  # what made it was not told its name, and could not remove it
+        assert path.is_socket()  # its creator did not know this name, and could not remove it
         placed.close()
         placed.close()
         assert beside(path) == ["a.sock.lock"]
@@ -111,7 +111,7 @@ def test_socket_that_cannot_be_removed_stays_with_a_warning(
     stays = f"{path} stays: it cannot be removed (Read-only file system); the next start tries again"
     assert caplog.messages == [stays]
     serve.close()
-    place(str(path), serve).close()  # the lock was given back, and nobody listens
+    place(str(path), serve).close()  # the lock was released, and nothing listens
 
 
 def test_second_hook_server_is_refused(path: Path, serve: Servers) -> None:
@@ -165,7 +165,7 @@ def test_dead_socket_is_replaced_also_one_without_its_name(path: Path, serve: Se
     lock = path.with_name("a.sock.lock")
     lock.touch()
     stale(path)
-    stale(path.with_name(f".{lock.stat().st_ino}.sock"))  # killed between its making and its naming
+    stale(path.with_name(f".{lock.stat().st_ino}.sock"))  # killed between creating and naming it
     placed = place(str(path), serve)
     assert listens(str(path))
     assert beside(path) == ["a.sock", "a.sock.lock"]

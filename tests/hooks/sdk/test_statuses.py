@@ -1,4 +1,4 @@
-"""What an exception becomes: status, text, log line; and that no foreign text is kept."""
+"""The result of an exception: status, text, log line; and that no foreign text is kept."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class Innocent(Hook):
 
 
 class Foreign(Hook):
-    """Has a method that this module does not hold, so that no line of its own is on the way."""
+    """Has a method from another module, so that no line of its own module is in the traceback."""
 
     pre_create_container = staticmethod(int)  # type: ignore[assignment]
 

@@ -1,4 +1,5 @@
-"""The tester without sockets: what hooks see of a call, and that what comes back is what the proxy makes of it."""
+"""The tester without sockets: what hooks see of a call, and that its result is what the proxy would make of the
+answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,7 +33,7 @@ class Everywhere(Hook):
 
 
 def called(method: str, **facts: Any) -> Any:
-    """Return the context that a hook was given, which changed nothing."""
+    """Return the context that a hook was called with, and which changed nothing."""
     given: list[Any] = []
     assert not getattr(HookTester(Everywhere(given.append)), method)(**facts)
     assert given[0].hook_point == METHODS[method].name
@@ -90,7 +91,7 @@ SENT = {"cpu_quota": -1, "cpuset_cpus": "0", "unified": {"a": "b"}, "hugepage_li
 
 
 def of_pod(pod: Any) -> tuple[Any, ...]:
-    """Return what is seen of a pod, also of a container's."""
+    """Return what a hook sees of a pod, also of a container's."""
     return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
 
 

@@ -132,7 +132,7 @@ def test_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """The files of the pod's cgroup."""
+    """Return the files of the pod's cgroup."""
     names = (f"cpu{POD}/cpu.shares", f"cpu{POD}/cpu.cfs_quota_us", f"memory{POD}/memory.limit_in_bytes")
     return tree(tmp_path, dict.fromkeys(names, "old\n"))
 

@@ -1,6 +1,6 @@
-"""coresched: who shares a cookie with whom, over restarts too, on a kernel in memory.
+"""coresched: which containers share a cookie, also over restarts, on a simulated kernel.
 
-In tests/system/test_reference_engines.py it is this machine's.
+tests/system/test_reference_engines.py uses this machine's kernel.
 """
 
 import ctypes
@@ -29,11 +29,11 @@ BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
 
 
 class Kernel:
-    """prctl(PR_SCHED_CORE) as kernel/sched/core_sched.c has it, for the processes in ``cookies``."""
+    """prctl(PR_SCHED_CORE) as in kernel/sched/core_sched.c, for the processes in ``cookies``."""
 
     def __init__(self) -> None:
         self.cookies: dict[int, int] = {}
-        self.refuses = 0  # the error number that every call gives, if it is one
+        self.refuses = 0  # the error number of every call, unless 0
         self.on_share: Callable[[int], None] = lambda pid: None
         self.calls = 0
         self._made = 0
@@ -64,7 +64,7 @@ class Kernel:
 
 
 class Machine:
-    """A tree of cgroups with containers in it, their processes, and a hook server that can be started again."""
+    """A tree of cgroups with containers in it, their processes, and a hook server that can be restarted."""
 
     def __init__(self, root: Path) -> None:
         tree(root, {"cgroups/cgroup.controllers": "cpu\n"})
@@ -78,7 +78,7 @@ class Machine:
         self.tester = HookTester(configured(CoreSched(prctl=self.kernel), *flags))
 
     def processes(self, path: str, *pids: int) -> None:
-        """Make a container's cgroup and say which processes are in it."""
+        """Create a container's cgroup with these processes in it."""
         tree(self.root, {f"{path}/cgroup.procs": "".join(f"{pid}\n" for pid in pids)})
         for pid in pids:
             self.kernel.cookies.setdefault(pid, 0)
@@ -100,7 +100,7 @@ class Machine:
         call = {"labels": labels, "uid": uid, "cgroup_parent": f"/pod{uid}", "container_id": f"c{pid}"}
         assert not self.tester.post_start_container(pod="web", **call)
         if not self.kernel.refuses:
-            assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call has nothing of it
+            assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call does not keep it
 
     def stop_pod(self, uid: str = "p") -> None:
         assert not self.tester.post_stop_pod_sandbox(cgroup_parent=f"/pod{uid}", uid=uid)
@@ -117,7 +117,7 @@ PAIRS = (
     (BLUE, BLUE, "pp", True), (BLUE, BLUE, "pq", True), (BLUE, RED, "pp", False), (BLUE, RED, "pq", False),
     (EXCLUSIVE, EXCLUSIVE, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False),
     (EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE | BLUE, BLUE, "pp", False),
-    (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a name lets nobody in
+    (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a group name does not match
     (UNNAMED, UNNAMED, "pq", True), (UNNAMED, BLUE, "pq", False),
     (BLUE | DEFAULT, BLUE | OTHER, "pq", True), (BLUE | qos("LS"), BLUE | qos("BE"), "pq", True),
 )  # fmt: skip
@@ -157,7 +157,7 @@ def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
     machine.hooked(11, BLUE)
     assert "cookie" not in {thread.name for thread in threading.enumerate()}, "who held it has ended"
     assert cookies == {11: cookies[13], 13: cookies[13], 14: 0}
-    cookies.pop(11)  # a member that is listed still
+    cookies.pop(11)  # a member that is still listed
     assert machine.start(15, BLUE) == cookies[13] != 0
 
 
@@ -230,7 +230,7 @@ def test_state_of_something_else_is_told_and_replaced(machine: Machine, content:
     [message] = caplog.messages
     assert message.startswith(words)
     machine.start_server()
-    assert machine.start(13, BLUE) == cookie  # the file is a good one again
+    assert machine.start(13, BLUE) == cookie  # the file is valid again
 
 
 def test_state_that_cannot_be_written_is_told_once(machine: Machine, caplog: Log) -> None:
@@ -256,7 +256,7 @@ def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     machine.start(11, EXCLUSIVE)
     cookie = machine.start(12, BLUE, uid="q")
     machine.end("podp/c11")
-    machine.stop_pod("q")  # an old sandbox of it: its container runs, and nobody else's is looked at
+    machine.stop_pod("q")  # an old sandbox of the pod: its container runs, and no other pod's is looked at
     assert "podp" in machine.state.read_text()
     machine.stop_pod("p")
     assert "podp" not in machine.state.read_text()
@@ -314,7 +314,7 @@ def test_absent_cgroups_are_said_once_and_seen_when_they_are_mounted(machine: Ma
 
 
 class Libc:
-    """Keeps what it is called with, and answers as libc does."""
+    """Records its arguments, and answers as libc does."""
 
     answer = 0
 

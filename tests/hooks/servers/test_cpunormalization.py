@@ -1,4 +1,4 @@
-"""cpunormalization: whose quota is scaled, and to what; test_node.py has the formula."""
+"""cpunormalization: whose quota is scaled, and to what; the formula is tested in test_node.py."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def on_node(path: Path, ratio: str) -> HookTester:
 
 
 def both(asked: HookTester, **call: Any) -> Difference:
-    """Ask at both hook points, which set the same; what a create made of a quota stands in an annotation."""
+    """Ask at both hook points, which set the same; the quota that a create scaled is in an annotation."""
     created, updated = asked.pre_create_container(**call), asked.pre_update_container_resources(**call)
     assert created.resources == updated.resources
     quotas = (call.get("resources", {}).get("cpu_quota"), created.resources.get("cpu_quota"))
@@ -62,8 +62,8 @@ def test_malformed_status_is_an_error(tmp_path: Path, status: Any) -> None:
 
 
 UPDATES = [
-    ("1.2", 50_000, 41_667),  # what the kubelet asked for, from a proxy that knows it
-    ("1.2", 41_667, 41_667),  # what the runtime has, from a proxy that was started since then
+    ("1.2", 50_000, 41_667),  # the kubelet's quota, from a proxy that knows it
+    ("1.2", 41_667, 41_667),  # the runtime's quota, from a proxy that was started since then
     ("1.2", 60_000, 50_000),  # another quota of the kubelet's
     *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings were changed meanwhile
     ("1.2", -1, -1),

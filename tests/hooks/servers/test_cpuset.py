@@ -54,7 +54,7 @@ def batch_cpu(node: int, amount: Any) -> dict[str, str]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Return what makes a hook with a text of settings, and cgroups in the test's directory."""
+    """Return a function that makes a hook with settings as a text, and cgroups in the test's directory."""
     return lambda text: Cpuset(node(tmp_path, text), Cgroups(tmp_path))
 
 
@@ -82,7 +82,7 @@ def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, reso
     for sent, parent in ((None, GUARANTEED), ({}, BEST_EFFORT), (SENT, BURSTABLE)):
         call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": parent}
         assert changed(make(settings), **call, resources=sent) == resources
-    assert changed(make(settings), **call, resources={**SENT, **resources}) == NOTHING  # it is there already
+    assert changed(make(settings), **call, resources={**SENT, **resources}) == NOTHING  # it is set already
 
 
 SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})

@@ -88,7 +88,7 @@ SHARES = [
 def test_hami_core_is_told_the_share(resources: dict[str, Any], env: dict[str, str]) -> None:
     tester, annotations = HookTester(Gpu()), gpus(gpu(**resources))
     assert tester.pre_create_container(annotations=annotations, labels=HAMI) == Difference(env=env)
-    for provider in ("", "hami-core", "other"):  # the label's value is exact
+    for provider in ("", "hami-core", "other"):  # the label's value must match exactly
         changed = tester.pre_create_container(annotations=annotations, labels={GPU_ISOLATION_PROVIDER: provider})
         assert changed == Difference(env=ONE)
 

@@ -1,4 +1,5 @@
-"""groupidentity: the value by class and annotation, where it is written, and what a lacking kernel gives."""
+"""groupidentity: the value by class and annotation, where it is written, and the effect of a kernel without the
+file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ OFF = "group-identity: {enable: false, LSR: 1, LS: 1, BE: 1}\n"
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """A hierarchy in which the pods' cgroups have the file."""
+    """Return a hierarchy in which the pods' cgroups have the file."""
     tree(tmp_path / "cpu,cpuacct", {f"{pod[1:]}/{FILE}": "5\n" for pod in (POD, BURSTABLE, BESTEFFORT)})
     return tmp_path / "cpu,cpuacct"
 

@@ -1,4 +1,4 @@
-"""oomscoreadj: which annotation counts, what is taken, and what the log says of the rest."""
+"""oomscoreadj: which annotation applies, which values are accepted, and what is logged of the others."""
 
 import logging
 
@@ -64,7 +64,7 @@ def test_unreadable_value_is_logged_and_not_shown(annotations: dict[str, str], k
 @pytest.mark.parametrize("annotations", [{POD: "0"}, {POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
 def test_zero_cannot_be_asked_for(annotations: dict[str, str], caplog: Log) -> None:
     tester = HookTester(OomScoreAdj())
-    assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's own, as it stands
+    assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's own, and stays so
     assert not caplog.records
     for _ in range(2):
         assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})

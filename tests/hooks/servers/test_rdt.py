@@ -1,4 +1,4 @@
-"""rdt: which group a pod gets and what is in it, how a container gets into it, and that no trouble stops a pod.
+"""rdt: which group a pod gets and its limits, how a container gets into it, and that no problem stops a pod.
 
 The kernel's part is the stand-in's (tests/fakes/resctrl.py); test_reference_engines.py in tests/system has containers.
 """
@@ -24,7 +24,7 @@ from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refu
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 ASKED: dict[str, Any] = {"annotations": annotated(SMALL)}
-"""What a pod with limits of its own is sent with."""
+"""The request of a pod with limits of its own."""
 SMALL_LINES, MB_100, L3_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=100\n", "L3:0=7ff;1=7ff\n"
 
 
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def llc(*ends: Any, **by_cache: Any) -> dict[str, Any]:
-    """Return a wish for cache ways, common or by cache id."""
+    """Return limits of cache ways, common or by cache id."""
     per_cache = [{"cacheID": int(cache[1:]), "range": range_} for cache, range_ in by_cache.items()]
     return {"llc": {"schemata": {"range": list(ends)}} if ends else {"schemataPerCache": per_cache}}
 
@@ -237,7 +237,7 @@ def test_written_limits_are_remembered_of_so_many_groups(node: Node, monkeypatch
 
 
 def test_runtime_is_told_of_the_pods_group_before_the_class(node: Node) -> None:
-    """Of a group that was removed meanwhile, too: it is made again."""
+    """Also of a group that was removed meanwhile, which is created again."""
     tester = node.hook(classes=EVERY_CLASS)
     changed = tester.pre_create_container(**ASKED, labels=qos("BE"), env={"A": "b"}, resources={"cpu_shares": 2})
     assert changed == Difference(annotations={RDT_CLASS: POD_GROUP})
@@ -380,7 +380,7 @@ def test_class_keeps_its_limits_where_new_ones_are_refused(node: Node) -> None:
 
 
 class Overtaken(Refusing):
-    """A stand-in where somebody else makes the group between the look for it and the making."""
+    """A stand-in in which another process creates the group between the check and the creation."""
 
     def make(self, group: str) -> bool:
         super().make(group)

@@ -1,4 +1,4 @@
-"""Finding a hook server, asking it once, the words for what fails; and asking it often, for ``hook bench``."""
+"""Finding a hook server, asking it once, the texts of failures; and asking it often, for ``hook bench``."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: st
 def test_every_status_has_its_name() -> None:
     for status in grpc.StatusCode:
         number, _ = status.value
-        if number not in (0, 7, 12):  # these have words of their own, or are no failure
+        if number not in (0, 7, 12):  # these have texts of their own, or are no failure
             assert asking.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
 
 
@@ -120,7 +120,7 @@ async def test_calls_are_made_after_a_warm_up(tmp_path: Path, concurrency: int) 
 
 
 async def test_calls_at_a_time_are_at_the_same_time(tmp_path: Path) -> None:
-    """Each call waits until three are there: one after the other they would all be late."""
+    """Each call waits until three have come: one after the other they would all be late."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         barrier = asyncio.Barrier(3)
 

@@ -1,4 +1,4 @@
-"""What an answer changes, as it is shown: YAML, whatever is answered."""
+"""The changes of an answer as they are shown: YAML, whatever is answered."""
 
 import asyncio
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ def _tree(change: Any) -> dict[str, Any]:
 
 
 async def called(path: Path, answer: hookanswers.Answer, point: Any = PRE_CREATE, **server: Any) -> call.Called:
-    """Call a server with the example, as the command does: in a thread with an event loop of its own."""
+    """Call a server with the example request, as the command does: in a thread with an event loop of its own."""
     async with HookServer(str(path / "hooks.sock"), default=answer):
         named = Server(str(path / "hooks.sock"), **server)
         return await asyncio.to_thread(call.call, named, point, request.example(), 10.0)

@@ -29,7 +29,7 @@ def test_each_field_of_the_example_is_left_out_once(point: Any) -> None:
     assert left_out.keys() == whole == set(kind.DESCRIPTOR.fields_by_name)
     for name, rest in left_out.items():
         assert {field.name for field, _ in kind.FromString(rest).ListFields()} == whole - {name}
-        assert name not in dict(messages._without_each_field(point, rest))  # what is not there is not left out
+        assert name not in dict(messages._without_each_field(point, rest))  # what is absent is not left out
 
 
 def resources(**fields: Any) -> HookAnswer:

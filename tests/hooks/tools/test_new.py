@@ -1,4 +1,4 @@
-"""A new hook server: the folder is written once, its tests pass, and it serves as it stands there."""
+"""A new hook server: the folder is written once, its tests pass, and it serves without changes."""
 
 import errno
 import json
@@ -94,7 +94,7 @@ def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess
 
 
 def run_tests(folder: Path) -> tuple[int, str]:
-    """Run the tests in a folder; return the exit code and the sums."""
+    """Run the tests in a folder; return the exit code and the totals."""
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=folder)
     return done.returncode, done.stdout.splitlines()[-1].partition(" in ")[0]
 
@@ -120,7 +120,7 @@ def test_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
     """The first block serves, the second calls, verifies and measures; at the end nothing is left."""
     folder = new.new("gpu-env", tmp_path)
     serve, try_out = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
-    program = tmp_path / "runtimeproxy"  # which the README calls by its name, whatever is installed here
+    program = tmp_path / "runtimeproxy"  # the README uses this name, whatever is installed here
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
     program.chmod(0o755)
     serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=ENVIRONMENT)

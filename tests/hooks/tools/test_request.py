@@ -1,4 +1,4 @@
-"""Requests as YAML: what people write is what a hook server is told."""
+"""Requests as YAML: a hook server gets what was written."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -97,7 +97,7 @@ REQUESTS = st.builds(HookRequest, PODS, st.none() | CONTAINERS)
 
 
 def written(asked: HookRequest) -> str:
-    """Return a request as YAML that another writer made."""
+    """Return a request as YAML, written by another YAML library."""
     values = {name: value for name, value in asdict(asked).items() if value is not None}
     for name, unsent in (("pod", "id"), ("container", "id"), ("container", "pod_id")):
         if name in values and not values[name][unsent]:
@@ -127,7 +127,7 @@ def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str)
 
 
 def test_example_sets_every_resource_and_has_maps_of_several_entries() -> None:
-    """That it has every field test_messages.py shows."""
+    """That it has every field is tested in test_messages.py."""
     asked = request.example()
     assert asked.container is not None
     resources = asdict(asked.container)["resources"]

@@ -1,4 +1,4 @@
-"""Every rule of ``runtimeproxy hook verify`` finds the server that breaks it, and no other rule blames it."""
+"""Every rule of ``runtimeproxy hook verify`` finds the server that breaks it, and no other rule reports it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
 
 @pytest.mark.parametrize("tried", BROKEN.values(), ids=BROKEN)
 async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tried) -> None:
-    points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # what hangs does so once
+    points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
     found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
     assert marked(found, Mark.BROKEN) == tried.breaks, found
     assert list(found) == [rule.name for rule in RULES]
@@ -191,7 +191,7 @@ RESTART = tuple(rule for rule in RULES if rule.name == "restart")
 
 
 def has_ended(pid: str) -> bool:
-    """Tell whether a process that nobody waits for has ended."""
+    """Return whether a process that is not waited for has ended."""
     status = Path("/proc", pid, "status")
     return not status.exists() or "State:\tZ" in status.read_text()
 
