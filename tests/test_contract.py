@@ -46,7 +46,7 @@ KUBELETS_LABELS = dockershim_bodies.pod_labels(POD)
 
 
 class CriKubelet(cri.CriClient):
-    """A kubelet that speaks CRI: it tells all that it knows."""
+    """A kubelet that uses CRI, with all it knows."""
 
     pod = cri.pod_config(
         *(POD.name, POD.uid),
@@ -96,7 +96,7 @@ class DockerKubelet:
 
 
 class Front(NamedTuple):
-    """A front, with the fake runtime behind it and the kubelet before it."""
+    """A front, with its fake runtime and its kubelet."""
 
     name: str
     mode: str
@@ -128,18 +128,18 @@ DIFFERENCES = {
     "hugepage_limits": "dockershim drops them: Docker's API has no place for them",
     "unified": "dockershim drops it: Docker's API has no place for it",
 }
-"""What the same pod is not told of alike, and why."""
+"""The fields of the same pod that hook servers do not get alike, and why."""
 
 READ_DIFFERENCES = {False: {"container's cgroup_parent"}}
 READ_DIFFERENCES[True] = READ_DIFFERENCES[False] | {"pod's original labels and annotations"}
-"""What differs beside that in a record that was read, without and with hooks' changes; hook servers are told the same.
-Read from a CRI runtime a container has a parent also where that is its pod's; its create repeats the pod's labels."""
+"""The additional differences in a record that was read, without and with hooks' changes; hook servers get the same. A
+container read from a CRI runtime has a parent even if that is its pod's; its create repeats the pod's labels."""
 
 CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES: "dockershim has no such call, and Docker nothing to make of it"}
 """Operations that one front does not have."""
 
 REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
-"""The Docker front does not hold the removal of what it does not know: there is nothing to forget."""
+"""The Docker front does not hold the removal of unknown subjects: there is nothing to forget."""
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
@@ -151,7 +151,7 @@ Forgets = Callable[[Store, str], None] | None
 
 @dataclass
 class Seen:
-    """What one step brought: the hook points with what each was told, and the Store behind it."""
+    """The effects of one step: the hook points with their messages, and the Store after it."""
 
     step: str
     points: list[str]
@@ -161,7 +161,7 @@ class Seen:
 
 @dataclass
 class Life:
-    """A pod's life on one front; ``forgets``: by it each step is done as by a proxy that was just started."""
+    """A pod's lifecycle on one front; with ``forgets`` each step is done as by a proxy that was just started."""
 
     front: Front
     folder: Path
@@ -170,7 +170,7 @@ class Life:
     seen: list[Seen] = field(default_factory=list)
     operations: set[Operation] = field(default_factory=set)
     _names: dict[str, str] = field(default_factory=dict)
-    """What stands for each id: they are not the same on two fronts."""
+    """A name for each id: ids differ between two fronts."""
 
     async def live(self) -> Self:
         self.folder.mkdir()
@@ -204,7 +204,7 @@ class Life:
         await self._do("remove pod", kubelet.remove_pod, pod_id)
 
     async def _do(self, step: str, act: Callable[..., str | None], *arguments: str) -> str:
-        """Do a step, see what it brought, and return the id that it made, if it made one."""
+        """Do a step, record its effects, and return the id that it created, if any."""
         store = self._proxy.store
         if self.forgets is not None:
             for one in store.ids():
@@ -272,11 +272,11 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
     "PreStartContainer": hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=AT_START)),
     "PreUpdateContainerResources": hookanswers.echo(halved),
 }
-"""What a hook server answers that changes something at each Pre point."""
+"""A hook server's answers that change something at each Pre point."""
 
 
 FIRST_LIVES: dict[tuple[bool, object], Life] = {}
-"""Those on the first front so far: each is lived once, whatever it is compared with."""
+"""The lifecycles on the first front so far: each is run once, whatever it is compared with."""
 ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the kubelet's own values": Store.forget}
 
 
@@ -306,7 +306,7 @@ async def test_every_front_tells_and_knows_the_same(
 
 @pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
 async def test_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
-    """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
+    """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
     for seen, again in zip(one.seen, new.seen, strict=True):

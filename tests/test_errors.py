@@ -1,4 +1,4 @@
-"""The errors: whose fault each is, and what a hook's failure says."""
+"""The exceptions: which party is at fault, and the text of a hook's failure."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""As root on Debian a skipped test has failed, in pytest runs of their own with the conftest of the tests."""
+"""As root on Debian a skipped test counts as failed, tested in separate pytest runs with the conftest of the tests."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ pytest_plugins = "pytester"
 MACHINE = (
     "import os, platform; os.geteuid = lambda: {uid}; platform.freedesktop_os_release = lambda: dict(ID='{system}')"
 )
-# Test files that are run by themselves, to see what becomes of each kind of skip: nothing of the suite is switched off.
+# Test files that are run by themselves, to test the result of each kind of skip: nothing of the suite is switched off.
 TESTS = """
 import unittest
 import pytest

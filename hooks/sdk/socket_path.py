@@ -48,7 +48,7 @@ class SocketPath:
 
 
 def place(path: str, serve: Callable[[str], None]) -> SocketPath:
-    """Let ``serve`` create its socket, and link it to ``path``; the directory is created if missing.
+    """Create a socket by ``serve`` and link it to ``path``; the directory is created if missing.
 
     ``serve`` is called with a temporary path to bind and listen at, and returns when connections are accepted. Raises
     ConfigError for everything that prevents using the path, with what to do, and what ``serve`` raises.

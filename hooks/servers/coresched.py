@@ -195,7 +195,7 @@ class CoreSched(NodeHook):
         return self._prctl(GET, ITSELF, THREAD)
 
     def _take_from(self, pid: int, cookie: int) -> bool:
-        """Take the cookie of a process for this thread; return whether it is the group's."""
+        """Copy the cookie of a process to this thread; return whether it is the group's."""
         try:
             self._prctl(SHARE_FROM, pid, THREAD)
         except ProcessLookupError:

@@ -205,7 +205,7 @@ def folder_fault(found: os.stat_result, group_id: int | None) -> str:
 
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
-    """Take the lock file of a socket and write the process id into it; the lock is held as long as the file is open."""
+    """Lock the file beside the socket and write the process id into it; the lock is held as long as the file is open."""
     try:
         lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
     except OSError as error:

@@ -1,5 +1,4 @@
-"""Let SIGTERM and Ctrl-C end the demo at any moment, but never the programs it started before the demo ends them
-itself.
+"""End the demo on SIGTERM and Ctrl-C at any moment, but never a program that it started before it ends that itself.
 
 A signal raises SystemExit once where it comes, but not within a block of ``held``.
 """

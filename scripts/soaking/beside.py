@@ -156,7 +156,7 @@ def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figur
 
 
 def beside(running: Served, count: int, hold: Hold, share: float) -> list[tuple[str, Run, Run]]:
-    """Let creates wait at one proxy after the other; return the other calls at that proxy and at the other one."""
+    """Make creates wait at one proxy after the other; return the other calls at that proxy and at the other one."""
     loads, clients = {}, {way: [running.client(way, PATIENCE) for _ in range(count)] for way in PROXIES}
     creates = {way: [each.prepare(CREATE[running.mode]) for each in those] for way, those in clients.items()}
     runs: dict[tuple[str, bool], Run] = {}
@@ -183,7 +183,7 @@ def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Let creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
+    """Make creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
     with."""
     with ThreadPoolExecutor(len(creates)) as pool:
         with hold():

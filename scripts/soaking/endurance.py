@@ -141,7 +141,7 @@ class Observed:
 
     @asynccontextmanager
     async def sampled(self, done: Callable[[], float]) -> AsyncIterator[list[Sample]]:
-        """Take samples of the memory until the end of the block, the first and the last at its ends."""
+        """Sample the memory until the end of the block, the first and the last at its ends."""
         samples: list[Sample] = []
 
         def take() -> None:

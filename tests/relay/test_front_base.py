@@ -69,7 +69,7 @@ class Rig:
         self.sockets.append(self.listener)
 
     def client(self, sends: bytes = b"") -> socket.socket:
-        """Let the front accept a client that sends something; return the client's end."""
+        """Connect a client that sends something to the front; return the client's end."""
         near, far = socket.socketpair()
         far.setblocking(False)
         far.send(sends)

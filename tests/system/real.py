@@ -1,6 +1,6 @@
-"""A real engine behind the proxy, whichever it is, so that one test shows that both fronts behave alike.
+"""A real engine with the proxy before it, whichever it is, so that one test shows that both fronts behave alike.
 
-Pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
+Pods and containers are given in CRI's terms, as far as a kubelet's values reach the engine.
 """
 
 import json
@@ -31,7 +31,7 @@ from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
 
 @dataclass(frozen=True, slots=True)
 class _Real:
-    """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or as a generation of the shim."""
+    """A proxy, a hook server and an engine; the kubelet uses a version of CRI, or a generation of the shim."""
 
     proxy: ProxyProcess
     hooks: HookServer
@@ -52,13 +52,13 @@ class _Real:
         self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
 
     def told(self) -> list[tuple[str, Any]]:
-        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        """Return the hook calls since the last time: hook points and messages, in order."""
         told = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return told
 
     def restart(self, *, known: bool = False) -> None:
-        """Kill the proxy and start it again; with ``known``, wait until it knows what there is."""
+        """Kill the proxy and start it again; with ``known``, wait until it has read the runtime's state."""
         self.proxy.kill()
         written = len(self.proxy.output())
         self.proxy.start()
@@ -66,7 +66,7 @@ class _Real:
             wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
         self.told()
 
-    # Pods and containers with all that a kubelet may say of one, or with little more than a name.
+    # Pods and containers with all fields that a kubelet may set, or with little more than a name.
 
     def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
         return self.pod_as_passed(node.rich_pod(self.engine, name))
@@ -75,28 +75,28 @@ class _Real:
         return self.pod_as_passed(node.plain_pod(self.engine, name))
 
     def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        """Return a container whose ``resources`` are set beside the usual ones."""
+        """Return a container whose ``resources`` are set in addition to the usual ones."""
         return self.container_as_passed(node.rich_container(name, **resources))
 
     def plain_container(self, name: str = "main") -> ContainerConfig:
         return self.container_as_passed(cri.container_config(name))
 
     def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        """Return what gets through to the engine of a pod."""
+        """Return the part of a pod that reaches the engine."""
         return pod
 
     def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
         return container
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
+        """Return a container as this kubelet asks for it: dockershim adds a swap limit to each memory limit."""
         return container
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
         return told.updated(container, asked)
 
     def failure(self, call: Callable[[], object]) -> Failed:
-        """Make a call that must fail; return how it did."""
+        """Make a call that must fail; return its failure."""
         with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
             call()
         error: Any = caught.value
@@ -105,7 +105,7 @@ class _Real:
         return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
 
     def lived(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
-        """Let a pod with a container live; return what was told of it while it ran."""
+        """Run a pod with a container to its end; return the engine's report while it ran."""
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
         client.start(container_id)
@@ -122,7 +122,7 @@ class CriNode(_Real):
     client_class = cri.CriClient
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
+        """Wait until the log of the container ``main`` has all of its first lines; return them as names and values."""
         return node.told_by_first_act(pod)
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
@@ -145,7 +145,7 @@ class CriNode(_Real):
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
 
     def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        """Return what is told of a pod and a container, but for what differs between two that were asked for alike."""
+        """Return the engine's report of a pod and a container, without what differs between two equal requests."""
         pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
         spec = container["runtimeSpec"]
         return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
@@ -159,7 +159,7 @@ def _info(status: Any) -> Any:
 
 
 class Kubelet:
-    """A client on a socket that makes pods of CRI's messages through dockershim."""
+    """A client on a socket that makes pods from CRI's messages through dockershim."""
 
     def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
         self.socket = socket
@@ -175,7 +175,7 @@ class Kubelet:
         self.shim.close()
 
     def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
-        """Run a docker command on this socket, which must end so."""
+        """Run a docker command on this socket, which must end with this exit code."""
         outcome = docker_cli.run(self.socket, *arguments)
         assert outcome.exit_code == exit_code, outcome
         return outcome
@@ -221,14 +221,14 @@ class Kubelet:
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
     def host(self, container_id: str) -> dict[str, Any]:
-        """Return what dockerd was asked for beside the image's own: its HostConfig."""
+        """Return the container's HostConfig, which dockerd was asked for beside the image's own config."""
         return dict(self.shim.inspect(container_id)["HostConfig"])
 
     def labels(self, container_id: str) -> dict[str, str]:
         return dict(self.shim.inspect(container_id)["Config"]["Labels"])
 
     def told_by_first_act(self, container_id: str) -> dict[str, str]:
-        """Follow the container's log to the end of its first act; return its lines as names and values."""
+        """Follow the container's log through its first lines; return them as names and values."""
         output = b""
         for _, data in self.shim.logs(container_id, follow=True):
             output += data
@@ -237,7 +237,7 @@ class Kubelet:
         return names_and_values(output.decode().splitlines())
 
     def inspected(self, *ids: str) -> list[str]:
-        """Return what dockerd tells of containers, but for what differs between two that were asked for alike."""
+        """Return dockerd's report of containers, without what differs between two equal requests."""
         text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
         for number, one in enumerate(ids):
             text = text.replace(one, f"<container {number}>")
@@ -265,7 +265,7 @@ def _values(resources: LinuxContainerResources) -> Values:
     return named
 
 
-# ---- what is left of a kubelet's pod and container on their way through dockershim, and what comes in on it
+# ---- the parts of a kubelet's pod and container that pass dockershim, and what it adds
 
 
 def annotations(container: ContainerConfig) -> dict[str, str]:
@@ -280,7 +280,7 @@ def annotations(container: ContainerConfig) -> dict[str, str]:
 
 
 def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
-    """Return what dockershim passes on of a pod: its labels name it, its overhead and resources stay behind."""
+    """Return what dockershim passes on of a pod: labels with its names, but neither overhead nor resources."""
     left = PodSandboxConfig.FromString(pod.SerializeToString())
     for name in ("name", "namespace", "uid"):
         left.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
@@ -290,14 +290,14 @@ def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
 
 
 def without_swap(container: ContainerConfig) -> ContainerConfig:
-    """Return a container with the swap limit that goes with its memory limit: none of it is swap."""
+    """Return a container with the swap limit that goes with its memory limit: no swap."""
     left = ContainerConfig.FromString(container.SerializeToString())
     left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
     return left
 
 
 class ShimNode(_Real):
-    """A node with a dockerd, whose kubelet's words go through dockershim."""
+    """A node with a dockerd, whose kubelet uses dockershim."""
 
     front = DOCKER
     client_class = Kubelet
@@ -384,7 +384,7 @@ def running(
 ) -> Iterator[RealNode]:
     """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
 
-    ``runtime`` is a socket that stands for the engine's own. What was made is removed at the end.
+    ``runtime`` is a socket used in place of the engine's own. What was created is removed at the end.
     """
     endpoint = runtime or engine.socket
     if kind.node is CriNode:
@@ -397,7 +397,7 @@ def running(
             yield made
 
 
-# ---- fixtures, by conftest: a node for a module, which a test gets as new
+# ---- fixtures, for conftest: a node per module, reset for each test
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +414,7 @@ def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(name="node")
 def lent(shared: RealNode) -> Iterator[RealNode]:
-    """Lend the node: no answer is chosen, nobody was told anything, nothing is left over."""
+    """Yield the node in its initial state: no answer chosen, no calls recorded, and remove what is left at the end."""
     shared.hooks.answers.clear()
     shared.told()
     with shared.engine.restored():

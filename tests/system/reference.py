@@ -1,4 +1,4 @@
-"""The project's own hook servers as programs, as a user starts them, and what is asked alike of both engines' pods."""
+"""The project's own hook servers as programs, started as by a user, and helpers common to both engines' pods."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ SERVES = " serves "
 
 
 class HookProgram(Program):
-    """A hook server as a program. ``words`` stand before its flags: the names of hooks, for the project's own."""
+    """A hook server as a program. ``words`` come before its flags: the names of hooks, for the project's own."""
 
     def __init__(
         self, folder: Folder, *words: str, program: Sequence[str] = HOOKS, name: str = "", flags: Sequence[str] = ()
@@ -37,7 +37,7 @@ class HookProgram(Program):
         self.command = [*program, *words, *where, *flags]
 
     def wait_until_it_serves(self) -> None:
-        """Wait for the line of the log that says so, which comes when the registration file is written."""
+        """Wait for the log line that says so, which comes once the registration file is written."""
         wait_until(lambda: self.ended or SERVES in self.output(), "the hook server serves", self.output)
         assert not self.ended, f"the hook server ended at once: {self.output()}"
 
@@ -54,7 +54,7 @@ class HookProgram(Program):
             return process.wait()
 
     def check(self, code: int) -> None:
-        """Check an end: the exit code, the log, and that nothing is registered any more, but under Fail."""
+        """Check an end: the exit code, the log, and that nothing is registered any more, except under Fail."""
         assert code == 0, f"exit code {code}: {self.output()[-4000:]}"
         assert not self.faults(), self.faults()
         assert self.registration.exists() is (FAIL in self.command)
@@ -62,7 +62,7 @@ class HookProgram(Program):
 
 @contextmanager
 def served(*programs: HookProgram) -> Iterator[None]:
-    """Run hook servers; they start at the same time, and end so."""
+    """Run hook servers; they start at the same time, and end at the same time."""
     with ThreadPoolExecutor(len(programs)) as pool:
         try:
             for program in programs:
@@ -82,7 +82,7 @@ ENGINES = ("containerd", "dockerd")
 """Fixtures of the whole session."""
 UNLIMITED = -1
 OWN_STATUS = 'while read name value; do echo "${name%:}=$value"; done < /proc/self/status'
-"""No program is run for it: what the shell tells is true of the container's first instruction."""
+"""No program is run for it: what the shell prints is true of the container's first instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ReferenceNode:
         return Kubelet(socket) if isinstance(self.engine, Dockerd) else cri.CriClient(socket)
 
     def pod(self, annotations: Mapping[str, str], qos: str = "", cgroup: str = "burstable") -> PodSandboxConfig:
-        """Return a new pod of a QoS class of Koordinator's; ``cgroup`` is the class of Kubernetes."""
+        """Return a new pod of a Koordinator QoS class; ``cgroup`` is its Kubernetes QoS class."""
         pod = node.plain_pod(self.engine)
         pod.annotations.update(annotations)
         pod.labels.update({"koordinator.sh/qosClass": qos} if qos else {})
@@ -108,7 +108,7 @@ class ReferenceNode:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A pod with a container that was started, and its client."""
+    """A pod with a started container, and its client."""
 
     client: Any
     pod: PodSandboxConfig
@@ -120,7 +120,7 @@ class Running:
         return f"{self.pod.linux.cgroup_parent}/{self.container_id}"
 
     def told(self) -> dict[str, str]:
-        """Wait for the whole of the container's first act; return what it told."""
+        """Wait until the container has printed all of its first lines; return them."""
         if isinstance(self.client, Kubelet):
             return self.client.told_by_first_act(self.container_id)
         return node.told_by_first_act(self.pod)
@@ -137,7 +137,7 @@ class Running:
 def before(
     engine: Any, folder: Path, hooks: Callable[[Folder], Sequence[HookProgram]], runtime: str = ""
 ) -> Iterator[ReferenceNode]:
-    """Run the hook servers that ``hooks`` makes, then a proxy; ``runtime`` is a socket for the engine's own."""
+    """Run the hook servers that ``hooks`` makes, then a proxy; ``runtime`` is a socket in place of the engine's own."""
     endpoint = runtime or engine.socket
     docker = isinstance(engine, Dockerd)
     flags = {"backend_runtime_mode": "Docker"} if docker else {"remote_image_service_endpoint": endpoint}
@@ -151,7 +151,7 @@ def before(
 def running(
     made_on: ReferenceNode, pod: PodSandboxConfig, container: ContainerConfig, pod_quota: int = UNLIMITED
 ) -> Iterator[Running]:
-    """Run a pod with a container as a kubelet does; both are removed in the end."""
+    """Run a pod with a container as a kubelet does; both are removed at the end."""
     kubelet_makes(pod.linux.cgroup_parent, pod_quota)
     with made_on.client() as client:
         pod_id = client.run_pod(pod)
@@ -162,7 +162,7 @@ def running(
 
 
 def container(script: str = "", envs: Sequence[tuple[str, bytes]] = (), **resources: int | str) -> ContainerConfig:
-    """Return a container that tells its status, its cgroup files and its environment, if it does not run ``script``."""
+    """Return a container that prints its status, its cgroup files and its environment, unless it runs ``script``."""
     shell, flag, rest = node.first_act()
     script = script or f"{OWN_STATUS}; echo oom_score_adj=$(cat /proc/self/oom_score_adj); {rest}"
     return cri.container_config("main", command=(shell, flag, script), envs=envs, resources=cri_resources(resources))

@@ -1,6 +1,6 @@
 """``python -m tests.system.reference_standin ROOT CLASSES [flags]``: the RDT hook server on a stand-in for resctrl.
 
-The hook is the project's own, as it is; only the kernel below it is played.
+The hook is the project's own, unchanged; only the kernel below it is simulated.
 """
 
 import sys
@@ -13,14 +13,14 @@ from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import Hardware, StandIn
 
 PROCESSES = "example.com/processes"
-"""The container annotation that says how many processes it will have."""
+"""The container annotation with the number of processes that it will have."""
 MOST_SECONDS = 20.0
 
 
 class Settled(Hook):
-    """Waits until a container has all its processes: the stand-in, unlike the kernel, does not know whose child is who.
+    """Waits until a container has all its processes, because the stand-in, unlike the kernel, does not know parents.
 
-    Otherwise it would be chance which of them are there when their threads are moved.
+    Otherwise it would be random which of them exist when their threads are moved.
     """
 
     def post_start_container(self, container: ContainerContext) -> None:

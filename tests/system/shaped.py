@@ -1,6 +1,6 @@
-"""A node whose runtime is of some shape, and whose proxy comes anew, as the tests of shapes use it.
+"""A node with a runtime of some shape, whose proxy can be restarted, for the tests of shapes.
 
-The policy is Fail, so that nothing is let through that could not be read; registrations outlive a restart.
+The policy is Fail, so that nothing passes that could not be read; registrations outlive a restart.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ QUIET: Mapping[str, hookanswers.Answer | None] = {
 class ShapedNode:
     """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server.
 
-    Where there is something ``between`` the proxy and the runtime it is the ``relay``.
+    If there is a relay ``between`` the proxy and the runtime, it is ``relay``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ShapedNode:
         self._stack = AsyncExitStack()
         self._pods: dict[str, Any] = {}
         self._written = 0
-        """How long the log was when a program was started anew."""
+        """The length of the log when a program was last started."""
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.hooks)
@@ -88,13 +88,13 @@ class ShapedNode:
         self.caller = self.new_caller()
 
     def new_caller(self, socket: Path | str = "") -> Caller:
-        """Return a kubelet that knows the pods that it ran: by the proxy, or by another socket."""
+        """Return a kubelet that knows the pods that it ran: on the proxy, or on another socket."""
         caller = self._front.caller(socket or self.proxy.socket)
         caller.pods = self._pods
         return caller
 
     async def restart(self, *, kill: bool = True) -> None:
-        """Start a new proxy, that knows nothing but what it reads; a program is killed, or told to stop."""
+        """Start a new proxy, which knows only what it reads; a program is killed, or told to stop."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
             if not self.proxy.ended:
@@ -107,7 +107,7 @@ class ShapedNode:
             await self._start()
 
     async def lose_state(self) -> None:
-        """Start a new runtime, that has nothing and gives its ids anew."""
+        """Start a new runtime, which has no state and assigns its ids anew."""
         await self.caller.close()  # its connection ends with the runtime's, a moment later
         await self.runtime.__aexit__(None, None, None)
         self.runtime = self._runtime()
@@ -116,13 +116,13 @@ class ShapedNode:
 
     @property
     def inside(self) -> ProxyInside:
-        """Return the proxy, which is no program."""
+        """Return the proxy, which must not be a program."""
         assert isinstance(self.proxy, ProxyInside)
         return self.proxy
 
     @property
     def is_known(self) -> bool:
-        """Tell whether the runtime's state has been read since the last start."""
+        """Return whether the runtime's state has been read since the last start."""
         if isinstance(self.proxy, ProxyProcess):
             return STATE_KNOWN in self.proxy.output()[self._written :]
         return self.inside.recorder.counted("syncs", result="complete") > 0
@@ -137,21 +137,21 @@ class ShapedNode:
         return reply, self.runtime.asked(verb)[-1]
 
     async def created(self, pod_id: str, **changes: Any) -> str:
-        """Create a container, and see that its request went out as it came; return its id."""
+        """Create a container, and check that its request was passed unchanged; return its id."""
         request = self.caller.create_request(pod_id, **changes)
         reply, released = await self.passed("create", request)
         assert released == request
         return self.caller.id_in("create", reply)
 
     def told(self) -> list[tuple[str, Any]]:
-        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        """Return the hook calls since the last time: hook points and messages, in order."""
         told = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return told
 
 
 def limits(verb: str, request: bytes) -> tuple[int, int]:
-    """Return the memory limit and the swap limit that a create or an update asks for; 0 is none."""
+    """Return the memory limit and the swap limit in a create or an update; 0 is none."""
     if request.startswith(b"POST "):
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         host = body["HostConfig"] if verb == "create" else body

@@ -46,7 +46,7 @@ LOST_SECONDS = 0.100
 BACK_SECONDS = 0.500
 DIAL_SECONDS = 0.050
 FOLLOWING = 1
-"""Connections on which the proxy follows the runtime's state once a client has called."""
+"""Number of connections on which the proxy follows the runtime's state once a client has called."""
 PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 
 
@@ -57,13 +57,13 @@ PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 async def test_calls_whose_runtime_dies_fail_at_once_and_are_never_sent_again(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
-    """A stream ends with them. The runtime is there again at once, so that a second try would reach it."""
+    """A stream ends with them. The runtime is back at once, so that a second try would reach it."""
     took: list[float] = []
     requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
 
     def came(request: bytes) -> int:
-        """Count how often a request has begun to come."""
+        """Return how often a request has begun to arrive."""
         return sum(request.startswith(asked) for asked in runtime.asked("create"))
 
     async with runtime, proxy, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
@@ -130,7 +130,7 @@ async def test_first_answer_comes_within_100_ms_of_the_runtimes_start(front: Fro
 
 
 async def test_runtime_that_was_away_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:
-    """A client dials all the while: the proxy waits for nothing of its own, however long it was."""
+    """A client dials all the while: the proxy adds no wait of its own, however long the runtime was away."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     took = []
     async with runtime, proxy:
@@ -192,7 +192,7 @@ async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front
         await until(lambda: process.descriptors() <= before + FOLLOWING, "nothing is left of them")
 
 
-# ---- B5: answers that are broken, by a number always in the same way
+# ---- B5: answers that are broken, the same way for the same number
 
 MOST_CHANGES = 4
 AT_ONCE_BYTES = 1 << 16
@@ -202,14 +202,14 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Call:
-    """A call as bytes: the request, what of it the runtime waits for, and good answers."""
+    """A call as bytes: the request, the part that the runtime waits for, and good answers."""
 
     front: Front
     request: bytes
     whole: Callable[[bytes], bool]
     answers: tuple[bytes, ...]
     good: bytes
-    """What is in a good answer as the client sees it."""
+    """The content of a good answer as the client sees it."""
 
     def answer(self, number: int) -> bytes:
         return mutated(self.answers[number % len(self.answers)], random.Random(number))
@@ -255,7 +255,7 @@ def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
 
 
 def calls() -> dict[str, Call]:
-    """Return one call that passes and one that is held, of each front."""
+    """Return one call that passes and one that is held, for each front."""
     cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
     created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
@@ -277,7 +277,7 @@ def calls() -> dict[str, Call]:
 
 
 class BrokenRuntime:
-    """Answers each connection's first request, and closes; ``answer`` says with what."""
+    """Answers each connection's first request, and closes; ``answer`` determines the answer."""
 
     def __init__(self, path: Path, call: Call) -> None:
         self.answer = call.answers[0]
@@ -318,7 +318,7 @@ async def ask(path: Path, request: bytes) -> bytes:
 _DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
 _REFUSED_STREAM = (7).to_bytes(4, "big")
-"""How the proxy tells that a stream is above the last id of the runtime's GOAWAY."""
+"""The code that the proxy sends for a stream above the last id of the runtime's GOAWAY."""
 _SIZE_UPDATE = b"\x20"
 """A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
 
@@ -333,7 +333,7 @@ class Stream:
     ended: bool = False
 
     def has(self, part: "Stream") -> bool:
-        """Tell whether nothing is in ``part`` that is not here, in the same order."""
+        """Return whether everything in ``part`` is also here, in the same order."""
         blocks = iter(self.blocks)
         return (
             self.data.startswith(part.data)
@@ -344,13 +344,13 @@ class Stream:
 
 
 def _cri_passed_on(sent: bytes, came: bytes) -> bool:
-    """Tell whether all messages, headers and ends of streams that came were sent."""
+    """Return whether all messages, headers and ends of streams that came were sent."""
     there = _streams(sent)
     return all(there[number].has(stream) for number, stream in _streams(came).items())
 
 
 PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": _cri_passed_on, "docker": bytes.startswith}
-"""By front: takes what was sent, and what came of it; tells whether it is the runtime's own."""
+"""By front: a function of what was sent and what came, which returns whether it is the runtime's own."""
 
 
 def _streams(data: bytes) -> defaultdict[int, Stream]:
@@ -372,7 +372,7 @@ def _streams(data: bytes) -> defaultdict[int, Stream]:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield type, flags, stream and payload of each frame; of DATA that is cut, what is there."""
+    """Yield type, flags, stream and payload of each frame; of a DATA frame that is cut, the part that came."""
     at = 0
     while len(data) - at >= 9:
         kind, flags, end = data[at + 3], data[at + 4], at + 9 + int.from_bytes(data[at : at + 3], "big")
@@ -402,7 +402,7 @@ def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
 
 @pytest.mark.parametrize("name", ["cri", "cri-held", "docker", "docker-held"])
 async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
-    """The client has of the runtime's own bytes what came through, then the end; the next call is answered well."""
+    """The client gets those of the runtime's own bytes that came through, then the end; the next call is answered."""
     call = calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
@@ -424,7 +424,8 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
 
 @pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
 async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
-    """CRI's own says what it is as soon as somebody connects; Docker's is asked in words that it does not know."""
+    """CRI's runtime shows what it is as soon as a client connects; Docker's is asked in bytes that it does not
+    understand."""
     front = CRI if other is DOCKER else DOCKER
     told = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (

@@ -1,6 +1,6 @@
-"""HTTP/2 peers that break the protocol: their connection ends, what is kept of them is bounded, the others live.
+"""HTTP/2 peers that break the protocol: their connection ends, what is kept of them is bounded, others are unaffected.
 
-That is promise 18, fault matrix X1. 30,000 frames of a client, or 80,000 of a runtime, are beyond every bound.
+That is promise 18, fault matrix X1. 30,000 frames of a client, or 80,000 of a runtime, exceed every bound.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ CALM, BROKEN = 0xB, 0x1
 VERSION_BLOCK, CREATE_BLOCK = block(VERSION), block(CREATE)
 RUN_POD_BLOCK = block(peer.request(b"/runtime.v1.RuntimeService/RunPodSandbox"))
 BIG_FIELD = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
-"""Goes to the dynamic table as its 62nd entry."""
+"""Enters the dynamic table as its 62nd entry."""
 
 Frames = Callable[[int], Iterator[bytes]]
 
@@ -55,7 +55,7 @@ def resets(fragment: bytes) -> Frames:
 
 
 def made_resets(count: int) -> Iterator[bytes]:
-    """Open a stream and make the runtime reset it."""
+    """Open streams and make the runtime reset them."""
     return (raw_headers(stream, VERSION_BLOCK) + Credit(stream, 0).wire() for stream in opened(count))
 
 
@@ -67,7 +67,7 @@ def unfinished(piece: bytes) -> Frames:
 
 
 def bomb(count: int) -> Iterator[bytes]:
-    """Refer to a big field again and again."""
+    """Refer to a big field repeatedly."""
     yield raw_headers(99, VERSION_BLOCK + BIG_FIELD)
     yield from (raw_headers(stream, b"\xbe" * 16_000) for stream in opened(count))
 
@@ -78,9 +78,9 @@ def once(frame: bytes) -> Frames:
 
 @dataclass(frozen=True)
 class Attack:
-    """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` what a client is told.
+    """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` the error that a client gets.
 
-    None: that the runtime's SETTINGS have not come yet; then a frame of ours may not stand there.
+    None means that the runtime's SETTINGS have not come yet, before which the proxy may send no frame of its own.
     """
 
     frames: Frames
@@ -122,10 +122,10 @@ FLOODS: dict[str, Frames] = {
     "resets of no stream": again(peer.Reset(1, 8).wire()),
     "GOAWAY": again(peer.GoAway(0).wire()),
 }
-"""What serves nobody: it passes, or that connection ends; nothing of it is kept."""
+"""Floods without any use: they pass, or that connection ends; nothing of them is kept."""
 
 HELD = raw_headers(3, CREATE_BLOCK) + Data(3, b"\0\0\xff\xff\xff").wire()
-"""How a long request begins that is held."""
+"""The beginning of a long request that is held."""
 ASKED = raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)
 
 
@@ -172,7 +172,7 @@ async def cheap(proxy: ProxyProcess, *, closed: bool = False) -> AsyncIterator[N
 async def attacker(
     proxy: ProxyProcess, greeting: bytes = GREETING, *, reads: bool = True, closed: bool = False
 ) -> AsyncIterator[HostileClient]:
-    """Connect a client that costs little, as in ``cheap``, while calls of others go on."""
+    """Connect a client that costs little, as in ``cheap``, while other clients make calls."""
     async with (
         calls_going_on(proxy.socket),
         cheap(proxy, closed=closed),
@@ -182,7 +182,7 @@ async def attacker(
 
 
 async def send(client: HostileClient, runtime: HostileRuntime, side: str, frames: Iterator[bytes]) -> None:
-    """Let the client send frames, or the runtime where the client asks it to."""
+    """Send frames from the client, or from the runtime on the client's request."""
     if side == "client":
         await client.send(pieces(frames))
     else:
@@ -207,7 +207,7 @@ async def test_attack_ends_its_own_connection(side: str, name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("side", ["client", "runtime"])
 async def test_connection_that_was_broken_leaves_nothing(side: str, tmp_path: Path, runtime: HostileRuntime) -> None:
-    """A part of a call that is held came on it."""
+    """A part of a held call has come on it."""
     async with ProxyInside(tmp_path) as proxy:
         front, tasks = proxy.app.front, len(asyncio.all_tasks())
         async with HostileClient.connected(proxy.socket) as client:
@@ -228,7 +228,7 @@ async def test_flood_costs_little(side: str, name: str, tmp_path: Path, runtime:
 
 
 async def test_client_that_reads_no_answer_to_its_frames_is_ended(tmp_path: Path, runtime: HostileRuntime) -> None:
-    """Each byte of a long held request is credited by a frame of ours."""
+    """Each byte of a long held request is credited by a frame of the proxy's own."""
     async with ProxyProcess(tmp_path, log_level="info") as proxy:
         async with attacker(proxy, reads=False) as client:
             await client.send(chain([HELD], pieces(repeat(Data(3, b"x").wire(), UNREAD.now))))
@@ -237,7 +237,7 @@ async def test_client_that_reads_no_answer_to_its_frames_is_ended(tmp_path: Path
 
 
 async def test_client_that_opens_no_window_may_wait_and_costs_little(tmp_path: Path, runtime: HostileRuntime) -> None:
-    """The runtime sends all that the pair's window allows, byte by byte: of that 65,535 are the client's own."""
+    """The runtime sends all that the pair's window allows, byte by byte; 65,535 of these are the client's own."""
     count = 2**20
     runtime.flood = pieces(repeat(Data(TARGET_STREAM, b"x").wire(), count))
     async with ProxyProcess(tmp_path) as proxy, attacker(proxy) as client:
@@ -251,7 +251,7 @@ async def test_client_that_opens_no_window_may_wait_and_costs_little(tmp_path: P
 
 
 def run_pod(stream: int) -> bytes:
-    """Return the frames that ask for a pod of its own."""
+    """Return the frames that run a pod of its own."""
     config = cri.pod_config(f"pod-{stream}", f"uid-{stream}", cgroup_parent="/k", annotations={"note": "x"})
     asked = cri_pb2.RunPodSandboxRequest(config=config).SerializeToString()
     return raw_headers(stream, RUN_POD_BLOCK) + Data(stream, peer.grpc(asked), end=True).wire()
@@ -268,14 +268,14 @@ HEAVY: dict[str, tuple[Callable[[int], bytes], str]] = {
     "calls whose hook hangs": (run_pod, "hang"),
     "calls that a hook refuses": (run_pod, "refuse"),
 }
-"""What the client asks for, and what a hook server does, if there is one."""
+"""The client's request, and the answer of a hook server, if there is one."""
 
 
 @pytest.mark.parametrize(("call", "answer"), HEAVY.values(), ids=HEAVY)
 async def test_legal_use_that_is_heavy_costs_little_and_ends_nothing(
     call: Callable[[int], bytes], answer: str, tmp_path: Path, runtime: HostileRuntime
 ) -> None:
-    """1,000 streams are opened and all cancelled, ten times without a pause; the call behind them is answered."""
+    """1,000 streams are opened and all cancelled, ten times without a pause; the call after them is answered."""
     proxy = ProxyProcess(tmp_path, log_level="info")
     hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME[answer or "hang"](), keep_calls=False)
     if answer:

@@ -1,7 +1,7 @@
-"""Clients leave at random moments: all who work for a call know at once, and nothing is left.
+"""Clients leave at random moments: hook server and runtime are told at once, and nothing is left.
 
-That is promise 9, fault matrix S4 and S5. A soak judges the 99th percentile, and gives four seconds to what is left;
-else the median is judged, by a larger limit, as another program on the machine decides neither.
+That is promise 9, fault matrix S4 and S5. A soak judges the 99th percentile, and allows four seconds for what is left;
+otherwise the median is judged, by a larger limit, because another program on the machine affects neither.
 """
 
 import asyncio
@@ -38,20 +38,20 @@ CANCELS = Amount(100, 10_000)
 SOAKED = SHARE_VARIABLE in os.environ
 ARRIVES_SECONDS = 0.050 if SOAKED else 0.250
 LEFT_SECONDS = 4.0 if SOAKED else WAIT_SECONDS
-"""The runtime is listed a second behind a create without an answer, and at most once a second."""
+"""The runtime is listed a second after a create without an answer, and at most once a second."""
 BATCH = 50
 LANES = 5
-"""So many calls of a batch are under way at one time."""
+"""Calls of a batch that are in progress at one time."""
 PAUSE_SECONDS = 0.003
 WORKS_ON_SECONDS = 0.020
-"""What a client's leaving might do to a Post hook, it has done by then."""
+"""By then a client's leaving has had any effect on a Post hook that it may have."""
 Counts = dict[str, int]
-"""What there was of everything while no call was under way."""
+"""The number of everything while no call was in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """The proxy and both sides of it; ``line`` makes the way of the next call."""
+    """The proxy and both sides of it; ``line`` makes the connection of the next call."""
 
     front: Front
     trials: cancelling.Trials
@@ -76,7 +76,7 @@ async def rig(front: Front, tmp_path: Path) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def lines(front: Front, socket: Path) -> AsyncIterator[tuple[Callable[[random.Random], Line], H2Client | None]]:
-    """Return what makes lines: in CRI mode half of them share a connection."""
+    """Return a factory of lines: in CRI mode half of them share a connection."""
     if front is DOCKER:
         yield lambda chance: DockerLine(socket), None
         return
@@ -125,7 +125,7 @@ async def leave(trial: Trial, line: Line, message: bytes) -> None:
 
 
 async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before: Counts) -> None:
-    """Leave calls, several at one time, and look at what that leaves; then remove what was made."""
+    """Leave calls, several at one time, and check what is left; then remove what was created."""
     pod_id = await rig.caller.run_pod()
     waiting = list(zip(trials, [rig.line(chance) for _ in trials], await prepared(rig, pod_id, trials), strict=True))
     rig.trials.update((trial.name, trial) for trial in trials)
@@ -146,7 +146,7 @@ async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before
 
 
 def check(trial: Trial) -> None:
-    """Check who has seen what of a call that is over."""
+    """Check what hook server and runtime have seen of a call that is over."""
     hook, runtime = trial.places["hook"], trial.places["runtime"]
     assert max(place.visits for place in trial.places.values()) <= 1, f"something was done twice: {trial}"
     assert hook.saw is None or not runtime.visits, f"the runtime had a call that its client had left: {trial}"
@@ -157,7 +157,7 @@ def check(trial: Trial) -> None:
     assert trial.places["post"].saw is None, f"a Post hook was cancelled: {trial}"
 
 
-# ---- what is left behind
+# ---- what is left
 
 
 def counts(rig: Rig) -> Counts:
@@ -169,7 +169,7 @@ def counts(rig: Rig) -> Counts:
 async def nothing_left(rig: Rig, trials: Sequence[Trial], before: Counts) -> None:
     """Wait until nothing is left of calls that have ended, and the Store has what the runtime has.
 
-    Calls of which nobody knows yet whether they were carried out are no more than timers, a bounded number of them.
+    Calls whose outcome is still unknown are no more than timers, a bounded number of them.
     """
     end = now() + LEFT_SECONDS
     while left := {name: value for name, value in kept(rig, trials, before).items() if value}:
@@ -178,7 +178,7 @@ async def nothing_left(rig: Rig, trials: Sequence[Trial], before: Counts) -> Non
 
 
 def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]:
-    """Return who is at work, what the proxy keeps for calls, and where the Store differs from the runtime."""
+    """Return who still works on calls, what the proxy keeps for calls, and where the Store differs from the runtime."""
     front: Any = rig.proxy.app.front
     lifecycle, readers = rig.proxy.app.lifecycle, [connection.reader for connection in front.connections]
     at_the_runtime = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
@@ -195,7 +195,7 @@ def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]
 
 
 def owes(rig: Rig, trial: Trial) -> bool:
-    """Tell whether a started container's Post hook was not asked yet, or another one was."""
+    """Return whether a started container's Post hook was not called yet, or another one was."""
     started = bool(trial.container_id) and rig.runtime.started(trial.container_id)
     return trial.places["post"].visits != started
 
@@ -226,7 +226,7 @@ async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) 
 
 
 async def counted(rig: Rig) -> Counts:
-    """Count once every connection that stays is there."""
+    """Count once every connection that stays exists."""
     pod_id = await rig.caller.run_pod()
     await rig.caller.act("remove", await rig.caller.create(pod_id))
     await rig.caller.act("remove_pod", pod_id)
@@ -235,7 +235,7 @@ async def counted(rig: Rig) -> Counts:
 
 
 async def still_carries(rig: Rig, client: H2Client) -> None:
-    """Send on the connection on which calls were reset what needs twice its window, twice."""
+    """Send twice what needs twice the window, on the connection on which calls were reset."""
     pod_id, long = await rig.caller.run_pod(), {"long": "x" * (2 << 20)}
     for _ in range(2):
         request = rig.caller.create_request(pod_id, replace(CONTAINER, annotations=long))
@@ -258,7 +258,7 @@ LATE_SECONDS = 0.050
 async def test_what_a_hook_server_takes_comes_off_the_deadline(
     front: Front, tmp_path: Path, runtime: CriRuntime, hooks: HookServer
 ) -> None:
-    """Whoever gave none has none."""
+    """A call without a deadline has none."""
     hooks.default, proxy = hookanswers.after(HOOK_SECONDS), front.inside(tmp_path)
     proxy.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
     async with proxy, front.caller(proxy.socket) as caller, H2Client(proxy.socket) as exact:
@@ -278,9 +278,9 @@ async def test_what_a_hook_server_takes_comes_off_the_deadline(
 
 @pytest.mark.parametrize("front", [CRI], ids=["cri"])
 async def test_deadline_that_passes_ends_both_sides_soon(front: Front, tmp_path: Path, runtime: CriRuntime) -> None:
-    """It is the runtime's clock that tells: this client has none.
+    """The runtime's clock decides: this client has none.
 
-    What the proxy adds is counted: the same call at the same moment has the runtime's and the client's lateness, too.
+    What the proxy adds is measured: the same call at the same moment has the runtime's and the client's lateness, too.
     """
     proxy, timeout = front.inside(tmp_path), [("grpc-timeout", f"{EXPIRY_SECONDS * 1000:.0f}m")]
     async with (

@@ -1,4 +1,4 @@
-"""What only containerd has: streaming URLs, an image service of its own, ctr."""
+"""Features of containerd alone: streaming URLs, an image service of its own, ctr."""
 
 import hashlib
 import re
@@ -46,12 +46,12 @@ def test_image_calls_go_to_a_socket_of_their_own(kind: Kind, containerd: Contain
     ):
         assert client.version().runtime_name == "containerd"
         assert BUSYBOX_IMAGE in {tag for image in client.images() for tag in image.repo_tags}
-        # A relay notes what passed just after it passed.
+        # A relay records what passed only after it passed.
         wait_until(lambda: replied(images, BUSYBOX_IMAGE), "the image service's relay noted the list")
         assert not replied(images, "containerd")
 
 
-# ---- ctr, whose services the proxy does not know
+# ---- ctr, whose services are unknown to the proxy
 
 
 def runs_a_container(node: RealNode, socket: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Very many at once: none fails, and what has ended takes no memory (fault matrix S3)."""
+"""Very many calls at once: none fails, and what has ended takes no memory (fault matrix S3)."""
 
 import asyncio
 from pathlib import Path
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 
 STREAMS = 1_000
 TOGETHER_SECONDS = 1.0
-"""The runtime answers so late: by then all calls are in it."""
+"""The runtime answers after so many seconds: by then it has all calls."""
 COME_AND_GO, WARM_UP = Amount(1_000, 100_000), 500
 SETTLE_SECONDS = 3.0
-"""A proxy takes a MiB for a moment about a second after its start, whatever it does."""
+"""A proxy uses one more MiB for a moment about a second after its start, whatever it does."""
 MIB = 1 << 20
 
 
@@ -35,7 +35,7 @@ async def test_thousand_streams_of_one_connection_are_open_at_once(
     proxy.register("hooks.json", hooks.socket_path, policy="Fail", timeout="60s")
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
-        await asyncio.to_thread(proxy.wait_for_log, STATE_KNOWN)  # over a connection that stays
+        await asyncio.to_thread(proxy.wait_for_log, STATE_KNOWN)  # on a connection that stays
         before = Process(proxy.pid).descriptors()
         runtime.upset(verb, delay_seconds=TOGETHER_SECONDS)
         async with H2Client(proxy.socket) as client:
@@ -62,7 +62,7 @@ async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path
                     await caller.act("ping")
 
         await connect(WARM_UP)
-        if isinstance(runtime, DockerRuntime):  # what it does for itself, it has done when the daemon is followed
+        if isinstance(runtime, DockerRuntime):  # its own work is done once the daemon is followed
             await until(lambda: bool(runtime.watchers and runtime.requests("GET /info")), "the daemon is followed")
         await asyncio.sleep(SETTLE_SECONDS)
         await connect(WARM_UP)

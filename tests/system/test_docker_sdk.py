@@ -1,6 +1,6 @@
-"""What Python's clients of dockerd get through a socket in between: the docker SDK and requests-unixsocket.
+"""Python's clients of dockerd through a socket in between: the docker SDK and requests-unixsocket.
 
-Each scenario runs twice on the same daemon: straight, and through ``between``; what it returns must be equal.
+Each scenario runs twice on the same daemon: directly, and through ``between``; the results must be equal.
 """
 
 import gc
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 MEGABYTE = bytes(range(256)) * 4096
 SLEEP = ["sleep", "1000"]
 TALK = "for i in 1 2 3; do echo $i; sleep 0.05; done; exec sleep 1000"
-"""To be followed up to its last line, and ended then: who follows one that ends with it may not get that one."""
+"""Followed up to its last line, and ended then: a client that follows a log that ends with that line may miss it."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def client_of(path: str) -> Iterator[docker.DockerClient]:
         yield client
     finally:
         client.close()
-        gc.collect()  # it leaves the socket of a followed stream to the collector: in this test, not in a later one
+        gc.collect()  # it leaves a stream's socket to the collector: free it in this test, not in a later one
 
 
 def running(client: docker.DockerClient, command: list[str] = SLEEP, **more: Any) -> Any:
@@ -41,7 +41,7 @@ def running(client: docker.DockerClient, command: list[str] = SLEEP, **more: Any
 
 
 def exec_with_half_close(client: docker.DockerClient) -> Any:
-    """Send a megabyte, close the sending side, and only then read the answer."""
+    """Send a megabyte, shut down writing, and only then read the answer."""
     box = running(client)
     answer = box.exec_run(["wc", "-c"], stdin=True, socket=True)
     connection = answer.output._sock
@@ -76,7 +76,7 @@ def logs(client: docker.DockerClient) -> Any:
 
 
 def events(client: docker.DockerClient) -> Any:
-    """Follow the events of a container from before it is made until it is gone."""
+    """Follow the events of a container from before its creation until it is removed."""
     stream = client.events(decode=True, filters={"type": "container"})
     running(client).remove(force=True)
     seen = []
@@ -90,7 +90,7 @@ def events(client: docker.DockerClient) -> Any:
 
 
 SDK = (exec_with_half_close, attach, logs, events)
-"""What it does otherwise than the docker CLI."""
+"""Features that it uses differently from the docker CLI."""
 
 
 @pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
@@ -129,13 +129,13 @@ def every_version(http: Requests) -> Any:
 
 
 def told(answer: Any) -> Any:
-    """Return status, headers but the time, and body."""
+    """Return status, headers except the time, and body."""
     headers = {name: value for name, value in answer.headers.items() if name != "Date"}
     return answer.status_code, answer.reason, headers, answer.content
 
 
 def two_streams(http: Requests) -> Any:
-    """Follow the daemon's events, and within them the log of a container that ends."""
+    """Follow the daemon's events, and meanwhile the log of a container that ends."""
     http.made("sh", "-c", TALK, Tty=True)
     lines = []
     with http("GET", f"/events?since={time.time():.9f}", stream=True) as events:

@@ -1,4 +1,4 @@
-"""What only dockerd has: names and ids as references, swap limits, its own errors."""
+"""Features of dockerd alone: names and ids as references, swap limits, its own errors."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ POINTS = {
     "update": ("PreUpdateContainerResources",),
     "stop": ("PostStopContainer",),
 }
-"""Command of the docker CLI -> what a hook server is told of it."""
+"""Command of the docker CLI -> the content of its hook call."""
 
 
 @ONE
@@ -42,14 +42,14 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
                 assert node.told() == [(point, seen) for point in POINTS[command[0]]]
         pod_name = client.shim.inspect(pod_id)["Name"].removeprefix("/")
         for reference in (pod_name, pod_id[:12]):
-            node.restart()  # a proxy that has told of a pod's stop does not tell of it again
+            node.restart()  # a proxy that has reported a pod's stop does not report it again
             client.docker("stop", reference)
             assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
-# The kubelet's limit is 64 MiB, and its swap limit is that, too: no swap.
+# The kubelet's limit is 64 MiB, and its swap limit the same: no swap.
 CREATE, START, UPDATE = "PreCreateContainer", "PreStartContainer", "PreUpdateContainerResources"
 
 
@@ -63,12 +63,12 @@ MEMORY: list[tuple[str, Values, int, int]] = [
     (UPDATE, memory(80), 80, 80 * MIB),
     (UPDATE, memory(32), 32, 32 * MIB),
 ]
-"""A change at a hook point -> what dockerd has in the end, memory in MiB and swap; the kubelet updates to 48 MiB."""
+"""A change at a hook point -> dockerd's final limits, memory in MiB and swap; the kubelet updates to 48 MiB."""
 
 
 @on(DOCKERD, OLD_SHIM)
 def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
-    """Where dockershim leaves the swap limit in an update, memory is raised all the same."""
+    """Even if dockershim leaves the swap limit out of an update, memory is raised."""
     pod = node.plain_pod()
     pod_id = client.run_pod(pod)
     for number, (point, values, mib, swap) in enumerate(MEMORY):

@@ -1,7 +1,7 @@
-"""What foreign clients do through a socket in between is what they do on dockerd's own (promise 20).
+"""Foreign clients behave the same through a socket in between as on dockerd's own (promise 20).
 
-Each scenario of the docker CLI and of curl runs straight and through ``between``, in containers of its own. Exit
-codes, output and files must be equal; what dockerd draws anew is masked.
+Each scenario of the docker CLI and of curl runs directly and through ``between``, in containers of its own. Exit codes,
+output and files must be equal; what dockerd generates anew is masked.
 """
 
 import io
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 # ---- steps of the docker CLI
 
 View = Callable[[bytes], str]
-"""What of a command's output is compared."""
+"""The part of a command's output that is compared."""
 plain: View = docker_cli.masked
 transfer: View = partial(docker_cli.masked, rules=docker_cli.TRANSFERS)
 sending: View = partial(docker_cli.masked, rules=docker_cli.SENDING)
@@ -38,21 +38,21 @@ LAST_ARCHIVE = b"<the last archive that a step wrote>"
 
 
 def unordered(output: bytes) -> str:
-    """Compare the lines of BuildKit's progress, in any order."""
+    """Return the lines of BuildKit's progress, in any order."""
     return "\n".join(docker_cli.lines(output, docker_cli.BUILDKIT))
 
 
 def archive(output: bytes) -> str:
-    """Compare what is in a tar archive."""
+    """Return the content of a tar archive."""
     return "\n".join(docker_cli.archived(output))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A docker command, as a shell would split it, and how it must end.
+    """A docker command, as a shell would split it, and its expected end.
 
     In the command {folder} is a folder of files, {registry} an address, {began} the time before the first step, {now}
-    that before this one. ``shows`` is in what the command writes, masked.
+    that before this one. ``shows`` must be in the command's masked output.
     """
 
     command: str
@@ -65,7 +65,8 @@ class Step:
 
 
 def play(socket: str, steps: Sequence[Step], folder: Path, registry: str) -> list[Any]:
-    """Run all steps; return what is compared of each, and at the end what is in the folder, which began with FILES."""
+    """Run all steps; return what is compared of each, and at the end the content of the folder, which began with
+    FILES."""
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -110,18 +111,18 @@ def sh(script: str) -> str:
 TEXT = b"first line\nsecond line\nno end of line"
 MEGABYTE = bytes(range(256)) * 4096
 LONG = MEGABYTE * 32
-"""No archive, and more than what dockerd reads before it says so."""
+"""No archive, and more than dockerd reads before it says so."""
 DETACH_KEYS = b"\x10\x11"
 LINE = [Typed(b"ready\r\n", b"a word\n")]
 
 ANSWER = "echo ready; read line; echo got $line"
-# The size comes by a call of its own, after the start.
+# The size is sent by a call of its own, after the start.
 SIZED = f'until busybox stty size 2>&1 | grep -q "{ROWS} {COLUMNS}"; do sleep 0.05; done; echo sized'
 BOTH_OUTPUTS = "echo out; echo err >&2"
 TO_THE_END = "wc -c; echo ended"
 UNTIL_TERM = "trap 'exit 5' TERM; echo told > /told; while true; do sleep 0.05; done"
-# dockerd copies each output by itself: lines of both are in order if time is between them. Its end comes late, for who
-# follows a log that ends with its last line may not get that one.
+# dockerd copies each output by itself: lines of both are in order only if time passes between them. Its end comes late,
+# because a client that follows a log that ends with its last line may miss that line.
 CHATTER = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done; sleep 1"
 
 DOCKERFILE = f"""
@@ -175,7 +176,7 @@ SCENARIOS: dict[str, Sequence[Step]] = {
     ],
     "exec -it": [running(), Step(f"exec -it box {sh(f'{ANSWER}; {SIZED}; exit 4')}", 4, "got a word", terminal=LINE)],
     "attach": [
-        # Made with -i and without -d, so that the end of stdin does not end the output too.
+        # Created with -i and without -d, so that the end of stdin does not end the output too.
         Step(f"create -i --name box {BUSYBOX} {sh(f'{TO_THE_END}; exit 5')}"),
         Step("start box"),
         Step("attach box", 5, "1048576\nended", stdin=MEGABYTE),
@@ -238,7 +239,7 @@ def test_cli_command_does_the_same(dockerd: Dockerd, between: str, tmp_path: Pat
     steps, seen = SCENARIOS[name], []
     for socket in (dockerd.socket, between):
         with dockerd.restored(), ExitStack() as stack:
-            # A registry is an empty one each time: what is there already is not pushed.
+            # The registry is empty each time, because existing content is not pushed.
             needs_registry = any("{registry}" in step.command for step in steps)
             address = stack.enter_context(Registry()).address if needs_registry else ""
             seen.append(play(socket, steps, tmp_path / "files", address))
@@ -248,7 +249,7 @@ def test_cli_command_does_the_same(dockerd: Dockerd, between: str, tmp_path: Pat
 # ---- curl
 
 CURL = "/usr/bin/curl"
-"""Debian's, whatever else stands on the PATH."""
+"""Debian's, whatever else is on the PATH."""
 JSON, STDIN = ("-H", "Content-Type: application/json", "-d"), ("--data-binary", "@-")
 OF_CURL: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # Rows: the status, the path, the options.

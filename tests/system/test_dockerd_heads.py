@@ -38,7 +38,7 @@ def ask(path: str, data: bytes) -> bytes:
             while part := client.recv(65536):
                 came += part
         except ConnectionResetError:
-            pass  # a daemon that has not read all of it ends so
+            pass  # a daemon that has not read all of it ends like this
         return came
 
 
@@ -49,13 +49,13 @@ _MILDER = """
     TWO_FRAMINGS CHUNK_SIZE TRAILER
 """
 READ_BY_DOCKERD = {Rule[name] for name in _MILDER.split()}
-"""The rules of the list that dockerd 20.10 is milder about; what breaks another one is refused by both."""
+"""The rules that dockerd 20.10 does not enforce; a breach of another one is refused by both."""
 REFUSED_UNREAD = b"\r\n\r\n400 Bad Request"
-"""How the answer to what is no request ends; dockerd's handlers answer in JSON."""
+"""The end of the answer to something that is not a request; dockerd's handlers answer in JSON."""
 
 
 def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
-    """Send bytes straight and through the proxy, and compare."""
+    """Send bytes directly and through the proxy, and compare."""
     direct, through = (answers(ask(path, data)) for path in (dockerd.socket, between))
     read = follow(data)
     if read.rule is None:
@@ -65,7 +65,7 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
         assert not any(OURS in part for part in through)
     else:
         check_refused(read, direct, through)
-    # The answer names the container that was asked for; a changed name begins like the hidden one.
+    # The answer names the requested container; a changed name begins like the hidden one.
     seen = sum(target.startswith(HIDDEN.removesuffix("/json")) for target in read.targets)
     assert sum(FOUND_HIDDEN in part for part in through) <= seen
 
@@ -77,7 +77,7 @@ def test_form_is_read_as_dockerd_reads_it_or_refused(dockerd: Dockerd, between: 
 
 
 def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None:
-    """And each has a form that it reads."""
+    """And each has a form that it accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
     read = {rule for rule, data in refused if b"No such container: behind" in ask(dockerd.socket, data)}
@@ -87,13 +87,13 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
 CUT_BEHIND_AN_UNREAD_BODY = (
     post(TARGETS[1], f"Content-Length: {len(SECRET)}", "Expect: 100-continue", body=SECRET) + BEHIND + b"\r\n"
 )
-"""dockerd refuses the create without its body, and closes: to it nothing is cut."""
+"""dockerd refuses the create without its body, and closes: it sees no cut."""
 
 
 CUT_BEHIND_A_REFUSED_ONE = post(
     TARGETS[1], "Transfer-Encoding: chunked", "Trailer: Content-Length", body=b"0\r\n\r\n"
 ) + BEHIND.replace(b"Host: h", b"Host:\r\n")
-"""dockerd refuses the request before it for the trailer that it announces: nobody sees what is cut."""
+"""dockerd refuses the request before it for the trailer that it announces, so the cut has no effect."""
 
 
 CHANGED_NAME = (
@@ -124,7 +124,7 @@ Decision = Route | Refused | None
 
 NO_JSON = b"this is no JSON"
 HANDLERS = {
-    # What the handlers say to a body that is no JSON, and to {}: no two of them say the same.
+    # The handlers' answers to a body that is not JSON, and to {}: no two of them are the same.
     Action.CREATE: ("invalid character", "Config cannot be empty"),
     Action.START: ("starting container with non-empty request body", "No such container: "),
     Action.STOP: ('strconv.Atoi: parsing "zz"', "No such container: "),
@@ -134,7 +134,7 @@ _VERSION = re.compile("client version ([0-9.]+) is too (?:new|old)")
 
 
 def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
-    """Return dockerd's decision on a method and a target, as the words of its errors show it."""
+    """Return dockerd's decision on a method and a target, as its error texts show it."""
     path, _, query = target.partition("?")
     probes = (f"{path}?t=zz&{query}", NO_JSON), (target, b"{}")
     first, second = (said(dockerd, method, *probe) for probe in probes)
@@ -150,14 +150,14 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
 
 
 def said(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
-    """Return the text of the error that a request gets, any other text if it gets none."""
+    """Return the error text for a request, or any text if there is no error."""
     head = f"{method} {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     came = ask(dockerd.socket, f"{head}\r\n\r\n".encode() + body).partition(b"\r\n\r\n")[2]
     return str(json.loads(came).get("message")) if came.startswith(b"{") else came.decode()
 
 
 def agree(dockerd: Dockerd, method: str, target: str) -> Decision:
-    """Check that dockerd routes a request as we do; return its decision."""
+    """Check that dockerd routes a request as the proxy does; return its decision."""
     decision = decided(dockerd, method, target)
     ours = route(method, target)
     if isinstance(decision, Refused):
@@ -175,7 +175,7 @@ UNASKED = {
     f"/containers/{ID}/restart": "its handler says what that of stop says",
     "/volumes/create": "it would be done",
 }
-"""Rows of the tables that dockerd's words do not tell apart."""
+"""Rows of the tables that dockerd's texts do not distinguish."""
 TABLE = [row[:2] for row in HELD + PASSING if row[0] in ("POST", "DELETE") and row[1] not in UNASKED]
 
 
@@ -206,7 +206,7 @@ JOINS = st.sampled_from(("/", "/", "/", "/", "/", "//", "%2F", "%2f", "/./", "")
 
 @st.composite
 def targets(draw: st.DrawFn) -> str:
-    """Return a target that is nearly one of a held call, or is one."""
+    """Return a target that is, or nearly is, that of a held call."""
     words = [draw(st.sampled_from(COLLECTIONS)), *draw(st.lists(st.sampled_from(REFERENCES), max_size=2))]
     words.append(draw(st.sampled_from(ENDS)))
     return draw(st.sampled_from(PREFIXES)) + "/" + "".join(word + draw(JOINS) for word in words[:-1]) + words[-1]
@@ -223,7 +223,7 @@ NAMES = ("name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%F
 
 @pytest.mark.parametrize("query", NAMES)
 def test_name_of_a_create_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
-    """dockerd's error says a name that no container may have."""
+    """dockerd's error contains a name that no container may have."""
     target = f"/containers/create?{query}"
     decision = route("POST", target)
     assert decision is not None

@@ -1,4 +1,4 @@
-"""Streams of a real dockerd: every byte, however long all is silent (promise 12, fault matrix S6)."""
+"""Streams of a real dockerd: every byte, however long there is silence (promise 12, fault matrix S6)."""
 
 import socket
 import time
@@ -84,7 +84,7 @@ def test_execs_whose_stdin_ends_give_their_output(path: str, box: str) -> None:
     assert {(outcome.exit_code, outcome.stderr) for outcome in outcomes} == {(0, b"")}
 
 
-# ---- clients that say nothing, or leave
+# ---- clients that are silent, or leave
 
 
 def ended(dockerd: Dockerd, command: Exec) -> bool:
@@ -92,8 +92,8 @@ def ended(dockerd: Dockerd, command: Exec) -> bool:
 
 
 def test_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Dockerd, box: str) -> None:
-    """Each way of an exec, and of the log of a container that says something for the first time."""
-    # It goes on, for who follows a log that ends with its last line may not get that one.
+    """Each direction of an exec, and the log of a container that prints something for the first time."""
+    # It goes on, because a client that follows a log that ends with its last line may miss that line.
     wake = "until [ -e /wake ]; do sleep 0.05; done; echo late; exec sleep 1000"
     run(dockerd, "said", wake)
     with Exec(path, box, ["cat"], stdin=True) as command, socket.socket(socket.AF_UNIX) as follower:

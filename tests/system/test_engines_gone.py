@@ -1,4 +1,4 @@
-"""What is gone from a real engine, or was changed there, is gone from the Store, whoever did it."""
+"""What was removed from a real engine, or changed there, is removed from the Store, whoever did it."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 class Made:
-    """A pod and its container, made through the proxy; ``direct`` is somebody on the engine's own socket."""
+    """A pod and its container, created through the proxy; ``direct`` is a client on the engine's own socket."""
 
     def __init__(self, kind: Kind, engine: Any, proxy: Any) -> None:
         self.engine, self.proxy = engine, proxy
-        node: Any = kind.node(proxy, proxy, engine, kind.speaks)  # no hook server is there
+        node: Any = kind.node(proxy, proxy, engine, kind.speaks)  # there is no hook server
         self.client, self.direct = node.client(), node.direct()
         self.pod, self.container = node.rich_pod(), node.rich_container()
         self.pod_id = self.client.run_pod(self.pod)
@@ -29,7 +29,7 @@ class Made:
         self.name = "" if kind is CONTAINERD else self.client.shim.inspect(self.container_id)["Name"].removeprefix("/")
 
     def known(self) -> tuple[bool, bool]:
-        """Tell whether pod and container are known."""
+        """Return whether pod and container are known."""
         return self.pod_id in self.proxy.store.ids(), self.container_id in self.proxy.store.ids()
 
 
@@ -37,7 +37,7 @@ class Made:
 async def made(
     kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Made]:
-    """Make them through a proxy that follows dockerd's events, or sweeps all the time."""
+    """Create them through a proxy that follows dockerd's events, or sweeps all the time."""
     if kind is CONTAINERD:
         monkeypatch.setattr(sync, "PASS_SECONDS", 0.2)
         monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.05)
@@ -55,9 +55,9 @@ async def made(
 
 
 async def all_heard(engine: Any, inside: ProxyInside) -> None:
-    """Wait until the proxy has heard of something later: dockerd's events come in order.
+    """Wait until the proxy has received a later event: dockerd's events come in order.
 
-    Twice, as what is heard may be one of the two removals that are on their way at most.
+    Twice, because the first one may be one of at most two removals that are on their way.
     """
     for _ in range(2):
         heard = inside.recorder.counted("backend_events", action="destroy")
@@ -68,7 +68,7 @@ async def all_heard(engine: Any, inside: ProxyInside) -> None:
 
 
 def removes_by_ctr(made: Made) -> None:
-    """Remove behind CRI's back, which hears of it at the next start of containerd at the latest."""
+    """Remove without CRI, which notices at the next start of containerd at the latest."""
     made.engine.ctr("containers", "rm", made.container_id)
     made.engine.terminate()
     made.engine.launch()
@@ -99,7 +99,7 @@ WAYS: list[tuple[Kind, str, Act, tuple[bool, bool]]] = [
     (DOCKERD, "kill", lambda made: made.direct.docker("kill", made.pod_id), BOTH),
     (DOCKERD, "rm that fails", fails_to_remove, BOTH),
 ]
-"""What happens to a pod with a container -> which of the two are known when all was heard of it."""
+"""What happens to a pod with a container -> which of the two are known after all events."""
 
 
 @pytest.mark.parametrize(("kind", "name", "act", "left"), WAYS, ids=[f"{kind.name}: {name}" for kind, name, *_ in WAYS])

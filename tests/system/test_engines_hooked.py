@@ -1,6 +1,6 @@
-"""Hook servers before real engines: they are told all; what they change is true from the first instruction on.
+"""Hook servers with real engines: they get everything; their changes hold from the first instruction on.
 
-What one that fails or refuses means under each policy is shown, too (fault matrix H12); koordlet works unchanged.
+The effect of one that fails or refuses under each policy is tested, too (fault matrix H12); koordlet works unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,7 @@ UPDATE = LinuxContainerResources(cpu_shares=400, memory_limit_in_bytes=48 * MIB)
 
 @ALL
 def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> None:
-    """Also by a proxy that was killed and started anew, which costs no pod anything: it reads each subject alone."""
+    """Also by a proxy that was killed and restarted, with no effect on pods, which reads each subject alone."""
     pod, container = node.rich_pod(), node.rich_container(oom_score_adj=900, cpuset_cpus=CPU, cpuset_mems="0")
     pod_id = client.run_pod(pod)
     assert node.told() == [("PreRunPodSandbox", told.of_pod(pod))]
@@ -117,7 +117,7 @@ class Scene:
         now = told.updated(self.container, cri_resources(AT_CREATE))
         now.annotations.update(for_container.container_annotations)
         for key, value in for_container.container_envs.items():
-            now.envs.add(key=key, value=value.encode())  # the last value of a name counts
+            now.envs.add(key=key, value=value.encode())  # the last value of a name is effective
         self.container_now = node.sent(now)
 
 
@@ -147,7 +147,7 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     assert_in_force(client, container_id, scene.parent, STARTED)
 
     client.update(container_id, cri_resources(KUBELETS_UPDATE))
-    # A hook that scales must scale the kubelet's own figures, not what it made of them before.
+    # A hook that scales must scale the kubelet's own values, not its earlier results.
     kubelets = told.updated(scene.container, cri_resources(KUBELETS_UPDATE))
     scene.container_now.linux.resources.CopyFrom(kubelets.linux.resources)
     asked = node.sent(scene.container_now)
@@ -164,7 +164,7 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
 
 @THREE
 def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: Any) -> None:
-    """The shim tells a proxy that comes later of it, too; containerd keeps the pod's."""
+    """The shim reports it to a later proxy, too; containerd keeps the pod's."""
     pod, container = node.plain_pod(), node.rich_container()
     other = node.engine.cgroup_parent(pod.metadata.uid, "aside")
     node.hooks.on("PreCreateContainer", reply(api_pb2.ContainerResourceHookResponse(pod_cgroup_parent=other)))
@@ -192,12 +192,12 @@ FAULTS: Mapping[str, tuple[Answer | None, str]] = {
     "hangs": (HANGS, "deadline"),
     "refuses": (hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, REFUSAL), REFUSAL),
 }
-"""What the hook server does, None if there is none -> what the kubelet reads of it."""
+"""The hook server's behaviour, None if there is none -> the kubelet's error text."""
 
 
 @contextmanager
 def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> Iterator[tuple[RealNode, FaultRelay]]:
-    """Run a proxy whose only plugin fails so at every point, and a relay that keeps what passes to the engine."""
+    """Run a proxy whose only plugin fails so at every point, and a relay that records what passes to the engine."""
     answer, _ = FAULTS[fault]
 
     def prepare(node: RealNode) -> None:
@@ -215,7 +215,7 @@ def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> It
 
 
 def passed(relay: FaultRelay, text: str) -> bool:
-    """Tell whether a text passed to the engine."""
+    """Return whether a text was sent to the engine."""
     return any(text.encode() in bytes(sent.to_backend) for sent in relay.connections)
 
 
@@ -251,7 +251,7 @@ def test_refused_call_reaches_no_engine(kind: Kind, engine: Any, tmp_path: Path,
     ("fault", "policy"), [*((fault, "Ignore") for fault in FAULTS if fault != "refuses"), ("dead", "Fail")]
 )
 def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
-    """Under Ignore; under Fail with the skip label: it may be the hook server's own pod."""
+    """Under Ignore; under Fail with the skip label, as for the hook server's own pod."""
     with faulty(kind, engine, tmp_path, fault, policy) as (node, relay), node.direct() as direct:
         pod, container = node.rich_pod(), node.rich_container()
         if policy == "Fail":
@@ -265,7 +265,7 @@ def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Pat
 # ---- koordlet: how it registers, its echoes, its -1, its empty cpuset (hook-api, "Registration files")
 
 KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
-"""What a koordlet with its defaults lists, beside the point that the protocol lacks."""
+"""The points in the registration of a koordlet with its defaults, beside the one that the protocol lacks."""
 
 
 @THREE
@@ -302,7 +302,7 @@ def test_each_of_koordlets_answers_holds_inside_the_container(kind: Kind, engine
             if of_update:
                 node.hooks.on(case.point, case.answer)
                 client.update(container_id, cri_resources(case.asked))
-            lifts = node.front.name == "cri"  # containerd takes -1 in an update
+            lifts = node.front.name == "cri"  # containerd accepts -1 in an update
             _assert_inside(client, container_id, case, {**case.held, **koordlet_cases.goes_out(case, lifts=lifts)})
             client.stop(container_id)
         assert "refused" not in node.proxy.output()
@@ -328,7 +328,7 @@ def cpus(text: str) -> set[int]:
     return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
 
 
-# ---- the hook server of ten lines in docs/hooks.rst, as it stands there
+# ---- the hook server in ten lines in docs/hooks.rst, unchanged
 
 
 @on(CONTAINERD, DOCKERD)

@@ -1,4 +1,4 @@
-"""The proxy before a real engine is killed with pods running, and the engine too (promise 8, fault matrix B1, B3)."""
+"""The proxy with a real engine is killed with pods running, and the engine too (promise 8, fault matrix B1, B3)."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ trap 'trap "exit 0" TERM; echo {ASKED_TO_END}' TERM
 sleep {GRACE_SECONDS} & echo {READY}
 while :; do wait; done
 """
-"""Takes a stop's signal, says so, and goes on; a second one ends it: a dockerd that starts ends what it finds."""
+"""Handles a stop's signal, prints that, and goes on; a second one ends it: a dockerd that starts ends what it finds."""
 
 
 # ---- the proxy
@@ -37,7 +37,7 @@ SCALED, CHANGED_SCALED = 40_000, 30_000
 
 @on(CONTAINERD, DOCKERD, OLD_SHIM)
 def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """That of one container at its create, that of another at an update; after a kill an update says nothing of it."""
+    """That of one container at its create, that of another at an update; after a kill an update does not contain it."""
     with (
         on_tmpfs() as memory,
         running(kind, engine, tmp_path, originals_dir=str(memory)) as node,
@@ -74,16 +74,16 @@ def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path
 
 @pytest.fixture
 def caller() -> Iterator[ThreadPoolExecutor]:
-    """Lend a thread for a call that is under way."""
+    """Yield a thread for a call in progress."""
     with ThreadPoolExecutor(1) as thread:
         yield thread
 
 
 @on(CONTAINERD, DOCKERD)
 def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, caller: ThreadPoolExecutor) -> None:
-    """A stop is under way: the container has got its signal. It outlives containerd, and ends with dockerd.
+    """A stop is in progress: the container has got its signal. It outlives containerd, and ends with dockerd.
 
-    If the proxy hears of its end before it is stopped again, that is told then.
+    If the proxy notices its end before it is stopped again, the hook server is told then.
     """
     outlives = node.front.name == "cri"
     pod, container = node.rich_pod(), node.rich_container()
@@ -104,7 +104,7 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
         finally:
             node.engine.launch()
     ended = told.of_container(pod, container, container_id)
-    with node.client() as client:  # the first calls, and nobody tries again
+    with node.client() as client:  # the first calls, without retries
         if outlives:
             assert node.pids(client, pod_id, container_id) == its_own
             assert node.told() == [], "it was not stopped"

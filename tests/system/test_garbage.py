@@ -1,4 +1,4 @@
-"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once."""
+"""A held call, whether it ends well or badly, leaves nothing to the garbage collector: its memory is freed at once."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ ANSWERS = {
 
 @contextmanager
 def unreachable() -> Iterator[list[object]]:
-    """Find, at the end of the block, what only the garbage collector would free of what calls have made."""
+    """Find, at the end of the block, which objects made by calls only the garbage collector would free."""
     found: list[object] = []
     gc.collect()
     gc.disable()
@@ -76,7 +76,7 @@ async def test_call_leaves_no_garbage(case: str, policy: str, front: Front, tmp_
         async with proxy, front.caller(proxy.socket) as caller:
 
             async def call() -> None:
-                """Make a call that is held, and wait until the proxy has done with it."""
+                """Make a held call, and wait until the proxy has finished it."""
                 broken = caller.broken_request("run_pod", b"x")
                 made: Any = caller.send("run_pod", broken) if case == UNREADABLE else caller.run_pod()
                 made = asyncio.ensure_future(made)

@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def hooks(path: str) -> HookServer:
-    """A hook server that does not listen yet."""
+    """Return a hook server that does not listen yet."""
     return HookServer(path)
 
 
@@ -56,7 +56,7 @@ LATE_SECONDS = 0.100
 
 @asynccontextmanager
 async def silent(path: str) -> AsyncIterator[None]:
-    """Accept and say nothing."""
+    """Accept connections and send nothing."""
     writers: list[asyncio.StreamWriter] = []
     async with await asyncio.start_unix_server(lambda _, writer: writers.append(writer), path):
         yield
@@ -76,7 +76,7 @@ async def full_backlog(path: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped(path: str) -> AsyncIterator[None]:
-    """Be a process that was stopped (SIGSTOP) while it served."""
+    """Simulate a process that was stopped (SIGSTOP) while it served."""
     command, environment = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", path], {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=os.environ | environment) as server:
         try:
@@ -157,7 +157,7 @@ COSTS = {
     MISSING: (0.005, ": unreachable: "),
     OPEN: (0.001, "hook server bad keeps failing: not asked for 30 s"),
 }
-"""Why a hook server is not asked -> by how many seconds a call may be longer for it, and what is logged."""
+"""Why a hook server is not asked -> most seconds that a call takes longer for it, and what is logged."""
 
 
 @pytest.mark.parametrize("why", COSTS)
@@ -197,11 +197,11 @@ async def test_hook_server_that_cannot_be_asked_costs_little(
 
         await median_of_creates(hooked, calls=10)
         await in_rounds(seconds, more)
-        assert len(hooks.calls) <= 5  # none since it is open; one that came late before that was not seen
+        assert len(hooks.calls) <= 5  # none since it is open; late ones from before were not seen
     assert told in with_one.output()
 
 
-# ---- what a hook server may answer (H6)
+# ---- the possible answers of a hook server (H6)
 
 
 @pytest.mark.parametrize(("limit", "cap"), [("4MiB", 4 << 20), ("2MiB", 2 << 20)])

@@ -1,4 +1,4 @@
-"""Each answer of a real koordlet, on each shape of a runtime under policy Fail: nothing is refused, and this goes out.
+"""Each answer of a real koordlet, on each shape of a runtime under policy Fail: nothing is refused, and this is sent.
 
 docs/koordlet.rst has the same rows.
 """
@@ -23,7 +23,7 @@ from tests.system.shaped import FRONTS, ShapedNode, named
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim asks for each pod sandbox."""
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
-"""The fronts before runtimes that take -1 in an update."""
+"""The fronts with runtimes that accept -1 in an update."""
 
 
 async def released(node: ShapedNode, case: Case) -> bytes:

@@ -1,6 +1,6 @@
 """Hook servers that come anew, registration files that come, change, go and are hostile.
 
-Whatever becomes of a file, no call goes without its hook (promise 14). That is fault matrix C1 to C3, H9.
+Whatever happens to a file, no call goes without its hook (promise 14). That is fault matrix C1 to C3, H9.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs=
 async def test_new_server_at_a_socket_is_asked_by_the_next_call(
     front: Front, tmp_path: Path, runtime: Runtime, old_lives: bool
 ) -> None:
-    """Where the socket was replaced the old server lives on, and its connection too."""
+    """If the socket was replaced the old server lives on, and its connection too."""
     path = tmp_path / "hooks.sock"
     inside = front.inside(tmp_path)
     inside.register("plugin.json", path, [POINT], policy="Fail")
@@ -157,7 +157,7 @@ async def create_until(caller: Caller, pod_id: str, end: asyncio.Event) -> int:
 # ---- hostile files
 
 KEPT = ("kept-1.json", "kept-2.json", "kept-3.json")
-"""The files of plugins that are registered when they are spoilt."""
+"""The files of plugins that are registered when the files are spoilt."""
 AT_ONCE = 20
 VALID = registration.text("/run/none.sock", [OTHER_POINT]).encode()
 CONTENTS: Sequence[Callable[[random.Random], bytes]] = (
@@ -168,11 +168,11 @@ CONTENTS: Sequence[Callable[[random.Random], bytes]] = (
     lambda chance: VALID.decode().encode("utf-16"),
     lambda chance: b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20]),
 )
-"""No registration is among them."""
+"""Contents, none of which is a registration."""
 
 
 def spoil(chance: random.Random, path: Path) -> None:
-    """Make something at a path that is no registration."""
+    """Create something at a path that is not a registration."""
     kind = chance.randrange(10)
     if kind == 0:
         os.mkfifo(path)
@@ -183,7 +183,7 @@ def spoil(chance: random.Random, path: Path) -> None:
 
 
 def damage(chance: random.Random, path: Path) -> None:
-    """Write a registration that some bytes of were changed: it may still be one."""
+    """Write a registration in which some bytes were changed: it may still be one."""
     content = bytearray(VALID)
     for _ in range(chance.randrange(1, 5)):
         content[chance.randrange(len(content))] = chance.randrange(256)
@@ -229,7 +229,7 @@ async def test_hostile_files_take_no_plugin_away(
 
 
 async def read_all(proxy: ProxyInside, number: int) -> None:
-    """Wait until the directory as it is now has been read."""
+    """Wait until the present directory has been read."""
     seconds = 1000.0 + number
     proxy.register("~last.json", "/run/none.sock", [OTHER_POINT], timeout=f"{seconds}s")
 

@@ -1,6 +1,6 @@
-"""The policy is exact (promise 2): a failed hook call ends as its policy says, and is counted once, as what it was.
+"""The policy is exact (promise 2): a failed hook call ends as its policy says, and is counted once, with its reason.
 
-Also where somebody else could have made the socket (fault matrix X6).
+Also if another user could have made the socket (fault matrix X6).
 """
 
 import random
@@ -73,7 +73,7 @@ def dead(hooks: HookServer) -> Iterator[None]:
 
 @contextmanager
 def anybodys(hooks: HookServer) -> Iterator[None]:
-    """Be a new socket in a folder where everybody may put one."""
+    """Put a new socket into a folder where any user may put one."""
     folder = Path(hooks.socket_path).parent
     with dead(hooks):
         folder.chmod(0o1777)
@@ -101,14 +101,15 @@ KINDS: list[tuple[str, Failing]] = [
 ]
 """Why the hook call fails, and how."""
 WEIGHTS = [1, *[24] * (len(KINDS) - 1)]
-"""The first one takes its time."""
+"""The first one is slow."""
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_failure_ends_as_the_policy_says_and_is_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
-    """A good answer follows each failure, so the breaker has no say; at the end it has, until there is a new socket."""
+    """A good answer follows each failure, so the breaker stays closed; at the end it opens, until there is a new
+    socket."""
     chance, in_a_row = random.Random(policy), 10
     failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=HOOK_FAILURES.now - len(KINDS))]
     chance.shuffle(failures)
@@ -116,7 +117,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     injected: Counter[str] = Counter()
     inside = front.inside(tmp_path)
     hooks = HookServer(str(tmp_path / "hooks.sock"), faulty=True, keep_calls=False)
-    # What a busy machine makes late must not be taken for a deadline.
+    # What a busy machine makes late must not count as a deadline.
     inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="3s")
     async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -125,7 +126,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
                 expected += await released(front, caller, pod_id, policy)
             injected[reason] += 1
             assert hooks.faults is not None
-            # The bytes of connections that have ended are let go of: some answers are long.
+            # Drop the bytes of connections that have ended: some answers are long.
             hooks.faults.connections = [one for one in hooks.faults.connections if one.task and not one.task.done()]
             expected += await released(front, caller, pod_id, "Ignore")
         with crashing(hooks):

@@ -1,4 +1,4 @@
-"""The proxy as a process: signals, rights, systemd, what runs short, the documented command lines.
+"""The proxy as a process: signals, rights, systemd, shortages, the documented command lines.
 
 That is fault matrix P7, P8, X7.
 """
@@ -47,10 +47,10 @@ sys.exit(cli.main())
 
 @contextmanager
 def handed_over(path: Path) -> Iterator[dict[str, Any]]:
-    """Listen as systemd does for a unit with a socket; yield what hands the listener over to a proxy."""
+    """Listen as systemd does for a unit with a socket; yield the arguments that hand the listener over to a proxy."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        listener.listen(socket.SOMAXCONN)  # as systemd does: while nobody accepts, each client waits in it
+        listener.listen(socket.SOMAXCONN)  # as systemd does: while nothing accepts, each client waits in it
         os.set_inheritable(listener.fileno(), True)
         program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
         yield {"program": program, "pass_fds": [listener.fileno()]}
@@ -68,7 +68,7 @@ async def refused(proxy: ProxyProcess) -> str:
 
 
 async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """SIGHUP and SIGUSR2, with which other daemons are told things, end nothing."""
+    """SIGHUP and SIGUSR2, which other daemons use as commands, end nothing."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         for number in (signal.SIGHUP, signal.SIGUSR2):
             os.kill(proxy.pid, number)
@@ -100,7 +100,7 @@ async def test_proxy_needs_no_capability_no_network_and_no_stdin(
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[socket.socket]:
-    """Return the other end of NOTIFY_SOCKET."""
+    """Yield the other end of NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(str(tmp_path / "notify"))
         notified.settimeout(WAIT_SECONDS)
@@ -110,7 +110,7 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 def test_systemd_hears_of_a_ready_socket_of_beats_and_of_the_end(
     front: Front, tmp_path: Path, systemd: socket.socket
 ) -> None:
-    """A stalled loop does not beat, and is logged with its place."""
+    """A stalled loop sends no watchdog message, and is logged with its place."""
     proxy = front.process(tmp_path, program=(sys.executable, "-c", STALLING, "run"))
     proxy.environment |= {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "200000"}
     proxy.launch()
@@ -150,21 +150,21 @@ def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
         proxy.wait_for_log(f"nobody listens on --koord-runtimeproxy-endpoint={proxy.socket}\n")
 
 
-# ---- what runs short: descriptors, somebody who reads the log, room on the disk
+# ---- shortages: descriptors, a reader of the log, room on the disk
 
 DESCRIPTORS = CLIENTS = 64
-"""Of so many clients not all can be served: each takes two descriptors."""
+"""Not all of so many clients can be served: each takes two descriptors."""
 
 
 def limited(front: Front, folder: Path, **flags: str) -> ProxyProcess:
-    """Return a proxy of few descriptors."""
+    """Return a proxy with few descriptors."""
     program = ["bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "limited", *PROGRAM]
     return front.process(folder, program=program, **flags)
 
 
 @asynccontextmanager
 async def exhausted(proxy: ProxyProcess) -> AsyncIterator[None]:
-    """Connect more clients than can be served, who ask nothing, until no descriptor is left."""
+    """Connect more clients than can be served, which send nothing, until no descriptor is left."""
     pauses = proxy.output().count("accepting pauses")
     with ExitStack() as stack:
         for _ in range(CLIENTS):
@@ -174,7 +174,7 @@ async def exhausted(proxy: ProxyProcess) -> AsyncIterator[None]:
 
 
 async def ended(proxy: ProxyProcess) -> None:
-    """Have a proxy end well whose log has a line at error level, as it should."""
+    """End a proxy that has logged an expected error, and check its end."""
     process, proxy.process = proxy.process, None
     assert process is not None
     try:
@@ -222,7 +222,7 @@ async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
 
 
 async def test_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """Not even a line can be written to it."""
+    """Not even one line can be written to it."""
     path, full = tmp_path / "stderr", bytes(4096)
     os.mkfifo(path)
     with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as unread:
@@ -250,14 +250,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         (folder / "filler").write_bytes(bytes(4096))
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)  # even if a proxy that did not end is still there
+        subprocess.run(["umount", "--lazy", folder], check=True)  # even if a proxy that did not end still uses it
 
 
 @pytest.mark.engine
 async def test_disk_without_a_free_block_does_not_matter(
     front: Front, tmp_path: Path, runtime: Runtime, full_disk: Path
 ) -> None:
-    """Only the process id in the lock is not to be had, which a second start would have named."""
+    """Only the process id in the lock is missing, which a second start would name."""
     proxy = front.process(tmp_path, koord_runtimeproxy_endpoint=str(full_disk / "proxy.sock"))
     async with proxy, front.caller(full_disk / "proxy.sock") as caller:
         await caller.create(await caller.run_pod())
@@ -265,14 +265,14 @@ async def test_disk_without_a_free_block_does_not_matter(
         await caller.act("ping")
 
 
-# ---- the documented command lines, as they are written
+# ---- the documented command lines, unchanged
 
 NAMESPACE = """
 mount -t tmpfs -o mode=755 tmpfs /run && mount -t tmpfs tmpfs /etc
 mkdir -p /run/containerd /etc/runtime/hookserver.d
 exec "$@"
 """
-"""The machine's own /run and /etc stay as they are: the mounts are the new process's alone."""
+"""The machine's own /run and /etc stay as they are: the mounts exist only in the new process's namespace."""
 CONSOLE_SCRIPT = f"""#!{sys.executable}
 import sys
 from runtimeproxy.cli import koord_runtime_proxy
@@ -282,7 +282,7 @@ sys.exit(koord_runtime_proxy())
 
 
 class InItsNamespace(ProxyProcess):
-    """``koord-runtime-proxy`` on the default paths, which are seen from here through ``/proc/PID/root``."""
+    """``koord-runtime-proxy`` on the default paths, which are reached from here through ``/proc/PID/root``."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         super().__init__(folder)

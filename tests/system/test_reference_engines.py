@@ -1,4 +1,4 @@
-"""The project's own hook servers on real containerd and dockerd: what they give is true inside the container.
+"""The project's own hook servers with real containerd and dockerd: their values hold inside the container.
 
 RDT's is above a stand-in for resctrl, as no machine of the tests has RDT.
 """
@@ -149,7 +149,7 @@ def kernel_has_cookies() -> bool:
 
 
 def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) -> None:
-    """Two best-effort pods are of one core scheduling group, each with an RDT group of its own."""
+    """Two best-effort pods are in one core scheduling group, each with an RDT group of its own."""
     wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
     pods = [node.pod(wish, qos="BE", cgroup="besteffort") for _ in range(2)]
     cookies = set()
@@ -175,14 +175,14 @@ def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) 
 
 RESCTRL = "resctrl"
 CLASSES = 3
-"""Of service: the root has one of them, and BE gets one."""
+"""Number of classes of service: the root has one of them, and BE gets one."""
 WISH = {"llc": {"schemata": {"range": [20, 80]}}, "mb": {"schemataPerCache": [{"cacheID": 1, "percent": 20}]}}
 SEVERAL = f"sleep 3600 & sleep 3600 & echo {LAST_LINE}; wait"
 COUNT = 3
 """The processes of that script, the shell and two more."""
 OF_CLASS, OF_POD = "class", "pod"
 LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n"}
-"""What the schemata file shows of 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
+"""The schemata file for 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
 
 
 def rdt_hook(folder: Folder) -> Sequence[HookProgram]:

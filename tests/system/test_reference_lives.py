@@ -1,4 +1,4 @@
-"""The project's own hook servers as programs, each by itself and all in one, verify well."""
+"""The project's own hook servers as programs, each by itself and all in one, pass ``hook verify``."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.system.proxy import ROOT, Folder
 from tests.system.reference import HookProgram, served
 
 PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
-"""The flags that keep a hook off what the machine itself has."""
+"""The flags that keep a hook off the machine's own files."""
 
 
 def program(folder: Path, name: str) -> HookProgram:

@@ -1,6 +1,6 @@
 """The proxy ends and is started again: it knows what it knew, and no call waits for that.
 
-That is fault matrix P1, P2 and promise 7. ``originals`` is where --originals-dir is on tmpfs.
+That is fault matrix P1, P2 and promise 7. ``originals`` is a directory on tmpfs for --originals-dir.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ HOOKED_SHARES = 512
 
 
 def changed(response: Any) -> None:
-    """Change what a hook server may change of a container at its create."""
+    """Change everything that a hook server may change of a container at its create."""
     response.container_envs.update({"B": "hooked", "NEW": "1"})
     response.container_annotations["note"] = "hooked"
     response.container_resources.cpu_shares //= 2
@@ -52,7 +52,7 @@ def memory() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A pod with a container that runs, and in another pod a container that does not."""
+    """A pod with a running container, and a container in another pod that does not run."""
 
     pod_id: str
     started: str
@@ -69,7 +69,7 @@ class Life:
         return cls(pod_id, started, waiting, number)
 
     async def go_on(self, node: ShapedNode) -> Sequence[tuple[str, Any]]:
-        """Make every call that can be made again and again; return what the hook server is told."""
+        """Make every call that can be repeated; return the hook calls."""
         await node.caller.update(self.started, {"cpu_quota": 30_000 + self.number})
         await node.caller.act("stop", self.started)
         await node.caller.act("stop_pod", self.pod_id)
@@ -82,7 +82,7 @@ class Life:
 async def test_hook_messages_after_a_restart_equal_those_before(
     front: Front, tmp_path: Path, memory: Path, kill: bool, is_kept: bool
 ) -> None:
-    """A start is told before it, too: the runtime refuses that one, or there would be no other after it."""
+    """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
     async with program(front, tmp_path, originals_dir=str(memory) if is_kept else "none") as node:
         file = file_of(memory, node.proxy.socket)
         waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
@@ -111,7 +111,7 @@ async def test_hook_messages_after_a_restart_equal_those_before(
 
 
 def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
-    """Return messages of a life whose update tells the hook's value: no runtime knows the kubelet's own any more."""
+    """Return messages of a life in which the update has the hook's value: no runtime has the kubelet's own any more."""
     ((_, update), *_) = messages
     assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
     update.container_resources.cpu_shares = HOOKED_SHARES
@@ -119,7 +119,7 @@ def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str
 
 
 async def refused_start(node: ShapedNode, container_id: str) -> Any:
-    """Ask for a start that the runtime refuses; return what the hook server is told."""
+    """Ask for a start that the runtime refuses; return the hook call's message."""
     with pytest.raises(Failed, match="not yet"):
         await node.caller.act("start", container_id)
     ((point, message),) = node.told()
@@ -128,7 +128,7 @@ async def refused_start(node: ShapedNode, container_id: str) -> Any:
 
 
 async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
-    """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
+    """The kubelet sees only an end of the connection; its repeated request succeeds."""
     async with program(front, tmp_path, between=True) as node:
         assert isinstance(node.proxy, ProxyProcess)
         pod_id = await node.caller.run_pod()
@@ -158,7 +158,7 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
 
 
 async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
-    """The runtime answers no question about what there is, while it serves its clients."""
+    """The runtime does not answer requests for its state, while it serves its clients."""
     async with program(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
         node.runtime.upset("pod_status", delay_seconds=3600)

@@ -1,4 +1,4 @@
-"""Restarts, kills and second starts under load: no call is lost or disturbed that need not be, none waits for long.
+"""Restarts, kills and second starts under load: no call is lost or disturbed unnecessarily, none waits for long.
 
 That is fault matrix P1, P3, P5 and P7; promises 6, 15 and 19.
 """
@@ -35,16 +35,16 @@ POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 """Whether this is a full soak."""
 DEAD_SECONDS = 30.0
-"""Without a good answer a kubelet takes its runtime for dead: what a busy machine is given, too."""
+"""Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
 ANSWER_SECONDS = 1.0 if IN_FULL else DEAD_SECONDS
-"""From a start after a kill to the first good answer, without the time in which the proxy or the test, which is its
-client and its runtime, could have run but had no processor."""
+"""Most seconds from a start after a kill to the first good answer, without the time in which the proxy or the test,
+which is its client and its runtime, could have run but had no processor."""
 SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
-"""Between two good answers, without that time."""
+"""Most seconds between two good answers, without that time."""
 
 
 class Load:
-    """Clients that ask one thing after another: what passes, and for the lives of pods.
+    """Clients that make one call after another: calls that pass, and lifecycles of pods.
 
     ``cuts`` is how often a followed stream has ended.
     """
@@ -59,7 +59,7 @@ class Load:
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
-        """Ask during the context; what was asked is answered at its end."""
+        """Make calls during the context; those made are answered at its end."""
         async with AsyncExitStack() as stack:
             made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
             callers = [await stack.enter_async_context(caller) for caller in made]
@@ -99,7 +99,7 @@ class Load:
             self.cuts += 1
 
     async def each_kind_is_answered(self) -> None:
-        """Wait until every kind of call was answered since now."""
+        """Wait until every kind of call was answered from now on."""
         self.answered.clear()
         async with asyncio.timeout(WAIT_SECONDS):
             while len(self.answered) < 9:
@@ -109,7 +109,7 @@ class Load:
 class Dialler:
     """Asks for a sign of life, each time on a new connection.
 
-    ``local_answer`` is how often nobody listened, ``answers`` when there was a good answer (``time.monotonic``).
+    ``local_answer`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_restarts_under_load_lose_no_call(
 async def test_kills_under_load_cost_only_the_calls_under_way(
     front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Nobody touches a pod that runs all the while."""
+    """No call concerns a pod that runs all the while."""
     async with front.caller(runtime.socket_path) as caller:
         await caller.create(await caller.run_pod())
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
@@ -194,7 +194,7 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
             await asyncio.sleep(pause.uniform(0, 0.1))
             proxy.kill()
             first = asyncio.create_task(dialler.answered())
-            await asyncio.sleep(0.1)  # a supervisor waits before it starts what has died
+            await asyncio.sleep(0.1)  # a supervisor waits before it restarts a dead process
             launched, before = time.monotonic(), waited_seconds(os.getpid())
             proxy.launch()
             took.append(await first - launched)

@@ -1,4 +1,4 @@
-"""No log line, figure or error text holds a value of a request, and nothing heavy is loaded without need.
+"""No log line, metric or error text contains a value of a request, and nothing heavy is loaded without need.
 
 That is fault matrix X4, promise 16.
 """
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.slow
 
 CANARY = "canary-7f3a91"
 WORDS = "spoken-5d20c4"
-"""What hook servers and runtimes say to the caller in so many words: that may reach it, but no log."""
+"""Texts of hook servers and runtimes for the caller, which may reach it, but no log."""
 OURS = "runtimeproxy: "
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 
 
 async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
-    """Cost one timeout only: it is a long one, as a busy machine must not make more."""
+    """Hang at one point only, to cost only one timeout: it is long, because a busy machine must not cause more."""
     return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
 
@@ -59,7 +59,7 @@ ANSWERS: dict[str, hookanswers.Answer] = {
 async def test_no_line_figure_or_error_text_holds_a_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every line is looked at, also those that the log's limit of lines of a kind would leave out."""
+    """Every line is checked, also those that the log's rate limit would leave out."""
     caplog.set_level(logging.DEBUG, logger="runtimeproxy")
     proxy = front.inside(tmp_path)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
@@ -92,7 +92,7 @@ async def test_stderr_holds_no_value_and_no_foreign_library_is_loaded(
     async with proxy, front.caller(proxy.socket) as caller:
         await Calls(caller, runtime, hooks).all_there_are()
         maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
-    assert "uvloop" in maps  # so a library's compiled part is seen in this list
+    assert "uvloop" in maps  # so a library's compiled part is in this list
     assert [library for library in front.never_loaded if library in maps] == []
     assert "'plugin'" in proxy.output()
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
@@ -109,7 +109,7 @@ def pod(name: str) -> Pod:
 
 @dataclass
 class Calls:
-    """Makes calls with the canary wherever a value can stand; keeps the texts of their errors."""
+    """Makes calls with the canary wherever a value is possible; keeps the texts of their errors."""
 
     caller: Caller
     runtime: Runtime
@@ -120,7 +120,7 @@ class Calls:
     async def all_there_are(self) -> None:
         """Make every held call with every answer of the hook server, and calls that fail in other ways.
 
-        A server that failed too often is not asked for a while: each answer is that of a new one.
+        A server that failed too often is not asked for a while, so each answer is that of a new one.
         """
         for name, answer in ANSWERS.items():
             self.hooks.default = answer
@@ -135,7 +135,7 @@ class Calls:
         assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
 
     async def life_of_a_pod(self, name: str) -> None:
-        """Make every held call; failed ones are no end."""
+        """Make every held call; failures do not stop it."""
         pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
         container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
         await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
@@ -145,7 +145,7 @@ class Calls:
             await self._tried(self.caller.act(verb, pod_id))
 
     async def _rejected_update(self) -> None:
-        """Let the runtime reject the extra update of PreStartContainer in its own words."""
+        """Make the runtime reject the extra update of PreStartContainer with a text of its own."""
         container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
         self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
         asked = len(self.hooks.calls)
@@ -156,7 +156,7 @@ class Calls:
         self.runtime.upset("update")
 
     async def _failing_calls(self) -> None:
-        """Make calls that cannot be read, and such as the runtime answers with an error in its own words."""
+        """Make calls that cannot be read, and calls that the runtime answers with an error text of its own."""
         caller, runtime = self.caller, self.runtime
         container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
         verbs = ("run_pod", "create", "update", "start")

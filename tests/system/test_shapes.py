@@ -1,8 +1,8 @@
-"""On each shape of a runtime the kubelet's word stands, and hook servers are told what the runtime can tell.
+"""On each shape of a runtime the kubelet's values hold, and hook servers get what the runtime can report.
 
 Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. What
-a shape cannot tell or does not take stands in the tables. Of what is not there the runtime's own answer arrives, and no
-hook server is asked (relay-rules C4).
+a shape cannot report or does not accept is in the tables. For what does not exist the runtime's own answer arrives, and
+no hook server is asked (relay-rules C4).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ PODS = {
 }
 """The pod as it is run, and the cgroup parent that the kubelet asks for in its containers' creates."""
 HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
-"""Who answers, and at which points."""
+"""The hook servers' answers, and their points."""
 
 
 async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
@@ -50,7 +50,7 @@ async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
 async def test_quiet_hook_server_changes_nothing(
     front: Front, hooks: str, points: Sequence[str], tmp_path: Path
 ) -> None:
-    """The kubelet's cgroup parent stands, also one that it asks for anew after a restart."""
+    """The kubelet's cgroup parent holds, also a new one that it asks for after a restart."""
     async with ShapedNode(front, tmp_path, QUIET[hooks], points=points) as node:
         pods, before = {}, {}
         for kind, (pod, parent) in PODS.items():
@@ -70,7 +70,7 @@ async def test_quiet_hook_server_changes_nothing(
             await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
 
 
-# ---- what is not there, and ids used anew
+# ---- what does not exist, and ids used anew
 
 VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
 OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
@@ -78,7 +78,7 @@ TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostSt
 
 
 async def outcome(caller: Caller, verb: str, request: bytes) -> object:
-    """Return what a caller gets of a request: the error, or None."""
+    """Return a caller's result of a request: the error, or None."""
     try:
         await caller.send(verb, request)
     except Failed as failed:
@@ -90,7 +90,7 @@ async def outcome(caller: Caller, verb: str, request: bytes) -> object:
 async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
         requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in VERBS]
-        if front in CRI_SHAPES:  # dockerd makes a container without a sandbox
+        if front in CRI_SHAPES:  # dockerd creates a container without a sandbox
             requests.append(("create", node.caller.create_request("f" * 64)))
         for verb, request in requests:
             assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
@@ -103,7 +103,7 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
 @pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
 @pytest.mark.parametrize("front", [CRI], ids=named)
 async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
-    """A runtime that has lost its state gives ids anew; dockerd's are random."""
+    """A runtime that has lost its state assigns ids anew; dockerd's are random."""
     async with ShapedNode(front, tmp_path) as node:
         pod_id = await node.caller.run_pod()
         container_id = await node.created(pod_id)
@@ -130,17 +130,17 @@ async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: boo
 # ---- what hook servers are told
 
 UNTOLD = {"cri cri-dockerd", "cri no verbose"}
-"""They tell nothing of a cgroup parent: it is not set until the kubelet names it."""
+"""They do not report a cgroup parent: it is unset until the kubelet gives it."""
 OF_CONTAINERS = {"cri shim sandboxer", "cri shim gone"}
-"""They tell it of containers alone."""
+"""They report it of containers only."""
 ENVS = {"A": "1", "B": "2"}
-"""Of ``CONTAINER``."""
+"""The variables of ``CONTAINER``."""
 ENVS_AFTER = {"cri cri-o": ENVS | {"PATH": "/bin", "HOSTNAME": "fake"}, "cri cri-dockerd": {}, "cri no verbose": {}}
-"""After a restart: CRI-O tells those of the image, too, others none."""
+"""After a restart: CRI-O reports those of the image, too, others none."""
 
 
 def parents(node: ShapedNode) -> set[str]:
-    """Return what was told of the pod's cgroup parent, wherever anything was."""
+    """Return the pod's cgroup parents in all hook calls."""
     told = node.told()
     assert told
     names = {"PostStopPodSandbox": "cgroup_parent"}
@@ -183,7 +183,7 @@ async def test_cgroup_parent_is_told_as_far_as_it_is_known(front: Front, parent:
 
 @EVERY
 async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tmp_path: Path) -> None:
-    """Where none was asked for a swap limit that a runtime sets by itself is none; Docker's shim asks for one."""
+    """A swap limit that a runtime sets without being asked counts as none; Docker's shim asks for one."""
     async with ShapedNode(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
         await node.restart()
@@ -202,7 +202,7 @@ async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tm
 
 LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
 TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
-"""They do not tell that one was asked for which equals the memory limit; the first two set one by themselves."""
+"""They do not report that one equal to the memory limit was asked for; the first two set one by themselves."""
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
@@ -234,21 +234,21 @@ async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
 # ---- whatever a status says or leaves out
 
 ABSENT = object()
-"""Stands for a part that is taken away."""
+"""Stands for a part that is removed."""
 WRONG = (ABSENT, None, True, 5, -1, 2**70, 1.5, "text", "", [], [None], ["text"], [{}], {}, {"text": 5}, {"text": "x"})
-"""What may stand where something else is expected."""
+"""Values put in place of others."""
 PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resources", "state", "image", "log_path")
 """Fields of a status that may be missing."""
 SANDBOX_LABEL = "io.kubernetes.sandbox.id"
-"""By it alone Docker tells whose a container is."""
+"""Docker's only report of a container's sandbox."""
 
 Changes = Sequence[tuple[int, Any]]
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(WRONG)), min_size=1, max_size=8)
-"""The number of a place in a document, and what stands there."""
+"""The number of a place in a document, and its new value."""
 
 
 def places(owner: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each place in a JSON document: what it is in, and its key there."""
+    """Yield each place in a JSON document: the containing object, and the key in it."""
     for key, inner in owner.items() if isinstance(owner, dict) else enumerate(owner):
         yield owner, key
         if isinstance(inner, dict | list):
@@ -256,7 +256,8 @@ def places(owner: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def changed(document: Any, changes: Changes) -> Any:
-    """Return a document with other values in some places; a text is no other text, which might be a cgroup parent."""
+    """Return a document with other values in some places; a text is not replaced by another text, which might be a
+    cgroup parent."""
     document = deepcopy(document)
     for number, value in changes:
         known = [(owner, key) for owner, key in places(document) if key != SANDBOX_LABEL]
@@ -269,7 +270,7 @@ def changed(document: Any, changes: Changes) -> Any:
 
 
 async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
-    """Make calls of a pod and a container that the proxy reads first, and have all forget them."""
+    """Make calls about a pod and a container that the proxy reads first, then make it forget them."""
     assert isinstance(node.runtime, CriRuntime | DockerRuntime)
     pod_id = await direct.run_pod()
     container_id = await direct.create(pod_id)

@@ -1,4 +1,4 @@
-"""Long messages: 16 MiB arrive, 64 MiB too, the runtime's own limit is told in its own words.
+"""Long messages: 16 MiB arrive, 64 MiB too; the runtime's own limit is reported by its own error.
 
 That is fault matrix S2, promise 10.
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
-"""What the kubelet and its runtimes take."""
+"""The limit of the kubelet and its runtimes."""
 
 
 @pytest.mark.parametrize("method", ["Version", "CreateContainer", "ListContainers"])
@@ -52,14 +52,13 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
 # ---- what a message costs
 
 PASSING_TIMES = HELD_TIMES = 3
-"""A message costs at most so many times its length. A held request that nobody is asked about is there once for both
-its reading and its leaving; and as the parser has it (protobuf's own copy, or the text of a JSON); and as the texts of
-the record."""
+"""A message costs at most so many times its length. A held request without a hook call exists once for both reading and
+sending; once as parsed (protobuf's own copy, or the text of a JSON); and once as the texts of the record."""
 ASKED_TIMES = 5
-"""The same request with a hook server: the record's texts and the request itself wait, while protobuf has a copy of the
-hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
+"""The same request with a hook server: the record's texts and the request itself are kept, while protobuf has a copy of
+the hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
 ROOM_BYTES = 4 * MIB
-"""What there is of buffers and free pieces however long a message is."""
+"""Memory for buffers and free pieces, independent of the length of a message."""
 TEXT = "x" * (LIMIT_BYTES - 16384)
 CROWDED_BYTES = 4 * MIB
 CHANGE = hookanswers.reply(
@@ -90,7 +89,7 @@ async def test_long_list_costs_at_most_three_times_its_length(
 
 
 def crowded_cri(request: bytes) -> bytes:
-    """Add millions of limits of huge pages to a create."""
+    """Return a create with millions of limits of huge pages."""
     message = b"\x42\x00" * (CROWDED_BYTES // 2)
     for tag in (0x0A, 0x7A, 0x12):
         size = len(message)
@@ -99,7 +98,7 @@ def crowded_cri(request: bytes) -> bytes:
 
 
 def crowded_docker(request: bytes) -> bytes:
-    """Add millions of mounts to a create."""
+    """Return a create with millions of mounts."""
     head, _, body = request.partition(b"\r\n\r\n")
     body = body.rstrip().removesuffix(b"}") + b', "Mounts": [' + b"[]," * (CROWDED_BYTES // 3) + b"[]]}"
     return re.sub(rb"(?<=Content-Length: )\d+", b"%d" % len(body), head) + b"\r\n\r\n" + body
@@ -113,7 +112,7 @@ CREATES: Mapping[str, tuple[Any, hookanswers.Answer | None]] = {
     "hooks change nothing": ({"annotations": {"long": TEXT}}, hookanswers.empty()),
     "hooks change something": ({"annotations": {"long": TEXT}}, CHANGE),
 }
-"""What of a create is long. Of millions of fields the bytes are read: as objects they take 25 times as much."""
+"""The long part of a create. Of millions of fields only the bytes are read: as objects they take 25 times as much."""
 
 
 @pytest.mark.parametrize(("long", "answer"), CREATES.values(), ids=CREATES)

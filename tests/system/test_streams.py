@@ -1,4 +1,4 @@
-"""Streams are pipes: a line comes when it is said, a tunnel passes what it cannot read, and silence ends nothing.
+"""Streams are pipes: a line arrives when it is sent, a tunnel passes what it cannot read, and silence ends nothing.
 
 That is promise 12, fault matrix S6 and S8. Ends and clients that do not read are in tests/relay/test_pair*.py, the full
 amounts in test_dockerd_streams.
@@ -45,14 +45,14 @@ def path(proxy: ProxyProcess) -> str:
 
 @pytest.fixture
 async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
-    """A daemon behind the proxy, on which the container c1 runs."""
+    """Yield a daemon behind the proxy, on which the container c1 runs."""
     async with FakeDockerd(str(proxy.runtime)) as dockerd:
         docker.run_container(dockerd)
         yield dockerd
 
 
 async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
-    """By somebody else: data and sizes go at the same time."""
+    """By another client: data and sizes are sent at the same time."""
 
     def cat() -> int:
         with docker.Exec(path, "c1", ["cat"], stdin=True) as command:
@@ -125,7 +125,7 @@ CALLS = (
 
 @asynccontextmanager
 async def tunnel(proxy: ProxyProcess, name: str, early: bytes) -> AsyncIterator[tuple[Raw, Raw]]:
-    """Yield both ends of a tunnel; the client sends ``early`` right behind its request."""
+    """Yield both ends of a tunnel; the client sends ``early`` right after its request."""
     line, headers, protocol = TUNNELS[name]
     body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
     async with docker.scripted(proxy.runtime, line) as requests, await Raw.connect(str(proxy.socket)) as client:
@@ -169,14 +169,14 @@ async def test_tunnel_passes_what_it_cannot_read_and_each_side_ends_by_itself(
         assert await first.rest() == b""
 
 
-# ---- nothing is cut for its silence, however long that is (S8)
+# ---- nothing is cut for its silence, however long that lasts (S8)
 
 Day = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
 def day(monkeypatch: pytest.MonkeyPatch) -> Day:
-    """Return what lets more than a day pass; a timer that is set anew each time has its turn in every hour."""
+    """Return a function that lets more than a day pass; a timer that is set anew each time fires in every hour."""
     real, passed = time.monotonic, 0.0
 
     async def pass_by() -> None:
@@ -212,7 +212,7 @@ async def test_pipe_and_kept_connection_outlive_a_day(front: Front, tmp_path: Pa
 
 
 async def test_call_of_the_image_service_outlives_a_day(tmp_path: Path, day: Day) -> None:
-    """That has a connection of its own."""
+    """It has a connection of its own."""
     images = FakeRuntime(str(tmp_path / "images.sock"))
     pulled = asyncio.Event()
     images.inject("PullImage", Injection(gate=pulled))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 async def path(tmp_path: Path) -> AsyncIterator[Path]:
-    """Return the socket of a proxy whose runtime has got each call once at the end."""
+    """Yield the socket of a proxy; check at the end that its runtime got each call once."""
     async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as runtime:
         async with ProxyProcess(tmp_path) as proxy:
             yield proxy.socket
@@ -35,7 +35,7 @@ async def path(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def all_calls(call: Callable[[], Awaitable[int]]) -> Counter[int]:
-    """Make the calls, some at a time; count them by their grpc-status."""
+    """Make the calls, some at a time; return their number by grpc-status."""
     statuses: Counter[int] = Counter()
 
     async def worker(numbers: Iterator[int]) -> None:
@@ -68,7 +68,8 @@ async def test_h2(path: Path) -> None:
 
 
 async def test_h2load(tmp_path: Path, path: Path) -> None:
-    """It shows HTTP's status only, so a relay before the proxy keeps the replies, and their trailers are read there."""
+    """It shows the HTTP status only, so a relay before the proxy records the replies, and their trailers are read
+    there."""
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
     relay = FaultRelay(str(tmp_path / "client.sock"), str(path))

@@ -1,4 +1,4 @@
-"""How times are judged: what may be taken again, and what no try lets through."""
+"""How times are judged: which may be measured again, and which fail whatever the number of tries."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Times that were measured, and the one figure of them that a limit is held against: no single time decides."""
+"""Measured times, and the one figure of them that is compared with a limit: no single time decides."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,7 +8,7 @@ from tests.amounts import SHARE_VARIABLE, Amount
 
 MANY = 100
 FEW_TIMES = 10
-"""Few times are held against so much more than was promised: the machine may have a lot to do. The soak takes many."""
+"""Few times are compared with a limit so many times as high: the machine may be busy. The soak measures many."""
 TRIES = 10
 SOAKED = SHARE_VARIABLE in os.environ
 
@@ -19,16 +19,16 @@ def judged(seconds: Sequence[float]) -> float:
 
 
 def limit(seconds: Sequence[float], promised: float) -> float:
-    """Return what the figure of so many times is to be below, in seconds."""
+    """Return the limit for the figure of so many times, in seconds."""
     return promised if len(seconds) >= MANY else FEW_TIMES * promised
 
 
 async def in_time(promised: float, amount: Amount, some: Callable[[], Awaitable[Sequence[float]]]) -> None:
-    """Take an amount of times, some at a time, and check that they are below what was promised, in seconds.
+    """Measure an amount of times, some at a time, and check that they are below what was promised, in seconds.
 
-    The soak takes them once and judges all of them: by the p99, not the largest, as the pause of a machine with
-    neighbours is in that. Else a try in which all are below is enough, as another program may spoil the others. What is
-    late once in so many calls as a try has is late in every try.
+    The soak measures them once and judges all of them: by the p99, not the largest, which would include pauses of a
+    shared machine. Otherwise one try in which all are below is enough, as another program may spoil the others. A delay
+    that occurs once in as many calls as a try has occurs in every try.
     """
     if SOAKED:
         took = await _taken(amount, some)
@@ -41,9 +41,9 @@ async def in_time(promised: float, amount: Amount, some: Callable[[], Awaitable[
 
 
 async def in_rounds(promised: float, one: Callable[[], Awaitable[float]]) -> None:
-    """Take what is the median of a round's times, and check that it is below what was promised, in seconds.
+    """Measure the median of a round's times, and check that it is below what was promised, in seconds.
 
-    The soak judges the median of all rounds; else one good round is enough.
+    The soak judges the median of all rounds; otherwise one good round is enough.
     """
     rounds: list[float] = []
     while len(rounds) < TRIES and (SOAKED or min(rounds, default=promised) >= promised):

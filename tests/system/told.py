@@ -1,4 +1,4 @@
-"""What a hook server must be told (hook-api, "What is sent"), field by field, made from what the kubelet sent."""
+"""The expected content of hook calls (hook-api, "What is sent"), field by field, made from what the kubelet sent."""
 
 from runtimeproxy.hookapi import api_pb2
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig

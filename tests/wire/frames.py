@@ -9,7 +9,7 @@ HEAD_BYTES = 9
 
 
 def parse(data: bytes) -> Iterator[tuple[Any, bytes]]:
-    """Yield each frame of a run of whole frames, as hyperframe's class of its type, and its bytes."""
+    """Yield each frame of a series of complete frames, as hyperframe's class of its type, and its bytes."""
     at = 0
     while at < len(data):
         frame, length = Frame.parse_frame_header(memoryview(data[at : at + HEAD_BYTES]), strict=True)
@@ -21,12 +21,12 @@ def parse(data: bytes) -> Iterator[tuple[Any, bytes]]:
 
 
 def taken(out: list[bytes]) -> list[Any]:
-    """Take the frames that are ready for the socket."""
+    """Return the frames that are ready for the socket, and clear them."""
     frames = [frame for frame, _ in parse(b"".join(out))]
     out.clear()
     return frames
 
 
 def credited(out: list[bytes]) -> list[int]:
-    """Take what is ready: the increment of each WINDOW_UPDATE on stream 0."""
+    """Return the increment of each ready WINDOW_UPDATE on stream 0, and clear what is ready."""
     return [frame.window_increment for frame in taken(out) if frame.stream_id == 0]

@@ -25,12 +25,12 @@ def first(line: str) -> bytes:
 
 
 def breaking(rule: Rule, *forms: bytes) -> list[tuple[bytes, Rule]]:
-    """Give each form the rule that it breaks."""
+    """Return each form with the rule that it breaks."""
     return [(form, rule) for form in forms]
 
 
 def get(*fields: str) -> bytes:
-    """Build a request for / with these fields behind Host."""
+    """Return a request for / with these fields after Host."""
     return head("GET / HTTP/1.1", "Host: h", *fields)
 
 
@@ -40,7 +40,7 @@ def repeated(name: str, values: str) -> bytes:
 
 
 class Request(NamedTuple):
-    """A request and what its head says."""
+    """A request and the content of its head."""
 
     raw: bytes
     framing: Framing = Framing.EMPTY
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 def _asks(line: str, *fields: str, upgrade: str = "", expects_continue: bool = False) -> Request:
-    """Build a request of a client whose framing its last field says."""
+    """Return a client's request whose framing is in its last field."""
     name, _, value = fields[-1].partition(": ")
     framing = {"Content-Length": Framing.SIZED, "Transfer-Encoding": Framing.CHUNKED}.get(name, Framing.EMPTY)
     host = () if fields[0].startswith("Host: ") else (HOST,)
@@ -90,7 +90,7 @@ OF_CLIENTS = [
     _asks("POST /images/load", *_CURL, *_FORM, _SIZE(2097152), expects_continue=True),
     _asks(f"GET {PREFIX}/{ID}/attach/ws?stream=1", "Host: localhost", *_WEBSOCKET, upgrade="websocket"),
 ]
-"""What clients of the daemon send: none of it may ever be refused."""
+"""Requests of the daemon's clients, none of which may ever be refused."""
 
 ODD = [
     Request(head("GET / HTTP/1.0"), closes=True),
@@ -123,7 +123,7 @@ ODD = [
     Request(head('x!y //containers/%2F%2fa#?%zz%?&{}|\\^`"<> HTTP/1.1', "Host: h")),
     Request(head("CONNECT / HTTP/1.1", "Host: h")),
 ]
-"""What nobody was seen to send, and every reader reads alike."""
+"""Forms that no known client sends, and that every recipient reads alike."""
 
 REQUESTS = OF_CLIENTS + ODD
 
@@ -173,7 +173,7 @@ REFUSED_REQUESTS = [
 
 
 class Response(NamedTuple):
-    """A response to a request with ``method``, and what its head says."""
+    """A response to a request with ``method``, and the content of its head."""
 
     raw: bytes
     method: str
@@ -259,7 +259,7 @@ CHUNKED = [
     (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Lengths: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
     (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
 ]
-"""Whole chunked bodies, each with its payload."""
+"""Complete chunked bodies, each with its payload."""
 
 REFUSED_CHUNKED = [
     *breaking(Rule.CHUNK_SIZE, b"\r\n", b"\n", b" 5\r\n", b"5 \r\n", b"5 ;x\r\n", b"+5\r\n", b"0x5\r\n", b"5_0\r\n"),

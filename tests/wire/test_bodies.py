@@ -103,7 +103,7 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
 def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
     read: bytes, offered: bytes, passes: bool, behind: bytes, cuts: list[int]
 ) -> None:
-    """What lies behind the offered bytes in the buffer is of an earlier read; what does not pass is read as ever."""
+    """The buffer behind the offered bytes contains those of an earlier read; what does not pass is read as usual."""
     body = ChunkedBody()
     body.feed(read)
     assert body.passes(bytearray(offered + b"\r\n0\r\n\r\n"), len(offered)) is passes

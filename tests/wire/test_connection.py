@@ -1,4 +1,4 @@
-"""What every connection of our own does alike, whatever it carries."""
+"""What all connections of the proxy's own have in common, whatever they carry."""
 
 import pytest
 from hpack import Encoder
@@ -30,7 +30,7 @@ class Noted(ClientConnection):
         self.events.append(("goaway", last_stream))
 
     def sent(self) -> list[tuple[int, int, int, bytes]]:
-        """Return the frames that went out since the last look."""
+        """Return the frames sent since the last call."""
         data = b"".join(self.outlet.out)
         self.outlet.out.clear()
         return http2.FrameBuffer(PAIR_WINDOW).feed(data)
@@ -80,7 +80,7 @@ def test_data_is_counted_with_its_padding_and_credited(link: Noted) -> None:
 
 
 def test_blocks_are_joined_and_decoded_until_the_ack(link: Noted) -> None:
-    """Before the server acknowledged the table size of 0 its table is followed; after it every block stands alone."""
+    """Until the server acknowledged the table size of 0 its table is followed; after that every block stands alone."""
     encoder, fields = Encoder(), [(b":status", b"200"), (b"x", b"y")]
     first, second = (encoder.encode(fields) for _ in range(2))
     for block in (first, second):

@@ -1,6 +1,6 @@
-"""One peer's outlet (relay-rules A3, A4, A8): a model of the peer plays it at random, what that lacks is shown by rule.
+"""One peer's sender (relay-rules A3, A4, A8): a model of the peer uses it at random, other rules are tested one by one.
 
-hyperframe reads what leaves.
+hyperframe parses what is sent.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ TRAILERS = http2.header_frames(1, b"\x88", True)
 
 
 def started() -> FlowControlledSender:
-    """Return an outlet whose first SETTINGS have gone, with nothing in ``out``."""
+    """Return a sender whose first SETTINGS have been sent, with nothing in ``out``."""
     outlet = FlowControlledSender()
     outlet.start()
     outlet.out.clear()
@@ -39,7 +39,7 @@ def started() -> FlowControlledSender:
 
 
 def data_of(outlet: FlowControlledSender) -> list[tuple[int, int, bool]]:
-    """Take what is ready: (stream, length, END_STREAM) of each DATA frame."""
+    """Return (stream, length, END_STREAM) of each ready DATA frame, and clear what is ready."""
     return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(outlet.out)]
 
 
@@ -77,7 +77,7 @@ def test_settings_lessen_on_sight_and_raise_behind_their_ack() -> None:
     outlet.settings_acknowledged()
     assert (outlet.initial_window, outlet.max_frame, outlet.widened) == (80_000, 20_000, True)
     outlet.settings_acknowledged()
-    outlet.settings_acknowledged()  # an ACK of nothing
+    outlet.settings_acknowledged()  # an ACK without SETTINGS
     outlet.catch_up()
     assert data_of(outlet) == [(1, 80_000 - 65_535, False)]
     outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 0)])
@@ -95,7 +95,7 @@ def test_streams_take_turns() -> None:
 
 
 def waiting_for_credit(*streams: int) -> FlowControlledSender:
-    """Return an outlet where a byte of each stream waits for the connection's window."""
+    """Return a sender in which a byte of each stream waits for the connection's window."""
     outlet = started()
     outlet.window = 0
     for stream in streams:
@@ -116,7 +116,7 @@ def waiting_for_credit(*streams: int) -> FlowControlledSender:
 def test_waiting_frames_are_bounded(send: Callable[[FlowControlledSender, int], None], most: int) -> None:
     outlet = waiting_for_credit(1, 3)
     outlet.send_frame(5, b"has nothing to wait for")
-    outlet.send_frame(5, bytes(QUEUED_BYTES), 100)  # costs credit
+    outlet.send_frame(5, bytes(QUEUED_BYTES), 100)  # flow-controlled
     outlet.cut_through = True
     for number in range(most):
         send(outlet, number)
@@ -153,7 +153,7 @@ def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
         outlet.open_stream_window(1, increment)
     with pytest.raises(WireError, match=r"2\^31-1"):
         outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.DEFAULT_WINDOW + 1)])
-    outlet.ungovern(1)  # of a stream that has ended it counts no more
+    outlet.ungovern(1)  # a stream that has ended no longer counts
     outlet.govern(3)
     outlet.open_stream_window(3, 1)
     outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW - 1)])
@@ -222,7 +222,7 @@ RARELY = st.sampled_from([False] * 9 + [True])
 
 @dataclass
 class Item:
-    """What was handed over of a stream and has not arrived whole: DATA that may be split, or whole frames."""
+    """What was given of a stream and has not arrived completely: DATA that may be split, or whole frames."""
 
     rest: bytes
     end: bool
@@ -234,12 +234,12 @@ class Item:
 class Stream:
     items: list[Item] = field(default_factory=list)
     ended: bool = False
-    """END_STREAM or the trailers were handed over, or it was dropped."""
+    """True if END_STREAM or the trailers were given, or the stream was dropped."""
     window: int | None = None
     given: int = 0
 
     def put(self, item: Item) -> None:
-        """Put DATA behind what waits, or to it: short ones go together."""
+        """Queue DATA behind what waits, or merge them: short ones are joined."""
         last = self.items[-1] if self.items else None
         if last and not last.whole and not last.end and len(last.rest) + len(item.rest) <= MERGED_BYTES:
             last.rest += item.rest
@@ -250,7 +250,7 @@ class Stream:
 
 
 class Peer(RuleBasedStateMachine):
-    """Hands the outlet random work and obeys RFC 9113 as its peer, frame by frame as they arrive."""
+    """Gives the sender random work and obeys RFC 9113 as its peer, frame by frame as they arrive."""
 
     @initialize(early=st.integers(0, 3))
     def connect(self, early: int) -> None:
@@ -306,7 +306,7 @@ class Peer(RuleBasedStateMachine):
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING))
     def replace_a_stream(self, stream: int) -> None:
-        """Forget a stream that has ended; its number stands for the next one."""
+        """Forget a stream that has ended; its number is used for the next one."""
         if self.streams[stream].ended and not self.streams[stream].items:
             self.outlet.ungovern(stream)
             self.streams[stream] = Stream()
@@ -347,7 +347,7 @@ class Peer(RuleBasedStateMachine):
         self.outlet.inject(PING)
 
     def charged(self, length: int) -> bool:
-        """Let the source's peer send; it keeps to the window that it has."""
+        """Make the source's peer send within the window that it has."""
         if self.handed - self.returned + length > PAIR_WINDOW:
             return False
         self.handed += length
@@ -452,7 +452,7 @@ class Peer(RuleBasedStateMachine):
 
 
 TestPeer = pytest.mark.slow(Peer.TestCase)
-# Shrinking a failure takes minutes here: the steps that Hypothesis prints are read as they are.
+# Shrinking a failure takes minutes here; the printed steps are readable without it.
 TestPeer.settings = settings(
     max_examples=examples(80), stateful_step_count=60, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )

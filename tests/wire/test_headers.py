@@ -22,7 +22,7 @@ huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
 NAMES = st.one_of(st.sampled_from([name for name, _ in HeaderTable.STATIC_TABLE]), st.binary(min_size=1, max_size=12))
 FIELDS = st.one_of(st.sampled_from(HeaderTable.STATIC_TABLE), st.tuples(NAMES, st.binary(max_size=200)))
 MARKED = st.lists(st.builds(lambda field, sensitive: (*field, sensitive), FIELDS, st.booleans()), max_size=8)
-"""Header fields, each with whether it is sensitive: never to be indexed."""
+"""Header fields, each with whether it is sensitive, so that it must never be indexed."""
 Marked = list[tuple[bytes, bytes, bool]]
 
 
@@ -31,7 +31,7 @@ def plain(fields: Marked) -> list[Header]:
 
 
 def decode(block: bytes, strict: bool = False) -> list[Header]:
-    """Decode as a peer whose table is 0; a strict one insists on being told of it (RFC 7541, 4.2)."""
+    """Return the fields decoded by a peer whose table is 0; a strict one requires a size update (RFC 7541, 4.2)."""
     decoder = Decoder()
     decoder.max_allowed_table_size = 0
     if not strict:
@@ -40,7 +40,7 @@ def decode(block: bytes, strict: bool = False) -> list[Header]:
 
 
 def string(text: bytes, coded: bool = False) -> bytes:
-    """Encode a short string, plain or as Huffman."""
+    """Return an encoded short string, plain or as Huffman."""
     raw = huffman(text) if coded else text
     return bytes((len(raw) | coded << 7,)) + raw
 
@@ -98,7 +98,7 @@ def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
 
 
 def test_latest_1024_huffman_strings_are_remembered() -> None:
-    """What is remembered comes back as the same object."""
+    """A cached result comes back as the same object."""
     texts = [huffman(f"/runtime.v1.RuntimeService/Method{number}".encode()) for number in range(1025)]
     first = headers.unhuffman(texts[0])
     assert headers.unhuffman(texts[0]) is first
@@ -134,7 +134,7 @@ def test_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
 
 @pytest.mark.parametrize("path", [CALL[1:], b"", b"*"])
 def test_path_without_its_first_slash_is_the_one_with_it(path: bytes) -> None:
-    """As grpc-go took it (CVE-2026-33186)."""
+    """As grpc-go accepted it (CVE-2026-33186)."""
     assert find_path(b"\x04" + string(path)) == b"/" + path
 
 
@@ -145,7 +145,7 @@ def test_request_without_a_path_is_ambiguous(block: bytes) -> None:
 
 
 LENGTHS = [0, 126, 127, 128, 254, 255, 127 + 128**2, 127 + 128**2 - 1]
-"""Where an integer needs one byte more (RFC 7541, 5.1)."""
+"""Values at which an integer needs one byte more (RFC 7541, 5.1)."""
 
 
 @given(st.lists(FIELDS, max_size=8))

@@ -1,4 +1,4 @@
-"""Tests of HTTP/1.1 heads: each row of the tables, any split of the bytes, edits and answers of our own."""
+"""Tests of HTTP/1.1 heads: each row of the tables, any split of the bytes, edits and the proxy's own answers."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""HTTP/1.1 messages read by h11 and by us: the same message with the same end, or a form on the list of refused ones.
+"""HTTP/1.1 messages read by h11 and by the proxy: the same message with the same end, or a form listed as refused.
 
 h11 reads requests as a server and responses as a client, framing of bodies included.
 """
@@ -20,11 +20,11 @@ from tests.wire.http1_forms import REQUESTS, Request, Response, get, head
 pytestmark = pytest.mark.slow
 
 WIDE = 8 << 20
-"""So much h11 waits for; our own limits have tests of their own."""
+"""h11's limit of bytes; the proxy's own limits have tests of their own."""
 
 
 class Message(NamedTuple):
-    """What a reader made of the bytes; ``end`` is where the message ended, -1 if it did not."""
+    """A parser's result; ``end`` is where the message ended, -1 if it did not."""
 
     first: tuple[str, str] | int
     fields: Sequence[tuple[str, str]]
@@ -33,11 +33,11 @@ class Message(NamedTuple):
 
 
 Reading = Message | Rule | None
-"""A message, our refusal, or None for h11's and for a head that is not whole."""
+"""A message, the proxy's refusal, or None for h11's and for an incomplete head."""
 
 
 def ours(stream: bytes, method: str | None = None) -> Reading:
-    """Read the first message: a request, or the response to a request with ``method``."""
+    """Return the proxy's reading of the first message: a request, or the response to a request with ``method``."""
     try:
         end = http1.head_end(stream)
         if not end:
@@ -56,7 +56,7 @@ def ours(stream: bytes, method: str | None = None) -> Reading:
 
 
 def theirs(stream: bytes, method: str | None = None) -> Reading:
-    """Read the first message with h11; all bytes are there, then the connection ends."""
+    """Return h11's reading of the first message; all bytes are there, then the connection ends."""
     peer = h11.Connection(h11.SERVER if method is None else h11.CLIENT, max_incomplete_event_size=WIDE)
     if method is not None:
         peer.send(h11.Request(method=method, target="/", headers=[("Host", "h"), ("Upgrade", "tcp")]))
@@ -79,7 +79,7 @@ def theirs(stream: bytes, method: str | None = None) -> Reading:
 
 
 def ends_with_the_connection(peer: h11.Connection) -> bool:
-    """Tell h11 that the connection has ended; tell whether the message has."""
+    """Signal the end of the connection to h11; return whether the message has ended."""
     peer.receive_data(b"")
     try:
         return isinstance(peer.next_event(), h11.EndOfMessage)
@@ -98,7 +98,7 @@ READ_BY_H11 |= {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.TRAILER, Rule.TRAIL
 
 
 WHITE_TO_H11 = (b"\x0b", b"\x0c")
-"""What h11 refuses in values and we let pass in those of responses: the daemon's fields are its own."""
+"""Bytes in values that h11 refuses and the proxy lets pass in responses: the daemon's fields are its own."""
 
 
 def compare(stream: bytes, method: str | None = None) -> tuple[Reading, Reading]:
@@ -140,7 +140,7 @@ def test_accepted_message_ends_where_it_ends_for_h11(method: str | None, message
 
 
 LAST_CHUNK = b"0\r\n\r\n"
-"""Five bytes: whole as a chunked body and for Content-Length: 5."""
+"""Five bytes: complete as a chunked body and for Content-Length: 5."""
 REFUSED_HEADS = [*((None, *row) for row in forms.REFUSED_REQUESTS), *(("GET", *row) for row in forms.REFUSED_RESPONSES)]
 REFUSED = [
     *((raw + LAST_CHUNK, method, rule) for method, raw, rule in REFUSED_HEADS if raw.find(b"\r\n\r\n") == len(raw) - 4),
@@ -175,7 +175,7 @@ NOISE = st.lists(st.tuples(st.integers(0, 150), OCTETS), max_size=2)
 
 
 def spoiled(stream: bytes, noise: list[tuple[int, bytes]]) -> bytes:
-    """Insert octets; an empty one takes away the one that is there."""
+    """Return a stream with octets inserted; an empty one removes the octet at its place."""
     for at, octets in noise:
         stream = stream[:at] + octets + stream[at + (not octets) :]
     return stream

@@ -119,7 +119,7 @@ SOME = Members({"Memory": Put(7), "Cpus": Put("0-3")})
 EXACT = Members({"K": Put("1")}, exact=True)
 DOUBLED = Members({"n": Chosen(lambda found: Put(1 if found is None else 2 * found))})
 SPELT, ESCAPED = 'é\u2028\u2029\U0001f600/<>&\x7f"\\\n\t\x01', 'é\u2028\u2029\U0001f600/<>&\x7f\\"\\\\\\n\\t\\u0001'
-"""New text is UTF-8, with the escapes that must be."""
+"""New text is UTF-8, with only the required escapes."""
 WHOLE = ' {"n":1, "S":"\\u0078","l":["y"],"o":{"p":"q"},"a":null} '
 
 EDITED: list[tuple[str, Edit, str]] = [
@@ -184,7 +184,7 @@ NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1
 
 @st.composite
 def spelt_texts(draw: st.DrawFn, texts: st.SearchStrategy[str] = TEXTS) -> str:
-    """Spell a text in one of the ways in which JSON can."""
+    """Return a text in one of the spellings that JSON allows."""
     text = draw(texts)
     return json.dumps(text, ensure_ascii=draw(st.booleans()))
 
@@ -229,7 +229,7 @@ ABSENT = object()
 
 @dataclass
 class Model:
-    """An object in the simple model; its repr tells it from a list, as repr tells 1, 1.0 and True apart."""
+    """An object in the simple model; its repr distinguishes it from a list, as repr distinguishes 1, 1.0 and True."""
 
     members: list[tuple[str, Any]]
 
@@ -239,7 +239,7 @@ def model(text: str) -> Any:
 
 
 def after(value: Any, edit: Edit) -> Any:
-    """Return what an edit makes of a value of the model. Raises WireError."""
+    """Return the result of an edit of a value in the model. Raises WireError."""
     match edit:
         case Put():
             return edit.value
@@ -277,7 +277,7 @@ def members_after(value: Any, edit: Members) -> Any:
 
 
 def expected(text: str, edit: Edit) -> str | None:
-    """Return the repr of what an edit makes of a text, None if it does not fit."""
+    """Return the repr of the result of an edit of a text; None if the edit does not fit."""
     try:
         return repr(after(model(text), edit))
     except WireError:

@@ -1,4 +1,4 @@
-"""Tests of the protobuf wire editor; protobuf's own parser (upb) is the oracle of what bytes mean."""
+"""Tests of the protobuf wire editor; protobuf's own parser (upb) is the oracle for the meaning of bytes."""
 
 import tracemalloc
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ NUMBERS = st.sampled_from([1, 2, 3, 7, 15, 16, 99, 2**29 - 1])
 
 
 def long_varint(value: int, extra: int) -> bytes:
-    """Encode with ``extra`` bytes more than needed, as far as 10 bytes allow."""
+    """Return a varint with ``extra`` bytes more than needed, as far as 10 bytes allow."""
     short = varint(value)
     padding = min(extra, 10 - len(short))
     return short if not padding else short[:-1] + bytes((short[-1] | 0x80,)) + b"\x80" * (padding - 1) + b"\0"
@@ -32,7 +32,7 @@ def long_varint(value: int, extra: int) -> bytes:
 
 @st.composite
 def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth: int = 2) -> bytes:
-    """Draw one valid field of any wire type, in any encoding of it."""
+    """Return one valid field of any wire type, in any encoding of it."""
     number, extra = draw(numbers), draw(st.integers(0, 3))
     plain = (protobuf.VARINT, protobuf.FIXED64, protobuf.LENGTH_DELIMITED, protobuf.FIXED32)
     wire_type = draw(st.sampled_from([*plain, *[protobuf.START_GROUP] * (depth > 0)]))
@@ -116,7 +116,7 @@ def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None
 @given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
 @example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
 def test_message_that_the_parser_takes_is_taken(message: bytes) -> None:
-    """Except field number 0, which upb takes and Go refuses."""
+    """Except field number 0, which upb accepts and Go refuses."""
     refused = ""
     try:
         list(protobuf.fields(message))
@@ -126,7 +126,7 @@ def test_message_that_the_parser_takes_is_taken(message: bytes) -> None:
 
 
 CONFIG = {2: {8: {}}}
-"""Of a create: its config, of that the envs, which here have another number."""
+"""The shape of a create: its config, and in it the envs, which here have another number."""
 
 
 def message_of(number: int, payload: bytes) -> bytes:
@@ -282,7 +282,7 @@ GARBAGE = st.lists(raw_fields(st.integers(50, 60)), max_size=2).map(b"".join)
 
 @st.composite
 def scattered(draw: st.DrawFn) -> bytes:
-    """Draw a Resources message: fields in any order and number, unknown ones between them."""
+    """Return a Resources message: fields in any order and number, with unknown ones between them."""
     part = st.one_of(
         INT64.map(lambda number: Resources(cpu_quota=number).SerializeToString()),
         INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
@@ -295,7 +295,7 @@ def scattered(draw: st.DrawFn) -> bytes:
 
 
 def comparable(field: bytes) -> bool:
-    """Leave out a map entry with an unknown field in it: upb takes all of it for unknown, Go takes it for an entry."""
+    """Return False for a map entry with an unknown field: upb takes all of it for unknown, Go takes it for an entry."""
     if not readable(field):
         return False
     [found] = protobuf.fields(field)
