@@ -1,5 +1,4 @@
-"""``python -m runtimeproxy_hooks NAME... [flags]`` serves several of the project's own hooks in one server, in this
-order.
+"""``python -m runtimeproxy_hooks NAME... [flags]`` serves several of the project's own hooks, in this order.
 
 Owns the table of these hooks.
 Must not know: what they do, their flags.

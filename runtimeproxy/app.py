@@ -82,8 +82,10 @@ def _check_apart(config: Config, listener: Listener) -> None:
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return the device and inode that a path leads to, following links; None if nothing is there, as before a
-    runtime's start."""
+    """Return the device and inode that a path leads to, following links.
+
+    None if nothing is there, as before a runtime's start.
+    """
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
@@ -255,8 +257,10 @@ def _originals_file(config: Config) -> File | None:
 
 
 def _settle_memory() -> None:
-    """Exempt the objects made at start-up from garbage collection and collect rarely, for fewer pauses on the data
-    path."""
+    """Exempt the objects made at start-up from garbage collection, and collect rarely.
+
+    Fewer pauses remain on the data path.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)

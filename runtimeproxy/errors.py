@@ -13,11 +13,11 @@ class RuntimeProxyError(Exception):
 
 
 class ConfigError(RuntimeProxyError):
-    """The user was wrong: a flag, an environment variable, a file or a path."""
+    """The user's mistake: a flag, an environment variable, a file or a path."""
 
 
 class WireError(RuntimeProxyError):
-    """A peer was wrong: its bytes break the protocol."""
+    """A peer's fault: its bytes break the protocol."""
 
 
 class BackendFailure(Enum):
@@ -34,7 +34,7 @@ class BackendFailure(Enum):
 
 
 class BackendError(RuntimeProxyError):
-    """The container runtime was wrong or away.
+    """The container runtime failed or is away.
 
     ``not_done``: the runtime has surely not done what it was asked for; False if nobody knows.
     """
@@ -51,11 +51,11 @@ class Reason(Enum):
     """Why a hook call failed (hook-api, "Failures"); the value is the metrics label."""
 
     UNREACHABLE = "unreachable"
-    """Nobody is at the hook server's socket."""
+    """Nothing listens at the hook server's socket."""
     DEADLINE = "deadline"
     """No answer came in time, whatever the hook server did instead."""
     BROKEN_ANSWER = "broken_answer"
-    """The connection or gRPC's framing broke: what came is no answer."""
+    """The connection or gRPC's framing broke, so that there is no complete answer."""
     BAD_ANSWER = "bad_answer"
     """An answer came that is no hook message, is too long, or sets a field to what no runtime takes."""
     ERROR_STATUS = "error_status"
@@ -77,10 +77,10 @@ class Reason(Enum):
 
 
 class HookError(RuntimeProxyError):
-    """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in our words.
+    """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in the proxy's words.
 
-    ``said`` are the hook server's or the runtime's words, which may repeat values: the caller gets them with the text,
-    ``logged`` is the text without them.
+    ``said`` is the hook server's or the runtime's own text, which may repeat values: it is part of the error's text for
+    the caller, while ``logged`` is the text without it.
     """
 
     def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "", said: str = "") -> None:

@@ -28,8 +28,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the judging of skips, the times of a soak, and the Hypothesis profile, before tests choose their
-    examples."""
+    """Set up the judging of skips, the times of a soak, and the Hypothesis profile.
+
+    Tests choose their examples after that.
+    """
     if not machine.why_no_engine():
         config.pluginmanager.register(skips)
     if amounts.SHARE_VARIABLE in os.environ:

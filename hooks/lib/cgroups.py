@@ -159,8 +159,10 @@ def _inside(top: Path, path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Return the path with all links resolved, by the kernel: that costs less than resolving link by link as os.path
-    does."""
+    """Return the path with all links resolved.
+
+    The kernel resolves it, which costs less than resolving link by link as os.path does.
+    """
     try:
         handle = os.open(path, os.O_PATH)
     except OSError:

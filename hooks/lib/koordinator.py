@@ -74,8 +74,10 @@ def qos(labels: Mapping[str, str]) -> Qos:
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
-    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver; Guaranteed if the path names
-    none."""
+    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver.
+
+    A path that names none means Guaranteed.
+    """
     return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
 
 
@@ -201,8 +203,10 @@ def _held(value: Any, name: str) -> dict[str, Any]:
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
-    """Return what was found if it is of a kind, else raise Malformed; ``holder`` is its object, or the name of its
-    source."""
+    """Return what was found if it is of a kind, else raise Malformed.
+
+    ``holder`` is the object that contains it, or the name of its source.
+    """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not _is_one(found, kinds):
         source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")

@@ -240,8 +240,10 @@ class EditableResources(Sealed):
         return (self._set[name] if name in self._set else getattr(self._before, name)) or None
 
     def set(self, name: str, value: int | str) -> None:
-        """Set a number or a cpuset by its name. Raises NotSayable if the protocol cannot express that or it would be
-        refused."""
+        """Set a number or a cpuset by its name.
+
+        Raises NotSayable if the protocol cannot express that or it would be refused.
+        """
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
         why = self._fixed or _REFUSALS[name](name, self._before, value)
@@ -265,8 +267,9 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message for the answer: None if nothing was set, an echo otherwise; in an update only what was
-        set.
+        """Return the message for the answer.
+
+        None if nothing was set, an echo otherwise; in an update only what was set.
 
         A cpuset is cleared only by an echo, in an update too.
         """

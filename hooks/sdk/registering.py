@@ -104,8 +104,9 @@ class Registration:
         self._remove_older()  # only once the new file exists: under Fail no call may pass in between
 
     def look_after(self) -> None:
-        """Write the file again if it was removed or changed; a problem is logged once, and tried again at the next
-        call.
+        """Write the file again if it was removed or changed.
+
+        A problem is logged once, and tried again at the next call.
 
         A file that now belongs to another hook server is left to it as long as that one listens.
         """
@@ -190,8 +191,10 @@ class Registration:
         return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
 
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found; "" if it is none or this server's
-        own."""
+        """Return the socket of another hook server whose registration was found.
+
+        "" if there is none, or if it is this server's own.
+        """
         return "" if self._is_own(found) else _endpoint(found or b"")
 
     def _found(self) -> bytes | None:

@@ -42,8 +42,7 @@ _DOMAIN, _OLD_DOMAIN = "koordinator.sh/", "kubernetes.io/"
 
 
 class Gpu(Hook):
-    """Set NVIDIA_VISIBLE_DEVICES in every container of a pod with GPUs, and HAMi-core's limits if the pod asks for
-    them.
+    """Set NVIDIA_VISIBLE_DEVICES in every container of a pod with GPUs, and HAMi-core's limits on request of the pod.
 
     ``cache_dir`` is where HAMi-core keeps the files for its vGPU monitor, "" for none. Source of the rules: koordlet's
     GPUEnvInject.

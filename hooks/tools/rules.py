@@ -20,8 +20,10 @@ AtPoint = Callable[[TriedServer, HookPoint], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule; ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer came in
-    time."""
+    """A rule and its test.
+
+    ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer came in time.
+    """
 
     name: str
     sentence: str
@@ -31,8 +33,10 @@ class Rule:
 
 
 def _each(trial: AtPoint) -> Trial:
-    """Return the trial of a rule at each hook point where a plain request is answered; the first failure is
-    reported."""
+    """Return the trial of a rule at each hook point where a plain request is answered.
+
+    The first failure is reported.
+    """
 
     async def try_all(subject: TriedServer) -> None:
         if not subject.sound:

@@ -68,8 +68,9 @@ def _guarded(command: click.Command, name: str) -> int:
 
 
 def _fill_standard_files() -> None:
-    """Open /dev/null for each of the file descriptors 0 to 2 that is closed, so that no later open gets one of these
-    numbers.
+    """Open /dev/null for each of the file descriptors 0 to 2 that is closed.
+
+    Otherwise a later open would get one of these numbers.
 
     If the event loop's epoll descriptor were number 0, closing the loop would end the process by SIGABRT.
     """

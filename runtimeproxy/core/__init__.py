@@ -1,1 +1,1 @@
-"""What becomes of a held call, the same for both fronts, and what is remembered of pods and containers."""
+"""The handling of held calls, the same for both fronts, and the records of pods and containers."""

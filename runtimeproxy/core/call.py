@@ -72,15 +72,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The text of an Unreadable that is remembered: an exception object would keep the frames that it passed through
-    alive."""
+    """The text of an Unreadable that is remembered.
+
+    An exception object would keep the frames that it passed through alive.
+    """
 
     text: str
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read at the first access and then cached; an Unreadable raised by the read is raised again
-    each time.
+    """A property that is read at the first access and then cached.
+
+    An Unreadable raised by the read is raised again each time.
 
     The subject of a call is needed many times while the call is under way, and decoding a long message is slow.
     """
@@ -154,8 +157,9 @@ class Call(ABC):
         return records.hook_view(subject)
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Called before the request is released: change at the runtime what has to be changed first
-        (PreStartContainer's extra update).
+        """Called before the request is released: change at the runtime what has to be changed first.
+
+        That is PreStartContainer's extra update.
 
         Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
         unknown, ``state_unknown`` is set.
@@ -163,8 +167,10 @@ class Call(ABC):
         return {}
 
     def unedited(self, store: Store) -> bool:
-        """Return whether the Store certainly changes nothing in this request where no hook server is asked, without
-        decoding it."""
+        """Return whether the Store certainly changes nothing in this request where no hook server is asked.
+
+        The request is not decoded for that.
+        """
         return True
 
     @abstractmethod
@@ -184,8 +190,7 @@ class Call(ABC):
 
     @abstractmethod
     def answer(self, reply: Reply) -> None:
-        """Called once the commit and the Post hooks are done: pass the runtime's own bytes to the client, unless that
-        was done."""
+        """Called after commit and Post hooks: pass the runtime's own bytes to the client, unless that was done."""
 
     @abstractmethod
     def release_buffers(self) -> None:

@@ -131,15 +131,19 @@ class Dispatcher:
             log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=kind)
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
-        """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
-        it, as far as their timeouts can use it, so that one server that hangs does not make all others fail."""
+        """Return when a plugin's time ends, on the clock.
+
+        Half of what is left is reserved for the plugins ``behind`` it, as far as their timeouts can use it, so that one
+        server that hangs does not make all others fail.
+        """
         now = self._clock()
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
     def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
-        """Count the bad fields of an answer; under Ignore only these fields are dropped, each logged once per hook
-        server.
+        """Count the bad fields of an answer.
+
+        Under Ignore only these fields are dropped, each logged once per hook server.
 
         Raises HookError under policy Fail.
         """

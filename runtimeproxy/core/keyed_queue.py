@@ -35,8 +35,10 @@ class KeyedQueue:
         """The turns of each key, in order of arrival; keys without turns are absent."""
 
     def take(self, key: str) -> Turn:
-        """Append a turn to a key's queue and return it; it stays there until ``leave``. ``wait`` waits for its place at
-        the front."""
+        """Append a turn to a key's queue and return it; it stays there until ``leave``.
+
+        ``wait`` waits for its place at the front.
+        """
         turn = Turn(key)
         queue = self.queues.setdefault(key, {})
         if queue:

@@ -48,8 +48,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a held call: ``budget_seconds`` for all its hook calls together; pods with ``skip_label`` get no hook
-    calls."""
+    """Limits of a held call.
+
+    ``budget_seconds`` is for all its hook calls together; pods with ``skip_label`` get no hook calls.
+    """
 
     budget_seconds: float
     skip_label: tuple[str, str]
@@ -87,13 +89,17 @@ class Lifecycle:
         return self._dispatcher.registered(HOOK_POINTS)
 
     def passes_unrecorded(self) -> bool:
-        """Return whether a call that changes no record can pass without a hold: no hook server is registered and no
-        call waits."""
+        """Return whether a call that changes no record can pass without a hold.
+
+        It can if no hook server is registered and no call waits.
+        """
         return not self.hooked and not self._turns.queues
 
     def under_way(self, operation: Operation | None = None) -> set[str]:
-        """Return the subjects of the calls under way, all or those of one operation: ids, or names where there is no id
-        yet."""
+        """Return the subjects of the calls under way, all or those of one operation.
+
+        They are ids, or names where there is no id yet.
+        """
         keys = set()
         for call in self._under_way:
             with suppress(Unreadable):
@@ -106,8 +112,9 @@ class Lifecycle:
         await self._unsettled.stop()
 
     def run(self, call: Call) -> Fiber[None]:
-        """Run one call from its hold to its answer, immediately as far as it gets without waiting; return the fiber
-        that runs it.
+        """Run one call from its hold to its answer; return the fiber that runs it.
+
+        It runs immediately, as far as it gets without waiting.
 
         Cancelling the fiber ends the call.
         """
@@ -241,8 +248,10 @@ class Lifecycle:
     async def _prepared(
         self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Prepare the runtime for an adjustment; a failure counts as that of the plugins that own the adjustment
-        (C9)."""
+        """Prepare the runtime for an adjustment.
+
+        A failure counts as that of the plugins that own the adjustment (C9).
+        """
         try:
             until = end + UPDATE_GRACE_SECONDS
             held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
@@ -333,8 +342,10 @@ class Lifecycle:
     # What nobody is sure of.
 
     def _lost(self, call: Call, adjustment: Adjustment) -> None:
-        """Mark the subject's state as unknown, because the runtime may or may not have carried out the call
-        (relay-rules C3)."""
+        """Mark the subject's state as unknown.
+
+        The runtime may or may not have carried out the call (relay-rules C3).
+        """
         if call.operation not in _CREATES:  # what a create made has an id that was never received
             call.state_unknown = True
         elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
@@ -342,8 +353,10 @@ class Lifecycle:
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
     def _void(self, call: Call) -> None:
-        """Forget the record of a call's subject if its state is unknown, and invalidate it for those who read the
-        runtime now: what they have read of the subject may be older than the call."""
+        """Forget the record of a call's subject if its state is unknown.
+
+        Those who read the runtime now are notified: what they have read of the subject may be older than the call.
+        """
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)
@@ -382,8 +395,10 @@ class Lifecycle:
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
-        """Count and log an error in the proxy itself; its text may hold values, so only its class and place are
-        logged."""
+        """Count and log an error in the proxy itself.
+
+        Its text may hold values, so only its class and place are logged.
+        """
         self._recorder.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:

@@ -1,5 +1,4 @@
-"""The Store: records of pods and containers by id, in memory, so that hook servers can be stateless
-(docs/architecture.rst).
+"""The Store: records of pods and containers by id, in memory, for stateless hook servers (docs/architecture.rst).
 
 Owns the records between a create and its remove (design section 6), and the kubelet's original values kept for subjects
 whose record is to be read anew.
@@ -43,8 +42,10 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids noted since the watch began: ``kept`` are those committed, with the pods of containers; ``voided`` those
-    dropped or invalidated."""
+    """Ids noted since the watch began.
+
+    ``kept`` are those committed, with the pods of containers; ``voided`` those dropped or invalidated.
+    """
 
     kept: set[str] = field(default_factory=set)
     voided: set[str] = field(default_factory=set)
@@ -87,13 +88,17 @@ class Store:
         return self._containers.get(container_id)
 
     def whole_pod_id(self, beginning: str) -> str:
-        """Return the id of the only pod whose id begins with this text; the text itself if there is none or more than
-        one."""
+        """Return the id of the only pod whose id begins with this text.
+
+        The text itself if there is none or more than one.
+        """
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins with this text; the text itself if there is none or more
-        than one."""
+        """Return the id of the only container whose id begins with this text.
+
+        The text itself if there is none or more than one.
+        """
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
@@ -107,8 +112,10 @@ class Store:
     # What the runtime reports.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for a pod that was read from the runtime: the known one, else one made of it and the kept
-        values."""
+        """Return the record for a pod that was read from the runtime.
+
+        The known one, else one made of it and the kept values.
+        """
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
@@ -128,8 +135,10 @@ class Store:
         self._kept.update(kept)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
-        """Return the original values to keep of an id, from its record or from when that was forgotten; None if there
-        are none."""
+        """Return the original values to keep of an id; None if there are none.
+
+        They come from its record, or from the time when that was forgotten.
+        """
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return kept_of(record)
@@ -144,8 +153,10 @@ class Store:
         return set(self._kept)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        """Call ``on_change`` if kept values are involved: if any of the records, old or new, differs from what the
-        kubelet asked for."""
+        """Call ``on_change`` if kept values are involved.
+
+        That is so if any of the records, old or new, differs from what the kubelet asked for.
+        """
         hooked = self._kept.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective

@@ -66,8 +66,10 @@ class Runtime(Protocol):
         """Called for each pod that the Store lacks: read and return it; None if it does not exist."""
 
     async def container(self, container_id: str) -> Subject | None:
-        """Called for each container that the Store lacks: read and return it with its pod; None if one of them does not
-        exist."""
+        """Called for each container that the Store lacks: read and return it with its pod.
+
+        None if one of them does not exist.
+        """
 
 
 class Sync:

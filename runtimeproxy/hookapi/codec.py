@@ -150,8 +150,10 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 
 def _pod_part(pod: PodInfo) -> bytes:
-    """Encode what a container's request says of its pod; cached with the pod's value, which takes about as much
-    memory."""
+    """Encode what a container's request says of its pod.
+
+    It is cached with the pod's value, which takes about as much memory.
+    """
     message = api_pb2.ContainerResourceHookRequest()
     try:
         _write_pod_meta(message.pod_meta, pod)
@@ -168,8 +170,9 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Encode what a container's request says of the container; a cgroup parent of its own overrides the pod's by coming
-    later.
+    """Encode what a container's request says of the container.
+
+    A cgroup parent of its own overrides the pod's by coming later.
 
     It is not cached for a container without an id, whose value is used only once, in its create.
     """
@@ -323,8 +326,10 @@ def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a message's map as a dict; ``dict()`` itself would call three functions of the abstract base class per
-    entry."""
+    """Return a message's map as a dict.
+
+    ``dict()`` itself would call three functions of the abstract base class per entry.
+    """
     found = {}
     for key in entries:
         found[key] = entries[key]

@@ -1,5 +1,4 @@
-"""The circuit breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix
-H10).
+"""The breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix H10).
 
 Owns which failures count, how many in a row open the breaker, for how long, and which call probes the server.
 Must not know: clocks, sockets, policies, what is done instead of asking.

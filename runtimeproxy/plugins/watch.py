@@ -44,8 +44,10 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to the folders that the paths lead to now; may block for ever if one leads into a dead
-        mount."""
+        """Set the watches to the folders that the paths lead to now.
+
+        It may block for ever if one leads into a dead mount.
+        """
         try:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
@@ -78,8 +80,10 @@ class Watcher:
         self._names = dict(watches)
 
     async def changed(self) -> None:
-        """Wait until the directory may have changed, at most for the poll interval; the watches must be renewed
-        then."""
+        """Wait until the directory may have changed, at most for the poll interval.
+
+        The watches must be renewed then.
+        """
         try:
             async with asyncio.timeout(self._poll_seconds):
                 await self._event()

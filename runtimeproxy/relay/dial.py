@@ -40,8 +40,10 @@ def why(error: OSError) -> str:
 
 
 def dial_now(path: str) -> socket.socket | None:
-    """Connect immediately and return the socket; None if the listener's backlog is full. Raises OSError if nobody
-    listens."""
+    """Connect immediately and return the socket; None if the listener's backlog is full.
+
+    Raises OSError if nobody listens.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)

@@ -82,8 +82,9 @@ class FrontBase(ABC):
             self.pair(client, backend)
 
     async def dial(self) -> socket.socket:
-        """Connect to the backend, waiting while its backlog is full or the proxy lacks a descriptor, DIAL_SECONDS at
-        most.
+        """Connect to the backend, for DIAL_SECONDS at most.
+
+        It waits while the backend's backlog is full or the proxy lacks a descriptor.
 
         Raises OSError; TimeoutError only if it is the backend that does not accept.
         """
@@ -174,8 +175,10 @@ class _Unpaired:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """From ``refusing`` on, shut down reading if the client has sent nothing: its later requests fail with EPIPE,
-        unsent."""
+        """Shut down reading from ``refusing`` on if the client has sent nothing.
+
+        Its later requests fail with EPIPE, unsent.
+        """
         if refusing and not self._shut and not self._has_asked():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer of a connected unix socket has closed it: true as soon as its EOF can be read, and no
-    earlier.
+    """Return whether the peer of a connected unix socket has closed it.
+
+    That is true as soon as its EOF can be read, and no earlier.
 
     A socket with both directions shut down counts as hung up too, whoever shut them.
     """
@@ -23,8 +24,10 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 class Hangups:
-    """Watches connected unix sockets: POLLHUP is set when the peer has closed, not when it has only shut down writing
-    (tried)."""
+    """Watches connected unix sockets for hang-ups.
+
+    POLLHUP is set when the peer has closed, not when it has only shut down writing (tried).
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -40,12 +40,16 @@ class Flow(Protocol):
         """Called with bytes from the backend. Raises WireError."""
 
     def client_ended(self) -> bool:
-        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
-        follow."""
+        """Called at the client's EOF.
+
+        Return True if bytes for the backend are still to come; ``Pair.client_done`` must follow.
+        """
 
     def client_gone(self) -> None:
-        """Called when the client has closed its socket, before or after ``client_ended``; only if the pair watches for
-        hang-ups."""
+        """Called when the client has closed its socket, before or after ``client_ended``.
+
+        Only if the pair watches for hang-ups.
+        """
 
     def backend_ended(self) -> bool:
         """Called at the backend's EOF. Return True if the connection goes on; ``Pair.backend_done`` ends it."""
@@ -58,12 +62,16 @@ class Flow(Protocol):
 
 
 class Bulk(Protocol):
-    """Interface for large reads: sends the first ``size`` bytes of a reused buffer if they pass unchanged, else returns
-    False."""
+    """Interface for large reads.
+
+    It sends the first ``size`` bytes of a reused buffer if they pass unchanged, else returns False.
+    """
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the client: send all of it by ``send`` and return True, or do nothing and
-        return False."""
+        """Called with a large read from the client: send all of it by ``send``, or do nothing.
+
+        Return whether it was sent.
+        """
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Called with a large read from the backend, in the same way."""
@@ -141,8 +149,10 @@ class Pair:
         self.flush()
 
     def later(self, go_on: Callable[[], object]) -> None:
-        """Call ``go_on`` once all bytes of the present read are processed, so that its output leaves in the same
-        write."""
+        """Call ``go_on`` once all bytes of the present read are processed.
+
+        So its output leaves in the same write.
+        """
         self._later.append(go_on)
         if not self.reading:
             self._go_on()
@@ -169,8 +179,9 @@ class Pair:
             self._refuse_backend()
 
     def _refuse_backend(self) -> None:
-        """Shut down reading from the backend because the client takes no more: without a proxy its next write would
-        fail, too.
+        """Shut down reading from the backend because the client takes no more.
+
+        Without a proxy the backend's next write would fail, too.
 
         The client may have closed after sending bytes that the backend does not take yet, and its EOF has to follow
         them. Until then nothing else would tell the backend that nobody reads its answers. What the client has sent
@@ -181,7 +192,7 @@ class Pair:
             self._backend.watch(self._hangups, self._backend_hung_up)
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Called when an endpoint's queue is short again: continue reading the other side."""
+        """Continue reading the other side, as an endpoint's queue is short again."""
         if self._closed:
             return
         if endpoint is self._client:
@@ -253,7 +264,7 @@ class Pair:
         self._close_if_done()
 
     def _backend_hung_up(self) -> None:
-        """Called when the backend has closed its socket: what the client still sends is lost."""
+        """End the backend's side, as it has closed its socket: what the client still sends is lost."""
         self._backend_ended = True
         self._close_if_done()
 

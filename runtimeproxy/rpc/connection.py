@@ -86,8 +86,10 @@ class UnaryClient:
         """The system's message of the last failed try to connect, if the proxy itself lacked something."""
 
     def peer(self) -> Peer:
-        """Return the present peer at the path; a socket that was not connected to before is dialled, without
-        waiting."""
+        """Return the present peer at the path.
+
+        A socket that was not connected to before is dialled, without waiting.
+        """
         try:
             identity = self._identity()
             if identity != self._connected_to:
@@ -176,8 +178,10 @@ class UnaryClient:
         return link
 
     def _identity(self) -> _Identity:
-        """Return what identifies the socket at the path: an inode number may be reused, but not with the same change
-        time."""
+        """Return what identifies the socket at the path.
+
+        An inode number may be reused, but not with the same change time.
+        """
         found = os.stat(self._path)
         return found.st_dev, found.st_ino, found.st_ctime_ns
 
@@ -251,8 +255,10 @@ class _Link:
         self._promised -= 1
 
     def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
-        """Send a request and return its reply, to be awaited until ``deadline``; ``leave`` must be called
-        afterwards."""
+        """Send a request and return its reply, to be awaited until ``deadline``.
+
+        ``leave`` must be called afterwards.
+        """
         call = _Call(loop=self._loop)
         call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
         call.deadline = self._deadlines.add(deadline, partial(self._expire, call))

@@ -139,8 +139,9 @@ def _text(text: str, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: an option's flag, its default as the user would write it, its parser and the field of ``Config`` it
-    sets.
+    """One row: an option's flag, default, parser and the field of ``Config`` that it sets.
+
+    The default is spelt as the user would write it.
 
     ``default`` is None where the default cannot be written as a value; ``default_words`` then describes it. ``field``
     is None for the option that names the file itself, which cannot be set in that file.

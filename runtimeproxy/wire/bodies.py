@@ -28,8 +28,10 @@ class Body(Protocol):
     done: bool
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end. Raises
-        BadMessage."""
+        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end.
+
+        Raises BadMessage.
+        """
 
     def passes(self, data: Octets, size: int) -> bool:
         """Called with a large read: follow its first ``size`` bytes and return True if all of them belong to the body.
@@ -39,8 +41,10 @@ class Body(Protocol):
 
 
 def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
-    """Return the follower of a body, None if it has no bytes; ``keep`` is called with each piece of a chunked body's
-    payload."""
+    """Return the follower of a body, None if it has no bytes.
+
+    ``keep`` is called with each piece of a chunked body's payload.
+    """
     if framing is Framing.CHUNKED:
         return ChunkedBody(keep)
     if framing is Framing.UNTIL_CLOSE:
@@ -138,8 +142,9 @@ class ChunkedBody:
         return at
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Follow the chunks if each begins in the usual form, and no line is split at the start or the end of the
-        bytes.
+        """Follow the chunks if each begins in the usual form.
+
+        No line may be split at the start or the end of the bytes.
 
         At the end the CRLF behind a chunk's data may be without the next chunk's size.
         """
@@ -180,8 +185,10 @@ class ChunkedBody:
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, else keep its beginning. Return the index behind it. Raises
-        BadMessage."""
+        """Process a line if its end has come, else keep its beginning.
+
+        Return the index behind it. Raises BadMessage.
+        """
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1

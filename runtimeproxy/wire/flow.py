@@ -142,8 +142,10 @@ class FlowControlledSender:
             self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
-        """Deduct a DATA frame that the caller sends now from the windows; return False, deducting nothing, if it must
-        wait."""
+        """Deduct a DATA frame that the caller sends now from the windows.
+
+        Return False, deducting nothing, if it must wait.
+        """
         beyond = self._stream_windows.get(stream)
         room = min(self.window, self.max_frame)
         if beyond is not None:
@@ -326,8 +328,10 @@ class FlowControlledSender:
             raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
-        """Count DATA that the peer sent and that leaves at once. Raises WireError if it exceeds the connection
-        window."""
+        """Count DATA that the peer sent and that leaves at once.
+
+        Raises WireError if it exceeds the connection window.
+        """
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")

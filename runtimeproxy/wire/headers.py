@@ -192,8 +192,7 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 
 
 class Blocks:
-    """The header blocks of one direction: whatever the sender's encoder does, the translated blocks stand alone
-    (relay-rules A1).
+    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1).
 
     Until the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing.
     After that, blocks pass unchanged, except for a size update put before the first one after each ACK.

@@ -32,8 +32,9 @@ IndexError means that the text ended: the code indexes it without checking the l
 
 
 def fold(key: str) -> str:
-    """Return the form of a key in which Go compares it with a struct's field: letter case ignored, U+017F as s, U+212A
-    as k.
+    """Return the form of a key in which Go compares it with a struct's field.
+
+    Letter case is ignored, U+017F counts as s, U+212A as k.
 
     Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
     """
@@ -120,8 +121,10 @@ class Edit(Protocol):
     """Interface of a change of one value."""
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Called with the index ``at`` of the value: append its patches in the order of the text, return the index of
-        its end."""
+        """Called with the index ``at`` of the value: append its patches, return the index of its end.
+
+        Patches must be in the order of the text.
+        """
 
     def made(self) -> str:
         """Called where there is no value: return the text of a new one, "" for none."""
@@ -263,8 +266,10 @@ class Chosen:
 
 
 def _equal(found: Any, wanted: Value) -> bool:
-    """Return whether two JSON values are equal: 1 is neither 1.0 nor true, and the order of an object's members is
-    ignored."""
+    """Return whether two JSON values are equal.
+
+    1 is neither 1.0 nor true, and the order of an object's members is ignored.
+    """
     if isinstance(found, Object):
         members = dict(found.members)
         return members == wanted and len(members) == len(found.members)

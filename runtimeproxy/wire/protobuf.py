@@ -78,8 +78,9 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
-    """Return whether a message has more fields than ``limit``, including those of the nested messages named by
-    ``shape``.
+    """Return whether a message has more fields than ``limit``.
+
+    The fields of the nested messages named by ``shape`` count, too.
 
     Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not protobuf.
     """
@@ -159,8 +160,10 @@ def string_field(value: str) -> Edit:
 
 
 def message_field(edits: Mapping[int, Edit]) -> Edit:
-    """Return the edit of a singular message. If it occurs twice, its value is the merge of both: they are joined at the
-    last one's place."""
+    """Return the edit of a singular message.
+
+    If it occurs twice, its value is the merge of both: they are joined at the last one's place.
+    """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         parts = found.of_type(LENGTH_DELIMITED)
@@ -177,8 +180,9 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
 
 
 def entries_field(values: Mapping[str, Edit]) -> Edit:
-    """Return the edit of the values of map entries, or of a repeated message whose field 1 is a text that names the
-    element.
+    """Return the edit of the values of map entries.
+
+    The field may also be a repeated message whose field 1 is a text that names the element.
 
     Of entries with the same key the last one is effective and is edited. New entries go behind the last one of the
     field, in the order of their keys.

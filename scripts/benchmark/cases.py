@@ -76,8 +76,9 @@ POINTS = {
 
 
 class Figures(NamedTuple):
-    """The figures of one case on one way: microseconds, calls per second, CPU microseconds per call, memory growth in
-    MiB.
+    """The figures of one case on one way.
+
+    Microseconds, calls per second, CPU microseconds per call, memory growth in MiB.
 
     The last two are those of the pipe or the proxy, nan for the direct way.
     """

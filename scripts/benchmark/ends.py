@@ -140,8 +140,10 @@ class Client(ABC):
 
     @abstractmethod
     def prepare(self, route: str) -> Call:
-        """Called once per route: create what its calls are about, return a call that can be repeated. Raises
-        DemoError."""
+        """Called once per route: create what its calls are about, return a call that can be repeated.
+
+        Raises DemoError.
+        """
 
     @abstractmethod
     def container(self) -> str:

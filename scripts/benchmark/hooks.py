@@ -72,8 +72,10 @@ _STATE = "--core-sched-state={folder}/coresched.json"
 
 @dataclass(frozen=True, slots=True)
 class HookServer:
-    """One row: the hook's name on the command line, the hook point, the pod's labels and annotations, and the changed
-    parts."""
+    """One row: a hook, a hook point, a pod's labels and annotations, and the changed parts.
+
+    The hook has its name on the command line.
+    """
 
     name: str
     point_name: str
@@ -130,8 +132,10 @@ HOOK_SERVERS: Sequence[HookServer] = (
 
 
 def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
-    """Return which parts of an answer differ from the request: hook servers of the SDK answer with an echo, except that
-    the resources are left out if none was set."""
+    """Return which parts of an answer differ from the request.
+
+    Hook servers of the SDK answer with an echo, except that the resources are left out if none was set.
+    """
     subject = request.container or request.pod
     sent = HookAnswer(
         labels={} if request.container else request.pod.labels,
@@ -169,8 +173,7 @@ def node(folder: Path) -> Iterator[None]:
 
 
 class Figures(NamedTuple):
-    """One hook server: resident bytes before the first call and after all, the times of its answers and of the bare
-    server's."""
+    """One hook server: resident bytes before the first call and after all, its answers' times and the bare server's."""
 
     idle: int
     resident: int

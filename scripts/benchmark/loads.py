@@ -80,8 +80,9 @@ class Kubelet:
 
 
 def read_log(text: str, calls: int, status: int) -> Run:
-    """Return the run in h2load's log: tab-separated start in microseconds, HTTP status (-1 = failed), duration in
-    microseconds.
+    """Return the run in h2load's log.
+
+    Its columns are tab-separated: start in microseconds, HTTP status (-1 = failed), duration in microseconds.
 
     Raises DemoError unless it has ``calls`` requests with the status.
     """
@@ -97,8 +98,9 @@ def read_log(text: str, calls: int, status: int) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class H2load:
-    """Calls to a socket, ``concurrency`` at a time: streams of so many connections, or in Docker mode a connection
-    each.
+    """Calls to a socket, ``concurrency`` at a time.
+
+    They are streams of so many connections, or in Docker mode a connection each.
 
     The paths of its files begin with ``files``. In CRI mode the runtime's count shows whether calls succeeded: h2load
     sees only the HTTP status.
@@ -214,8 +216,10 @@ EXEC_OUTPUT = b"\1\0\0\0\0\0\0\6ready\n"
 
 @dataclass(frozen=True, slots=True)
 class Execs:
-    """Docker's execs, ``concurrency`` at a time, as ``docker exec`` makes them, timed from the create to the output's
-    end."""
+    """Docker's execs as ``docker exec`` makes them, ``concurrency`` at a time.
+
+    They are timed from the create to the output's end.
+    """
 
     path: Path
     container: str

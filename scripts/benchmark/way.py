@@ -99,7 +99,7 @@ class Recorder:
         """Time of each send, and whether it was to a client."""
 
     def note(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Called by sys.setprofile for each event."""
+        """Record an event of sys.setprofile."""
         if not self.on:
             return
         code = frame.f_code
@@ -136,8 +136,10 @@ class Recorder:
 
 
 def measure(mode: str, hooked: bool) -> list[Way]:
-    """Run the proxy in this thread, which must be the main one, and return the ways of a mode's calls. Raises
-    DemoError."""
+    """Run the proxy in this thread, which must be the main one, and return the ways of a mode's calls.
+
+    Raises DemoError.
+    """
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
         folder = Path(made)

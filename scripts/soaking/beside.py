@@ -148,8 +148,10 @@ def slow(mode: str, share: float) -> list[Figure]:
 
 
 def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figure:
-    """Return the ratio of p99 here to that elsewhere, compared with a limit; it is judged only if all calls were
-    made."""
+    """Return the ratio of p99 here to that elsewhere, compared with a limit.
+
+    It is judged only if all calls were made.
+    """
     found = here.percentile(99) / there.percentile(99)
     shown = f"{found:.2f} ({here.percentile(99):,} us to {there.percentile(99):,} us)"
     return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
@@ -183,8 +185,10 @@ def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Make creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
-    with."""
+    """Make creates wait until the end of the block.
+
+    Raises DemoError if one did not wait, and what a create fails with.
+    """
     with ThreadPoolExecutor(len(creates)) as pool:
         with hold():
             creating = [pool.submit(create) for create in creates]

@@ -1,5 +1,6 @@
-"""Very many lifecycles of containers, some with a bad end (fault matrix S9, promise 13): does anything grow in a proxy
-that runs for long, and does its Store equal the runtime's list?
+"""Very many lifecycles of containers, some with a bad end (fault matrix S9, promise 13).
+
+Does anything grow in a proxy that runs for long, and does its Store equal the runtime's list?
 
 Memory and open files are read from the kernel, for a process that does nothing else; the proxy itself reports its Store
 and its tasks on a signal (``shown``). The fake runtime is in the driver's process, so that it can refuse a call and
@@ -73,8 +74,10 @@ class Sample(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A proxy without clients; ``differing`` is the number of ids, beside ``known`` ids of the runtime, that only one
-    side has."""
+    """A proxy without clients.
+
+    ``differing`` is the number of ids, beside ``known`` ids of the runtime, that only one side has.
+    """
 
     tasks: int
     descriptors: int
@@ -99,8 +102,10 @@ class Endured(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Return the bytes by which memory grew from the warm-up's end to the end: the slope times the units of
-        work."""
+        """Return the bytes by which memory grew from the warm-up's end to the end.
+
+        It is the slope times the units of work.
+        """
         return self.slope * (self.measured[-1].done - self.measured[0].done)
 
     def figures(self, share: float) -> list[Figure]:
@@ -160,8 +165,10 @@ class Observed:
             task.cancel()
 
     async def rest(self, fake: Fake) -> Rest:
-        """Wait until the Store has the runtime's ids, at most for one list and SETTLED_SECONDS; return the state at
-        rest."""
+        """Wait until the Store has the runtime's ids; return the state at rest.
+
+        It waits at most for one list and SETTLED_SECONDS.
+        """
         ids = {*fake.pod_ids(), *fake.container_ids()}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pass_seconds + SETTLED_SECONDS

@@ -20,8 +20,10 @@ ENTRIES = {"runtimeproxy": cli.main, "koord-runtime-proxy": cli.koord_runtime_pr
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return a function that runs a command line, without the project's variables in the environment, with an
-    application of the test."""
+    """Return a function that runs a command line, with an application of the test.
+
+    The project's variables are not in the environment.
+    """
     for name in [name for name in os.environ if name.startswith("RUNTIMEPROXY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")

@@ -54,8 +54,10 @@ class Server:
             raise HookError("a", point.name, Reason.BAD_ANSWER, str(error)) from None
 
     def changed(self) -> dict[str, object] | None:
-        """Ask the server; return what is set, by the names of ``Adjustment.owners``, None if the answer cannot be
-        parsed."""
+        """Ask the server; return what is set, None if the answer cannot be parsed.
+
+        The names are those of ``Adjustment.owners``.
+        """
         dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0, 10.0)
         request = HookRequest(POD, CONTAINER if self._point.subject is SubjectKind.CONTAINER else None)
         with pytest.raises(StopIteration) as end:  # in one step: nothing waits here

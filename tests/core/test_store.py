@@ -204,8 +204,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def hooked(told: list[str]) -> Store:
-    """Return a Store with a pod and a container in which hooks replaced something, and a container that is as the
-    kubelet asked."""
+    """Return a Store with subjects in which hooks replaced something, and a container that is as the kubelet asked."""
     store = Store()
     store.on_change = told.append
     plain = replace(ASKED, id="c8")

@@ -1,5 +1,4 @@
-"""The Store follows the runtime beside the calls: what is read and dropped, and how a runtime that is away is
-retried."""
+"""The Store follows the runtime beside the calls: what is read and dropped, and retries while the runtime is away."""
 
 import asyncio
 import logging

@@ -75,8 +75,10 @@ class Containerd(Engine):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Start the daemon again at the end of the block, whatever became of it, and remove the pods created in the
-        block."""
+        """Start the daemon again at the end of the block, whatever became of it.
+
+        The pods created in the block are removed.
+        """
         kept = self._pods()
         try:
             yield

@@ -23,8 +23,10 @@ def processes(mark: str) -> set[int]:
 
 
 def end(find: Callable[[], set[int]]) -> None:
-    """Kill what ``find`` returns until it returns nothing. Raises TimeoutError with the ids of those that do not
-    end."""
+    """Kill what ``find`` returns until it returns nothing.
+
+    Raises TimeoutError with the ids of those that do not end.
+    """
     deadline = time.monotonic() + END_SECONDS
     while leftovers := find():
         for pid in leftovers:

@@ -1,5 +1,4 @@
-"""Fibers start and resume immediately, are interrupted where they wait, and pass their result on to whoever awaits
-them."""
+"""Fibers start and resume immediately, are interrupted where they wait, and pass on their results."""
 
 import asyncio
 from typing import Any

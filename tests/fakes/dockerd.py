@@ -1,5 +1,4 @@
-"""A fake dockerd, 20.10 unless another is chosen, on a unix socket: the part of its HTTP API that runtimes' clients
-use.
+"""A fake dockerd, 20.10 by default, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
 Requests are recorded as they came; those of one connection are answered in order. It uses plain asyncio streams,
 because aiohttp's server can neither answer after a half-close nor send an unframed reply.
@@ -94,8 +93,10 @@ class FakeDockerd(Listener):
     # ---- interface for tests
 
     def requests(self, route: str) -> list[Received]:
-        """Return the requests received on a route, given as in dockerd_routes.ROUTES ("POST
-        /containers/{ref}/start")."""
+        """Return the requests received on a route.
+
+        It is given as in dockerd_routes.ROUTES ("POST /containers/{ref}/start").
+        """
         self._known(route)
         return [received for received in self.received if received.route == route]
 

@@ -74,8 +74,10 @@ _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The router's decision; ``version`` is "" if the path has none; ``location`` is the redirect of an unclean
-    path."""
+    """The router's decision.
+
+    ``version`` is "" if the path has none; ``location`` is the redirect of an unclean path.
+    """
 
     route: Route
     version: str = ""

@@ -100,8 +100,9 @@ class Reader(asyncio.StreamReader):
 
 
 class Exchange:
-    """A handler's interface: the request, and the writer of its reply; ``common`` are headers of every reply of a
-    handler.
+    """A handler's interface: the request, and the writer of its reply.
+
+    ``common`` are headers of every reply of a handler.
 
     ``api`` is the API version that the request names, else the daemon's newest.
     """

@@ -1,5 +1,4 @@
-"""Shared parts of the hooks' tests: a node's settings and cgroups in a directory, and Koordinator's labels and
-annotations."""
+"""Shared parts of the hooks' tests: a node's settings and cgroups in a directory, and Koordinator's texts."""
 
 import argparse
 import json

@@ -1,5 +1,4 @@
-"""The Plugins Manager on a real directory: which plugins are asked, by which client, what is logged; it survives
-failures.
+"""The Plugins Manager on a real directory: who is asked, by which client, what is logged; it survives failures.
 
 How registrations follow swapped, replaced and hostile files: tests/system/test_plugins.py.
 """

@@ -1,5 +1,4 @@
-"""Connecting: a returned socket is connected, a full backlog is waited for, an absent listener fails at once
-(relay-rules A12).
+"""Connecting: a full backlog is waited for, an absent listener fails at once (relay-rules A12).
 
 Also who may be at the other end of a hook server's socket (fault matrix X6).
 """

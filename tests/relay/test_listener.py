@@ -104,8 +104,10 @@ def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: i
 
 @contextlib.contextmanager
 def nobodys_folder() -> Iterator[str]:
-    """Become a user without permissions, with a directory in the system's temporary one, because pytest's is closed to
-    others."""
+    """Become a user without permissions.
+
+    Its directory is in the system's temporary one, because pytest's is closed to others.
+    """
     us = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
         if us == 0:

@@ -1,5 +1,4 @@
-"""The answers of a real koordlet's hook plugins, and the resulting requests to each runtime: the rows of
-docs/koordlet.rst.
+"""The answers of a real koordlet's hook plugins, and the requests that result: the rows of docs/koordlet.rst.
 
 An answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
 """

@@ -80,8 +80,10 @@ def skipped(pod: PodSandboxConfig) -> PodSandboxConfig:
 
 
 def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
-    """Return a container with all fields that a kubelet may set; ``resources`` are set in addition to the usual
-    ones."""
+    """Return a container with all fields that a kubelet may set.
+
+    ``resources`` are set in addition to the usual ones.
+    """
     usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
     config = cri.container_config(
         name,

@@ -40,8 +40,11 @@ class PatientCri(CriCaller):
 
 
 class PatientDocker(DockerCaller):
-    """Retries as Go's net/http does: on a connection that was used before, a request of which nothing was sent, and one
-    that only reads if the connection ended before its answer began."""
+    """Retries as Go's net/http does.
+
+    On a connection that was used before it repeats a request of which nothing was sent, and one that only reads if the
+    connection ended before its answer began.
+    """
 
     async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
         async with asyncio.timeout(seconds):

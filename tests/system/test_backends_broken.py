@@ -424,8 +424,10 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
 
 @pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
 async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
-    """CRI's runtime shows what it is as soon as a client connects; Docker's is asked in bytes that it does not
-    understand."""
+    """CRI's runtime shows what it is as soon as a client connects.
+
+    Docker's is asked in bytes that it does not understand.
+    """
     front = CRI if other is DOCKER else DOCKER
     told = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (

@@ -65,8 +65,10 @@ class Step:
 
 
 def play(socket: str, steps: Sequence[Step], folder: Path, registry: str) -> list[Any]:
-    """Run all steps; return what is compared of each, and at the end the content of the folder, which began with
-    FILES."""
+    """Run all steps; return what is compared of each.
+
+    At the end comes the content of the folder, which began with FILES.
+    """
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

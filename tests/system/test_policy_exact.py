@@ -108,8 +108,10 @@ WEIGHTS = [1, *[24] * (len(KINDS) - 1)]
 async def test_failure_ends_as_the_policy_says_and_is_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
-    """A good answer follows each failure, so the breaker stays closed; at the end it opens, until there is a new
-    socket."""
+    """A good answer follows each failure, so the breaker stays closed.
+
+    At the end it opens, until there is a new socket.
+    """
     chance, in_a_row = random.Random(policy), 10
     failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=HOOK_FAILURES.now - len(KINDS))]
     chance.shuffle(failures)

@@ -256,8 +256,10 @@ def places(owner: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def changed(document: Any, changes: Changes) -> Any:
-    """Return a document with other values in some places; a text is not replaced by another text, which might be a
-    cgroup parent."""
+    """Return a document with other values in some places.
+
+    A text is not replaced by another text, which might be a cgroup parent.
+    """
     document = deepcopy(document)
     for number, value in changes:
         known = [(owner, key) for owner, key in places(document) if key != SANDBOX_LABEL]

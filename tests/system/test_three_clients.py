@@ -68,8 +68,10 @@ async def test_h2(path: Path) -> None:
 
 
 async def test_h2load(tmp_path: Path, path: Path) -> None:
-    """It shows the HTTP status only, so a relay before the proxy records the replies, and their trailers are read
-    there."""
+    """It shows the HTTP status only.
+
+    So a relay before the proxy records the replies, and their trailers are read there.
+    """
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
     relay = FaultRelay(str(tmp_path / "client.sock"), str(path))

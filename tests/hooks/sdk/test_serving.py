@@ -1,5 +1,4 @@
-"""The gRPC server of hooks, on real sockets, and its event loop: answers, statuses, limits, health, and the
-shutdown."""
+"""The gRPC server of hooks, on real sockets: answers, statuses, limits, health, the event loop, and the shutdown."""
 
 import asyncio
 import logging

@@ -1,5 +1,4 @@
-"""The tester without sockets: what hooks see of a call, and that its result is what the proxy would make of the
-answer."""
+"""The tester without sockets: what hooks see of a call, and that the result is what the proxy would make of it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,5 +1,4 @@
-"""groupidentity: the value by class and annotation, where it is written, and the effect of a kernel without the
-file."""
+"""groupidentity: the value by class and annotation, where it is written, and kernels without the file."""
 
 from collections.abc import Callable
 from pathlib import Path
