@@ -2,7 +2,7 @@
 
 The straight line of one held call, the same for both modes (docs/architecture.rst follows it file by file):
 
-1. ``relay.pair`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames beside them,
+1. ``relay.pair`` moves bytes between a client and the runtime. Beside it ``cri.reader`` reads the frames of HTTP/2, or
    ``docker.reader`` the heads of HTTP/1.1.
 2. A head that names a held operation makes a ``cri.held`` stream or a held ``docker.exchange``; when its request is
    complete, a call of ``cri.calls`` or ``docker.calls`` stands for it.
