@@ -67,14 +67,14 @@ def _run(**given: str | None) -> int:
             error.add_note("--log-level=debug shows how it came there")
         if settings.log_format != "json":
             raise
-        _logger.error("%s", words(error))  # whoever reads stderr reads JSON
+        _logger.error("%s", words(error))  # stderr is read as JSON
         return FAILED
     finally:
         handler.close()
 
 
 def words(error: Exception) -> str:
-    """Return the words for what failed.
+    """Return the message about an error for the user.
 
     The text of a foreign exception may quote a value, so only its class and its place are shown.
     """

@@ -267,7 +267,7 @@ class Lifecycle:
             return adjustment
         return NO_ADJUSTMENT
 
-    # Commit and tell.
+    # Commit and call the Post hooks.
 
     async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
@@ -339,7 +339,7 @@ class Lifecycle:
             self._under_way.discard(call)
         self._void(call)
 
-    # What nobody is sure of.
+    # Uncertain state.
 
     def _lost(self, call: Call, adjustment: Adjustment) -> None:
         """Mark the subject's state as unknown.
@@ -366,7 +366,7 @@ class Lifecycle:
                     with suppress(Unreadable):
                         other.state_unknown |= other.order_key() == key
 
-    # What goes wrong.
+    # Failures.
 
     def _judge(self, call: Call, subject: Subject | None, error: Exception) -> None:
         """Apply the policies of the plugins that could not be asked, because of an error before the release.
