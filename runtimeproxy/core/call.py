@@ -190,7 +190,7 @@ class Call(ABC):
 
     @abstractmethod
     def answer(self, reply: Reply) -> None:
-        """Called after commit and Post hooks: pass the runtime's own bytes to the client, unless that was done."""
+        """Pass the runtime's own bytes to the client, unless that was done; may be called more than once."""
 
     @abstractmethod
     def release_buffers(self) -> None:

@@ -17,8 +17,10 @@ from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that say nothing about the listener: the proxy lacks descriptors or memory, and tries again (fault matrix
-P8)."""
+"""Errors that say nothing about the listener: the proxy itself lacks descriptors or memory.
+
+It tries again then (fault matrix P8).
+"""
 SCARCE_RETRY_SECONDS = 0.1
 
 
