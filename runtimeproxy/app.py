@@ -104,23 +104,23 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
-    supervisor = SystemdNotifier(os.environ)
+    systemd = SystemdNotifier(os.environ)
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
-    signals = Signals(loop, proxy.recorder)
+    signals = Signals(loop, proxy.metrics)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
-    supervisor.ready(loop)
+    systemd.ready(loop)
     _tell_listening(config, listener)
     proxy.front.look()
     _settle_memory()
-    watch = LoopWatchdog(loop, proxy.recorder)
+    watch = LoopWatchdog(loop, proxy.metrics)
     watch.start()
     try:
         await signals.first.wait()
         log.info("%s: stopping; one more signal ends it at once", signals.name)
-        supervisor.stopping()
+        systemd.stopping()
         if listener.withdraw():
             acceptor.accept()  # clients that have connected already are served; no new ones can come
         else:
@@ -129,7 +129,7 @@ async def _serve(config: Config, listener: Listener) -> None:
     finally:
         acceptor.stop()
         watch.stop()
-        supervisor.leave()
+        systemd.leave()
 
 
 class Front(Protocol):
@@ -161,11 +161,11 @@ class Signals:
     SIGUSR2 only log a line: a habit of other daemons must not end the node's runtime.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Metrics) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self.first = asyncio.Event()
         self.again = asyncio.Event()
         self.name = ""
-        self._recorder = recorder
+        self._metrics = metrics
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._came, number)
         for number in (signal.SIGHUP, signal.SIGUSR2):
@@ -176,7 +176,7 @@ class Signals:
         log.info("%s: registration files are read as they change, and flags at the start only", name, extra=UNLIMITED)
 
     def _tell_figures(self) -> None:
-        for figure in self._recorder.figures():
+        for figure in self._metrics.figures():
             log.info("%s", figure, extra=UNLIMITED)
 
     def _came(self, number: signal.Signals) -> None:
@@ -190,18 +190,18 @@ class Proxy:
     """All parts behind the listener."""
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self.recorder = Metrics(loop.time)
+        self.metrics = Metrics(loop.time)
         self.store = Store()
-        self.originals = Originals(_originals_file(config), self.store, self.recorder)
+        self.originals = Originals(_originals_file(config), self.store, self.metrics)
         self.manager = Manager(
             config.hookserver_config_dir,
             timeout_seconds=config.hook_timeout_seconds,
-            recorder=self.recorder,
+            metrics=self.metrics,
             client_factory=partial(HookClient, max_answer_bytes=config.hook_answer_bytes),
         )
-        dispatcher = Dispatcher(self.manager, self.recorder, loop.time, config.hook_budget_seconds)
+        dispatcher = Dispatcher(self.manager, self.metrics, loop.time, config.hook_budget_seconds)
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
         self.front = self._front(config, loop)
         self._loop = loop
         self._gauges: asyncio.TimerHandle | None = None
@@ -211,11 +211,11 @@ class Proxy:
         if config.mode is Mode.DOCKER:
             from runtimeproxy.docker.front import DockerFront as DockerFront
 
-            return DockerFront(config.runtime_endpoint, self.lifecycle, self.manager, self.recorder, loop)
+            return DockerFront(config.runtime_endpoint, self.lifecycle, self.manager, self.metrics, loop)
         from runtimeproxy.cri.front import CriFront as CriFront
 
         return CriFront(
-            config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.recorder, loop
+            config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.metrics, loop
         )
 
     async def start(self) -> None:
@@ -227,10 +227,10 @@ class Proxy:
 
     def _measure(self) -> None:
         held, oldest = self.lifecycle.holds()
-        self.recorder.gauge("held_calls", held)
-        self.recorder.gauge("held_oldest_seconds", oldest)
-        self.recorder.gauge("store_pods", self.store.counts().pods)
-        self.recorder.gauge("store_containers", self.store.counts().containers)
+        self.metrics.gauge("held_calls", held)
+        self.metrics.gauge("held_oldest_seconds", oldest)
+        self.metrics.gauge("store_pods", self.store.counts().pods)
+        self.metrics.gauge("store_containers", self.store.counts().containers)
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
@@ -240,7 +240,7 @@ class Proxy:
         after it: first the questions to the runtime about unanswered calls, then the front through which they are
         asked.
         """
-        self.recorder.gauge("draining", 1)
+        self.metrics.gauge("draining", 1)
         await self.front.drain(seconds, at_once)
         await self.lifecycle.stop()
         await self.front.close()

@@ -181,13 +181,13 @@ class Life:
             HookServer(str(self.folder / "hooks.sock"), self.answers) as self._hooks,
             self._proxy,
         ):
-            recorder = self._proxy.recorder
+            metrics = self._proxy.metrics
             kubelet = self.front.kubelet(str(self._proxy.socket))
             try:
                 await self._steps(kubelet)
             finally:
                 kubelet.close()
-            agreed = {one: recorder.counted("calls", operation=one.value, outcome="agreed") for one in Operation}
+            agreed = {one: metrics.counted("calls", operation=one.value, outcome="agreed") for one in Operation}
             self.operations.update(one for one, count in agreed.items() if count)
         return self
 

@@ -33,7 +33,7 @@ _MAX_DEPTH = 10
 _LOG = logging.getLogger(__name__)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's loader may be missing
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml may be missing
     """A YAML loader with strict numbers, which refuses a key that occurs twice in a mapping."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:

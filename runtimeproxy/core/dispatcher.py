@@ -29,12 +29,12 @@ FIELDS_SHOWN = 20
 class Dispatcher:
     """Asks the plugins of a hook point in turn and merges their answers into one adjustment."""
 
-    def __init__(self, plugins: Manager, recorder: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
+    def __init__(self, plugins: Manager, metrics: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
         self._plugins = plugins
-        self._recorder = recorder
+        self._metrics = metrics
         self._clock = clock
-        self._attempts = CallGuard(plugins.plugins_for, recorder, clock, budget_seconds)
-        self._know_of_stop: dict[str, set[str]] = {}
+        self._attempts = CallGuard(plugins.plugins_for, metrics, clock, budget_seconds)
+        self._note_stop: dict[str, set[str]] = {}
         """The names of the plugins that were told of a pod's stop, by pod id."""
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
@@ -62,7 +62,7 @@ class Dispatcher:
                 self._broke_rules(plugin, point, broken, request.name)
             adjustment = merge.combine(adjustment, plugin.name, merge.limited(point, change))
         for conflict in adjustment.conflicts:
-            self._recorder.count("hook_conflicts", hook=point.name, loser=conflict.loser, winner=conflict.winner)
+            self._metrics.count("hook_conflicts", hook=point.name, loser=conflict.loser, winner=conflict.winner)
             log.warning(
                 "hook servers %s and %s set the same field at %s: the later one wins",
                 conflict.loser,
@@ -79,7 +79,7 @@ class Dispatcher:
         again.
         """
         once = point.operation is Operation.STOP_POD_SANDBOX
-        know = self._know_of_stop.setdefault(request.pod.id, set()) if once else set()
+        know = self._note_stop.setdefault(request.pod.id, set()) if once else set()
         plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
         for place, plugin in enumerate(plugins, 1):
             until = end if place == len(plugins) else self._share(end, plugins[place:])
@@ -88,12 +88,12 @@ class Dispatcher:
                 know.add(plugin.name)
             except HookError as error:
                 self._count_failure(plugin, error, request.name)
-        if len(self._know_of_stop) > STOPPED_PODS:
-            del self._know_of_stop[next(iter(self._know_of_stop))]
+        if len(self._note_stop) > STOPPED_PODS:
+            del self._note_stop[next(iter(self._note_stop))]
 
     def forget_stop(self, pod_id: str) -> None:
         """Forget which plugins were told of a pod's stop: the pod was removed, or a new pod got its id."""
-        self._know_of_stop.pop(pod_id, None)
+        self._note_stop.pop(pod_id, None)
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
         """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None.
@@ -148,11 +148,11 @@ class Dispatcher:
         Raises HookError under policy Fail.
         """
         for field in {rule.field for rule in broken}:
-            self._recorder.count("hook_bad_fields", plugin=plugin.name, hook=point.name, field=field)
+            self._metrics.count("hook_bad_fields", plugin=plugin.name, hook=point.name, field=field)
         if plugin.policy is FailurePolicy.FAIL:
             self._failed(plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0])), name)
         for figure in ("hook_failures", "hook_fail_open"):
-            self._recorder.count(figure, plugin=plugin.name, hook=point.name, reason=Reason.BAD_ANSWER.value)
+            self._metrics.count(figure, plugin=plugin.name, hook=point.name, reason=Reason.BAD_ANSWER.value)
         for rule in broken:
             if rule.field not in plugin.bad_fields:
                 plugin.bad_fields.add(rule.field)
@@ -174,10 +174,10 @@ class Dispatcher:
                 raise error
             finally:
                 del error  # else traceback and frame would keep each other, and the call, alive
-        self._recorder.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        self._metrics.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
 
     def _count_failure(self, plugin: Plugin, error: HookError, name: str) -> None:
-        self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        self._metrics.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         kind = (error.plugin, error.hook, error.reason.value, name)

@@ -61,7 +61,7 @@ class Lifecycle:
     """Runs intercepted calls from their hold to their answer."""
 
     def __init__(
-        self, store: Store, dispatcher: Dispatcher, recorder: Metrics, limits: Limits, clock: Callable[[], float]
+        self, store: Store, dispatcher: Dispatcher, metrics: Metrics, limits: Limits, clock: Callable[[], float]
     ) -> None:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
@@ -69,14 +69,14 @@ class Lifecycle:
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
         self._dispatcher = dispatcher
-        self._recorder = recorder
+        self._metrics = metrics
         self._limits = limits
         self._clock = clock
         self._deadlines = Deadlines()
-        self._turns = KeyedQueue(self._deadlines)
+        self._queue = KeyedQueue(self._deadlines)
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._unsettled = UnknownOutcomes(recorder, self.under_way)
+        self._unknown_outcomes = UnknownOutcomes(metrics, self.under_way)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held, and the age of the oldest in seconds."""
@@ -88,12 +88,12 @@ class Lifecycle:
         """Return whether any hook server is registered; without one the runtime is not asked about missing state."""
         return self._dispatcher.registered(HOOK_POINTS)
 
-    def passes_unrecorded(self) -> bool:
+    def start_and_stop_pass(self) -> bool:
         """Return whether a call that changes no record can pass without a hold.
 
         It can if no hook server is registered and no call waits.
         """
-        return not self.hooked and not self._turns.queues
+        return not self.hooked and not self._queue.queues
 
     def under_way(self, operation: Operation | None = None) -> set[str]:
         """Return the subjects of the calls under way, all or those of one operation.
@@ -109,7 +109,7 @@ class Lifecycle:
 
     async def stop(self) -> None:
         """Stop asking the runtime about calls that it has not answered."""
-        await self._unsettled.stop()
+        await self._unknown_outcomes.stop()
 
     def run(self, call: Call) -> Fiber[None]:
         """Run one call from its hold to its answer; return the fiber that runs it.
@@ -124,7 +124,7 @@ class Lifecycle:
         return fiber
 
     async def _run(self, call: Call, fiber: Fiber[None]) -> None:
-        times = self._recorder.call(call.operation.value)
+        times = self._metrics.call(call.operation.value)
         self._under_way.add(call)
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
@@ -132,7 +132,7 @@ class Lifecycle:
             # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
             # released first and decoded while the runtime works.
             wanted = self._dispatcher.registered(call.hook_points)
-            passes = call.already_sent or (not wanted and not self._turns.queues and call.unedited(self.store))
+            passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)
 
@@ -145,7 +145,7 @@ class Lifecycle:
                 reply = await answer
             except Exception as error:
                 times.released = None
-                self._judge(call, subject, error)
+                self._apply_policies(call, subject, error)
                 times.released, adjustment = self._clock(), NO_ADJUSTMENT
                 reply = await call.release(None, NO_ADJUSTMENT)
             times.answered = self._clock()
@@ -154,18 +154,18 @@ class Lifecycle:
             # first: the commit follows before any other call is looked at.
             try:
                 if subject is not None:
-                    if reply.agreed and not self._turns.queues and self._asked(call, Stage.POST) is None:
+                    if reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None:
                         call.answer(reply)
-                    await self._follow(call, subject, adjustment, reply)
+                    await self._act_on_answer(call, subject, adjustment, reply)
             finally:
                 call.answer(reply)
                 call.release_buffers()
             times.done = self._clock()
             times.outcome = "agreed" if reply.agreed else "failed" if reply.answered else "unsettled"
-            self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
+            self._metrics.count("calls", operation=call.operation.value, outcome=times.outcome)
         except HookError as error:
             times.outcome = "refused"
-            self._recorder.count("calls_refused", operation=call.operation.value)
+            self._metrics.count("calls_refused", operation=call.operation.value)
             call.refuse(error)
         except asyncio.CancelledError:
             pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
@@ -173,7 +173,7 @@ class Lifecycle:
             self.running.discard(fiber)
             self._under_way.discard(call)
             if call.state_unknown or self.store.watched:
-                self._void(call)
+                self._forget_uncertain(call)
 
     # Find and ask.
 
@@ -194,10 +194,10 @@ class Lifecycle:
         subject: Subject | None = None
         turn = None
         try:
-            turn = self._turns.take(call.order_key())
+            turn = self._queue.take(call.order_key())
             while True:
                 if turn.first is not None:
-                    await self._turns.wait(turn, end - self._clock())
+                    await self._queue.wait(turn, end - self._clock())
                 subject = call.subject(self.store) or subject
                 if subject is None and self._dispatcher.registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
@@ -206,8 +206,8 @@ class Lifecycle:
                 if call.order_key() == turn.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
-                self._turns.leave(turn)
-                turn = self._turns.take(call.order_key())
+                self._queue.leave(turn)
+                turn = self._queue.take(call.order_key())
             point = self._asked(call, Stage.PRE)
             if subject is None or point is None or self._skipped(subject):
                 return subject, NO_ADJUSTMENT
@@ -218,15 +218,15 @@ class Lifecycle:
         except HookError:
             raise
         except Exception as error:
-            self._judge(call, subject, error)
+            self._apply_policies(call, subject, error)
             return subject, NO_ADJUSTMENT
         except asyncio.CancelledError:
             times.outcome = "ended"
-            self._recorder.count("calls_ended", operation=call.operation.value)
+            self._metrics.count("calls_ended", operation=call.operation.value)
             raise
         finally:
             if turn is not None:
-                self._turns.leave(turn)
+                self._queue.leave(turn)
             self._deadlines.over(backstop)
             self._holds.discard(times)
 
@@ -269,15 +269,15 @@ class Lifecycle:
 
     # Commit and call the Post hooks.
 
-    async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+    async def _act_on_answer(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
             if reply.agreed:
                 await self._agreed(call, subject, adjustment, reply)
             elif not reply.answered and call.operation in UNRECORDED:
-                self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
+                self._unknown_outcomes.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
             elif not reply.answered:
-                self._lost(call, adjustment)
+                self._mark_uncertain(call, adjustment)
             elif not reply.no_op:  # a start fails for values of the create that the kernel does not accept
                 earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
                 owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
@@ -289,12 +289,12 @@ class Lifecycle:
 
     async def _agreed(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Commit the new state, then call the Post hooks."""
-        turn = self._turns.take(call.order_key())
+        turn = self._queue.take(call.order_key())
         try:
             if turn.first is not None:
                 # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
                 # to keep the order.
-                await self._turns.wait(turn, self._budget(call) or self._limits.budget_seconds)
+                await self._queue.wait(turn, self._budget(call) or self._limits.budget_seconds)
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
@@ -306,17 +306,17 @@ class Lifecycle:
                 self._dispatcher.forget_stop(known.pod.effective.id)
             if call.operation in _REMOVES or reply.gone:
                 if known.container is None:
-                    self.store.bury_pod(known.pod.effective.id)
+                    self.store.tombstone_pod(known.pod.effective.id)
                 else:
                     self.store.tombstone(known.container.effective.id)
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
-            self._unsettled.answered(turn.key, call.operation)
+            self._unknown_outcomes.answered(turn.key, call.operation)
             point = self._asked(call, Stage.POST)
             if point is not None and not self._skipped(known):
                 await self._tell(call, point, known, reply)
         finally:
-            self._turns.leave(turn)
+            self._queue.leave(turn)
 
     async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
         """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).
@@ -334,14 +334,14 @@ class Lifecycle:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         self._under_way.add(call)
         try:
-            await self._follow(call, subject, adjustment, reply)
+            await self._act_on_answer(call, subject, adjustment, reply)
         finally:
             self._under_way.discard(call)
-        self._void(call)
+        self._forget_uncertain(call)
 
     # Uncertain state.
 
-    def _lost(self, call: Call, adjustment: Adjustment) -> None:
+    def _mark_uncertain(self, call: Call, adjustment: Adjustment) -> None:
         """Mark the subject's state as unknown.
 
         The runtime may or may not have carried out the call (relay-rules C3).
@@ -352,7 +352,7 @@ class Lifecycle:
             self.store.remembers = False  # a value that is read of a pod may be a hook's
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
-    def _void(self, call: Call) -> None:
+    def _forget_uncertain(self, call: Call) -> None:
         """Forget the record of a call's subject if its state is unknown.
 
         Those who read the runtime now are notified: what they have read of the subject may be older than the call.
@@ -362,13 +362,13 @@ class Lifecycle:
             self.store.invalidate(key)
             if call.state_unknown:
                 self.store.forget(key)
-                for other in (*self._under_way, *self._unsettled.calls()):  # they hold the state from before
+                for other in (*self._under_way, *self._unknown_outcomes.calls()):  # they hold the state from before
                     with suppress(Unreadable):
                         other.state_unknown |= other.order_key() == key
 
     # Failures.
 
-    def _judge(self, call: Call, subject: Subject | None, error: Exception) -> None:
+    def _apply_policies(self, call: Call, subject: Subject | None, error: Exception) -> None:
         """Apply the policies of the plugins that could not be asked, because of an error before the release.
 
         Raises HookError if the call is refused for it.
@@ -391,7 +391,7 @@ class Lifecycle:
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""
-        self._recorder.count("calls_unreadable", operation=call.operation.value)
+        self._metrics.count("calls_unreadable", operation=call.operation.value)
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
@@ -399,7 +399,7 @@ class Lifecycle:
 
         Its text may hold values, so only its class and place are logged.
         """
-        self._recorder.count("internal_errors", operation=call.operation.value)
+        self._metrics.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next

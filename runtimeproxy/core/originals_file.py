@@ -25,7 +25,7 @@ from zlib import crc32
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
 from runtimeproxy.model import originals as form
 from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics
@@ -252,10 +252,10 @@ def _meaning(error: Exception, otherwise: str) -> Failed:
 class Originals:
     """Keeps a Store's original values in a file; without a file it does nothing."""
 
-    def __init__(self, file: File | None, store: Store, recorder: Metrics) -> None:
+    def __init__(self, file: File | None, store: Store, metrics: Metrics) -> None:
         self._file = file
         self._store = store
-        self._recorder = recorder
+        self._metrics = metrics
         self._rows: set[str] = set()
         """The ids that have a row in the file, or had one before the file failed."""
         self._changed: set[str] = set()
@@ -343,7 +343,7 @@ class Originals:
             return
         self._rows.difference_update(subjects)
         self._rows.update(any_id for any_id, kept in subjects.items() if kept is not None)
-        self._recorder.gauge("originals_kept", len(self._rows))
+        self._metrics.gauge("originals_kept", len(self._rows))
         if self._complained:
             self._complained = False
             log.info("%s is written again", file.path)
@@ -351,7 +351,7 @@ class Originals:
     async def _done(self, work: Callable[[], None]) -> bool:
         """Run ``work`` on the file in a thread; return whether it succeeded."""
         try:
-            await aside(work)
+            await run_in_daemon_thread(work)
         except Failed as error:
             self._failed(error)
         except RuntimeError:
@@ -365,7 +365,7 @@ class Originals:
 
         It has no effect before the next restart, so nothing else shows it.
         """
-        self._recorder.count("originals_failures", reason=error.reason)
+        self._metrics.count("originals_failures", reason=error.reason)
         if not self._complained and self._file is not None:
             self._complained = True
             what = "made anew" if error.reason in _MADE_ANEW else "not written"

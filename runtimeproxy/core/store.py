@@ -44,11 +44,11 @@ class Counts(NamedTuple):
 class Watch:
     """Ids noted since the watch began.
 
-    ``kept`` are those committed, with the pods of containers; ``voided`` those dropped or invalidated.
+    ``kept`` are those committed, with the pods of containers; ``invalidated`` those dropped or invalidated.
     """
 
     kept: set[str] = field(default_factory=set)
-    voided: set[str] = field(default_factory=set)
+    invalidated: set[str] = field(default_factory=set)
 
 
 class Store:
@@ -65,17 +65,17 @@ class Store:
         self.remembers = False
         """Whether the values that hooks replaced in earlier processes are known, too: then a value without a kept
         original is the kubelet's."""
-        self.has_moved_pods = False
+        self.has_changed_parents = False
         """Whether any pod's cgroup parent differs from the one the kubelet asked for, or may differ."""
         self._moved: set[str] = set()
-        self._buried: dict[str, int] = {}
+        self._tombstones: dict[str, int] = {}
         """The moment of each tombstone, by id."""
         self.moment: Callable[[], int] = count(1).__next__
         """Return a number for the present moment, higher than those of earlier moments."""
         self.watched = False
         """Whether any watch is active."""
         self._watches: list[Watch] = []
-        self._texts = StringInterner()
+        self._interner = StringInterner()
         self.on_change: Callable[[str], object] | None = None
         """Called with the id of a subject whose kept values may have changed."""
 
@@ -182,9 +182,9 @@ class Store:
             self._keep_pod(pod_id, subject.pod, released)
 
     def _is_buried(self, any_id: str, released: int) -> bool:
-        buried = self._buried.get(any_id, 0) > released
+        buried = self._tombstones.get(any_id, 0) > released
         if not buried:
-            self._buried.pop(any_id, None)
+            self._tombstones.pop(any_id, None)
         return buried
 
     def _keep_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
@@ -195,14 +195,14 @@ class Store:
         known = self._pods.get(pod_id)
         if known is record:
             return
-        self._pods[pod_id] = self._texts.pod(record)
+        self._pods[pod_id] = self._interner.pod(record)
         self._changed(pod_id, known, record)
         parent = record.effective.cgroup_parent
         if parent != record.original.cgroup_parent or (record.read and parent):
             self._moved.add(pod_id)
         else:
             self._moved.discard(pod_id)
-        self.has_moved_pods = bool(self._moved)
+        self.has_changed_parents = bool(self._moved)
 
     def _keep_container(self, record: ContainerRecord, released: int) -> None:
         container_id, pod_id = record.effective.id, record.effective.pod_id
@@ -217,7 +217,7 @@ class Store:
             return
         if known is not None and known.effective.pod_id != pod_id:
             self._leave_pod(known)
-        self._containers[container_id] = self._texts.container(record)
+        self._containers[container_id] = self._interner.container(record)
         self._changed(container_id, known, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
@@ -241,7 +241,7 @@ class Store:
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
         self.invalidate(any_id)
         self._moved.discard(any_id)
-        self.has_moved_pods = bool(self._moved)
+        self.has_changed_parents = bool(self._moved)
         pod, container = self._pods.pop(any_id, None), self._containers.pop(any_id, None)
         if container is not None:
             self._leave_pod(container)
@@ -253,11 +253,11 @@ class Store:
         The news may come while a call is under way that would commit an older state.
         """
         self.drop(any_id)
-        self._buried[any_id] = self.moment()
-        if len(self._buried) > BURIED:
-            del self._buried[next(iter(self._buried))]
+        self._tombstones[any_id] = self.moment()
+        if len(self._tombstones) > BURIED:
+            del self._tombstones[next(iter(self._tombstones))]
 
-    def bury_pod(self, pod_id: str) -> None:
+    def tombstone_pod(self, pod_id: str) -> None:
         """Set tombstones for a pod and all its containers."""
         for record in self.containers_of(pod_id):
             self.tombstone(record.effective.id)
@@ -286,7 +286,7 @@ class Store:
     def invalidate(self, any_id: str) -> None:
         """Note in all watches that what was read of this id may no longer be true."""
         for watch in self._watches:
-            watch.voided.add(any_id)
+            watch.invalidated.add(any_id)
 
     # All records.
 

@@ -76,13 +76,13 @@ class Sync:
     """Follows one runtime for one Store; ``on_gone`` is called with each id that was dropped."""
 
     def __init__(
-        self, runtime: Runtime, lifecycle: Lifecycle, recorder: Metrics, on_gone: Callable[[str], None] | None = None
+        self, runtime: Runtime, lifecycle: Lifecycle, metrics: Metrics, on_gone: Callable[[str], None] | None = None
     ) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
         lifecycle.on_lost = self.soon
         self._store = lifecycle.store
-        self._recorder = recorder
+        self._metrics = metrics
         self._on_gone = on_gone
         self._asked = asyncio.Event()
         self._next = 0.0
@@ -90,7 +90,7 @@ class Sync:
         """True once everything was read that was due since a plugin is registered."""
         self._passed_over: set[str] = set()
         """Listed ids that could not be read; they are tried again when the runtime comes back."""
-        self._suspects: set[str] = set()
+        self._maybe_unavailable: set[str] = set()
         """Ids whose last read was answered UNAVAILABLE although the list before it had succeeded. If the next read
         fails in the same way, the subject is unavailable and not the runtime."""
         self._left_out = False
@@ -163,7 +163,7 @@ class Sync:
         try:
             await self._pass()
         except (BackendError, Unreadable) as error:
-            self._recorder.count("syncs", result="failed")
+            self._metrics.count("syncs", result="failed")
             away = isinstance(error, BackendError) and error.kind in _AWAY
             if not away:
                 self._complain(error)
@@ -171,7 +171,7 @@ class Sync:
         except Exception as error:  # our own fault must not end the task for good; its text may hold values
             self._fault(error)
             return PASS_SECONDS
-        self._recorder.count("syncs", result="complete")
+        self._metrics.count("syncs", result="complete")
         self._complained = False
         return 0.0
 
@@ -186,7 +186,7 @@ class Sync:
             known = self._store.ids() | self._store.kept_ids()
             listed = await self._runtime.listed()
             self._sweep(known.difference(listed.pods, listed.containers), watch)
-            for remembered in (self._passed_over, self._suspects):
+            for remembered in (self._passed_over, self._maybe_unavailable):
                 remembered.intersection_update([*listed.pods, *listed.containers])
             if fill:
                 count = await self._fill(self._pod, listed.pods, watch)
@@ -199,7 +199,7 @@ class Sync:
 
     def _sweep(self, gone: set[str], watch: Watch) -> None:
         for one in gone - watch.kept - self._about_now():
-            self._recorder.count("records_swept")
+            self._metrics.count("records_swept")
             self._store.drop(one)
             if self._on_gone is not None:
                 self._on_gone(one)
@@ -252,7 +252,7 @@ class Sync:
         later = False
         try:
             subject = await read(one)
-            self._suspects.discard(one)
+            self._maybe_unavailable.discard(one)
             if subject is None:
                 self._passed_over.add(one)
             return subject
@@ -261,15 +261,15 @@ class Sync:
         except BackendError as error:
             if error.kind is BackendFailure.DEADLINE:
                 self._late += 1
-                self._recorder.count("records_late")
+                self._metrics.count("records_late")
                 return None
             later = error.kind is BackendFailure.UNAVAILABLE
-            if later and one not in self._suspects:
-                self._suspects.add(one)
+            if later and one not in self._maybe_unavailable:
+                self._maybe_unavailable.add(one)
                 raise
         except Exception as error:
             self._fault(error)
-        self._recorder.count("records_unreadable")
+        self._metrics.count("records_unreadable")
         if not later:
             self._passed_over.add(one)
         return None
@@ -279,11 +279,11 @@ class Sync:
         if self._store.pod(one) is not None or self._store.container(one) is not None:
             return False
         pod_id = subject.pod.effective.id
-        if not watch.voided.isdisjoint((one, pod_id)) or one in self._lifecycle.under_way():
+        if not watch.invalidated.isdisjoint((one, pod_id)) or one in self._lifecycle.under_way():
             self._left_out = True
             return False
         self._store.commit(subject)
-        self._recorder.count("records_read")
+        self._metrics.count("records_read")
         return True
 
     # Log lines and metrics.
@@ -291,7 +291,7 @@ class Sync:
     def _tell(self, count: int, began: float) -> None:
         """Log a pass that read anything, and the first pass: from now on the Store is complete."""
         seconds = self._now - began
-        self._recorder.gauge("sync_seconds", seconds)
+        self._metrics.gauge("sync_seconds", seconds)
         if self._late:
             log.warning("the runtime tells nothing of %d of its pods and containers in time: they may hang", self._late)
         if count or not self._filled:
@@ -313,5 +313,5 @@ class Sync:
             )
 
     def _fault(self, error: Exception) -> None:
-        self._recorder.count("internal_errors", operation="sync")
+        self._metrics.count("internal_errors", operation="sync")
         log.error("internal error in reading the runtime's state", exc_info=error)

@@ -47,9 +47,9 @@ class UnknownOutcomes:
     """The calls whose answer never came; ``under_way`` returns the subjects of the present calls of an operation."""
 
     def __init__(
-        self, recorder: Metrics, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
+        self, metrics: Metrics, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
     ) -> None:
-        self._recorder = recorder
+        self._metrics = metrics
         self._under_way = under_way
         self._most_calls = most_calls
         self._entries: dict[_Entry, None] = {}
@@ -126,7 +126,7 @@ class UnknownOutcomes:
         except (BackendError, Unreadable):
             return UNANSWERED
         except Exception as error:  # its text may hold values
-            self._recorder.count("internal_errors", operation=entry.call.operation.value)
+            self._metrics.count("internal_errors", operation=entry.call.operation.value)
             log.error("internal error in settling %s", entry.call.operation.value, exc_info=error)
             return Reply(agreed=False)
 
@@ -135,4 +135,4 @@ class UnknownOutcomes:
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
             entry.task.cancel()  # it would keep the call alive until its question has its turn
-        self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)
+        self._metrics.count("unsettled", operation=entry.call.operation.value, result=result)

@@ -59,14 +59,14 @@ class Backend:
 
     def __init__(self, endpoint: str) -> None:
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
-        self.lifts_memory = False
+        self.accepts_unlimited_memory = False
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
 
     async def learn(self, version: str) -> None:
-        """Ask the runtime for its name and set ``lifts_memory``; a failed Version call leaves that as it was."""
+        """Ask the runtime for its name and set ``accepts_unlimited_memory``; a failed call leaves that as it was."""
         with suppress(BackendError, Unreadable):
             reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
-            self.lifts_memory = reply.runtime_name in _LIFT_MEMORY
+            self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

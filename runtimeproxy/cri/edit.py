@@ -45,7 +45,7 @@ _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
 ``linux.resources``."""
 
 
-class Said(NamedTuple):
+class SettableValues(NamedTuple):
     """The resources to put into an update, and the names of those that an update cannot set."""
 
     resources: Changes
@@ -61,9 +61,9 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
     more = _POD()
     config = more.config
     if (
-        _are_new(message, labels, annotations)
-        and _is_said(message, config.linux.resources, resources)
-        and (parent is None or _is_said(message, config.linux, {"cgroup_parent": parent}))
+        _keys_absent(message, labels, annotations)
+        and _can_append(message, config.linux.resources, resources)
+        and (parent is None or _can_append(message, config.linux, {"cgroup_parent": parent}))
     ):
         config.labels.update(labels)
         config.annotations.update(annotations)
@@ -91,9 +91,9 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     more = _CREATE()
     config = more.config
     if (
-        _are_new(message, envs, annotations)
-        and _is_said(message, config.linux.resources, resources)
-        and (cgroup_parent is None or _is_said(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent}))
+        _keys_absent(message, envs, annotations)
+        and _can_append(message, config.linux.resources, resources)
+        and (cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent}))
     ):
         for key in sorted(envs):
             config.envs.add(key=key.encode(), value=envs[key].encode())
@@ -114,7 +114,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
     if not (resources or annotations):
         return message
     more = _UPDATE()
-    if _are_new(message, annotations) and _is_said(message, more.linux, resources):
+    if _keys_absent(message, annotations) and _can_append(message, more.linux, resources):
         more.annotations.update(annotations)
         return message + more.SerializeToString()
     edits = {
@@ -124,7 +124,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
     return rewrite(message, edits)
 
 
-def said_in_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
+def values_for_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
     """Return the adjustment in the values that a create request takes; ``asked`` are the request's own resources.
 
     Unlimited memory is 0 in a create: CRI-O and cri-dockerd reject -1. A swap limit changes with the memory limit.
@@ -138,21 +138,25 @@ def said_in_create(adjustment: Adjustment, asked: Resources | None) -> Adjustmen
     return replace(adjustment, resources={**swap, **changes, _MEMORY: memory})
 
 
-def said_in_update(
-    changes: Changes, present: Resources | None, asked: Resources | None = None, *, lifts_memory: bool = False
-) -> Said:
+def values_for_update(
+    changes: Changes,
+    present: Resources | None,
+    asked: Resources | None = None,
+    *,
+    accepts_unlimited_memory: bool = False,
+) -> SettableValues:
     """Split changes into those that an update can carry and the names of those that it cannot set.
 
     ``present`` is what the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a
-    field unchanged, and no runtime changes the OOM score of a process that it has started. ``lifts_memory``: the
-    runtime accepts -1 as "no memory limit"; where the container has no limit anyhow, 0 says so to every runtime. A swap
-    limit changes with the memory limit.
+    field unchanged, and no runtime changes the OOM score of a process that it has started.
+    ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
+    0 says so to every runtime. A swap limit changes with the memory limit.
     """
     held, request = present or NO_RESOURCES, asked or NO_RESOURCES
     said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
     if said.get(_MEMORY) == _UNLIMITED and held.memory_limit_in_bytes <= 0:
         said[_MEMORY] = 0
-    elif said.get(_MEMORY) == _UNLIMITED and not lifts_memory:
+    elif said.get(_MEMORY) == _UNLIMITED and not accepts_unlimited_memory:
         del said[_MEMORY]
     if said.get(_MEMORY):
         memory, swap = request.memory_limit_in_bytes or held.memory_limit_in_bytes, request.memory_swap_limit_in_bytes
@@ -160,7 +164,7 @@ def said_in_update(
             memory, swap = held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes
         said = {**_swap(memory, swap, said[_MEMORY]), **said}
     cleared = {name for name, value in said.items() if not value and getattr(held, name)}
-    return Said(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
+    return SettableValues(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
 
 
 def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
@@ -171,7 +175,7 @@ def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
     return {} if new_swap == swap else {_SWAP: new_swap}
 
 
-def taken_in_update(resources: Resources | None) -> Resources | None:
+def without_fixed_fields(resources: Resources | None) -> Resources | None:
     """Return the resources of an update without the fields that no runtime changes."""
     if resources is None or not resources.oom_score_adj:
         return resources
@@ -192,12 +196,12 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 # -- changes appended to the request ---------------------------------------------------------------------------------
 
 
-def _are_new(message: bytes, *entries: Mapping[str, object]) -> bool:
+def _keys_absent(message: bytes, *entries: Mapping[str, object]) -> bool:
     """Return whether a message certainly has none of the keys, as their bytes occur nowhere in it."""
     return not any(key.encode() in message for keys in entries for key in keys)
 
 
-def _is_said(message: bytes, more: Message, changes: Changes) -> bool:
+def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
     """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
 
     A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
@@ -210,7 +214,7 @@ def _is_said(message: bytes, more: Message, changes: Changes) -> bool:
             setattr(more, name, value)
             if type(more)(**{name: value}).SerializeToString() in message:
                 return False
-        elif not _are_new(message, value):
+        elif not _keys_absent(message, value):
             return False
         else:
             _ENTRIES[name](more, value)

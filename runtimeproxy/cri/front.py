@@ -49,17 +49,17 @@ class CriFront(FrontBase):
         image_endpoint: str,
         lifecycle: Lifecycle,
         manager: Manager,
-        recorder: Metrics,
+        metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(runtime_endpoint, recorder, loop, lifecycle.running)
+        super().__init__(runtime_endpoint, metrics, loop, lifecycle.running)
         self.image_endpoint = image_endpoint
         self.image_apart = image_endpoint != runtime_endpoint
         self.lifecycle = lifecycle
         self.manager = manager
         self.backend = Backend(runtime_endpoint)
-        self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, recorder)
-        self.held_bytes = MemoryBudget()
+        self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, metrics)
+        self.budget = MemoryBudget()
 
     async def start(self) -> None:
         """Start reading the runtime's state in the background."""
@@ -91,7 +91,7 @@ class CriConnection:
         self._parted = False
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
-        self.reader = Reader(self, front.held_bytes, front.image_apart, front.loop.time)
+        self.reader = Reader(self, front.budget, front.image_apart, front.loop.time)
         self._outlets = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self, front.buffer)
 
@@ -131,7 +131,7 @@ class CriConnection:
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log a peer's protocol error, send that peer GOAWAY, and close both connections of the pair."""
         kind, code = verdict(error)
-        self.front.recorder.count("connections_broken", side=side, kind=kind)
+        self.front.metrics.count("connections_broken", side=side, kind=kind)
         what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
         log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})
         self.reader.leave(side == "client", code, str(error))
@@ -160,8 +160,8 @@ class CriConnection:
             waits = waits or reader.client_out.congested
         self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
         if self._runtime_gone:
-            reader.farewell.runtime_gone()
-            reader.farewell.drain(refusing=True)
+            reader.goaway.runtime_gone()
+            reader.goaway.drain(refusing=True)
         reader.runtime_gone()
         if self._runtime_gone:
             self.wake()
@@ -183,7 +183,7 @@ class CriConnection:
         """Send GOAWAY; with ``refusing`` send it again with the last stream id, and part if no stream is open."""
         if self._parted:
             return
-        self.reader.farewell.drain(refusing)
+        self.reader.goaway.drain(refusing)
         self.wake()
         if refusing and not self.unfinished():
             self.part()
@@ -192,14 +192,14 @@ class CriConnection:
         """Count the open streams; bytes that wait for a slow client count as an answer that has begun."""
         if self._parted or self.pair.client_ended:
             return Unfinished()
-        calls, answers, streams = self.reader.farewell.unfinished()
+        calls, answers, streams = self.reader.goaway.unfinished()
         calls += sum(len(image.link.streams) for image in self.images)
         return Unfinished(calls, answers or int(not self.pair.delivered), streams)
 
     def part(self) -> None:
         """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
         if not self._parted:
-            self.reader.farewell.drain(refusing=True)
+            self.reader.goaway.drain(refusing=True)
             self._parted = True
             self.pair.finish_client()
 
@@ -219,18 +219,18 @@ class CriConnection:
     def _run(self, stream: HeldStream) -> None:
         if stream.state is CallState.HOLDING:  # the same bytes may contain the client's reset
             front = self.front
-            call = KINDS[stream.route.operation](stream, front.backend, front.recorder, front.loop)
+            call = KINDS[stream.route.operation](stream, front.backend, front.metrics, front.loop)
             fiber = front.lifecycle.run(call)
             if stream.state is CallState.HOLDING:
                 stream.on_ended = fiber.cancel
 
-    def passes_unrecorded(self) -> bool:
+    def start_and_stop_pass(self) -> bool:
         """Return whether a start or a stop passes without being held."""
-        return self.front.lifecycle.passes_unrecorded()
+        return self.front.lifecycle.start_and_stop_pass()
 
     def ambiguous(self) -> bool:
         """Return whether a request whose path cannot be read may pass: not if any plugin has policy Fail."""
-        self.front.recorder.count("requests_ambiguous")
+        self.front.metrics.count("requests_ambiguous")
         return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def image_link(self, link: ImageLink) -> None:
@@ -256,21 +256,21 @@ class CriConnection:
     def _send_acks_along(self) -> None:
         """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
         waits = False
-        for outlet in self._outlets:
-            if outlet.acks and outlet.out:
-                outlet.acknowledge()
-            waits |= bool(outlet.acks)
+        for sender in self._outlets:
+            if sender.acks and sender.out:
+                sender.acknowledge()
+            waits |= bool(sender.acks)
         if waits and self._acks is None:
             self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
         """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
         self._acks = None
-        for outlet, slow in zip(self._outlets, self.pair.slow, strict=True):
+        for sender, slow in zip(self._outlets, self.pair.slow, strict=True):
             if not slow:
-                outlet.acknowledge()
+                sender.acknowledge()
         self.pair.flush()
-        if any(outlet.acks for outlet in self._outlets):
+        if any(sender.acks for sender in self._outlets):
             self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
 
 
@@ -291,7 +291,7 @@ class ImageConnection:
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
         except OSError as error:
-            front.recorder.count("image_dial_failures")
+            front.metrics.count("image_dial_failures")
             away, reason = front.image_endpoint, why(error)
             log.warning("image endpoint %s is not reachable (%s): its calls get UNAVAILABLE", away, reason)
             self._end()
@@ -306,10 +306,10 @@ class ImageConnection:
 
     def write(self) -> None:
         """Write the link's frames, or keep them until the connection is up."""
-        if not self.link.outlet.out:
+        if not self.link.sender.out:
             return
-        frames = b"".join(self.link.outlet.out)
-        self.link.outlet.out.clear()
+        frames = b"".join(self.link.sender.out)
+        self.link.sender.out.clear()
         if self._endpoint is None:
             self._undialled.append(frames)
             self._undialled_bytes += len(frames) + PIECE_BYTES
@@ -319,7 +319,7 @@ class ImageConnection:
     def check(self) -> None:
         """Raise Excess if too much waits for the service: flow control limits only DATA, not headers and resets."""
         kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
-        if self.link.outlet.overfull or kept > IMAGE_BYTES:
+        if self.link.sender.overfull or kept > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
@@ -327,7 +327,7 @@ class ImageConnection:
             self.link.receive(data)
         except WireError as error:
             kind, _ = verdict(error)
-            self._connection.front.recorder.count("connections_broken", side="image", kind=kind)
+            self._connection.front.metrics.count("connections_broken", side="image", kind=kind)
             log.warning("image connection closed: the image service broke the protocol: %s", error)
             self._end()
             return

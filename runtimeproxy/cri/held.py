@@ -55,7 +55,7 @@ class HeldStreamOwner(Protocol):
 
     client_out: FlowControlledSender
     runtime_out: FlowControlledSender
-    held_bytes: MemoryBudget
+    budget: MemoryBudget
     clock: Callable[[], float]
 
     @property
@@ -147,7 +147,7 @@ class HeldStream:
 
     def _count(self, length: int) -> None:
         self._counted += length
-        if not self.owner.held_bytes.add(length):
+        if not self.owner.budget.add(length):
             raise WireError(NO_ROOM)
 
     def client_headers(self, block: HeaderBlock) -> None:
@@ -343,7 +343,7 @@ class HeldStream:
 
     def free(self) -> None:
         """Return the request's bytes to the memory budget: they are no longer kept."""
-        self.owner.held_bytes.free(self._counted)
+        self.owner.budget.free(self._counted)
         self._counted = 0
 
     def _free_request(self) -> None:

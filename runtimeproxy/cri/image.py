@@ -39,7 +39,7 @@ class ImageLink(ClientConnection):
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
         settings = dict(entries)
         self._frames.limit = max(self._frames.limit, settings.get(http2.MAX_FRAME_SIZE, 0))
-        self.outlet.inject(http2.settings(settings))
+        self.sender.inject(http2.settings(settings))
 
     def open(self, block: HeaderBlock) -> "ImageStream | None":
         """Open a stream with a request's headers and return it; None if the service takes no more streams."""
@@ -47,8 +47,8 @@ class ImageLink(ClientConnection):
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
-        self.outlet.govern(block.stream)
-        self.owner.client_out.govern(block.stream)
+        self.sender.manage_window(block.stream)
+        self.owner.client_out.manage_window(block.stream)
         stream.client_headers(block)
         return stream
 
@@ -56,7 +56,7 @@ class ImageLink(ClientConnection):
         if stream in self.streams:
             self.streams[stream].image_data(payload, length, end)
         else:
-            self.outlet.credit(length)
+            self.sender.credit(length)
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         headers.check(block)
@@ -95,7 +95,7 @@ class ImageStream:
             return
         self._half_closed |= block.end
         frames = http2.header_frames(self._stream, headers.alone(block.alone), block.end)
-        self._link.outlet.send_frame(self._stream, frames)
+        self._link.sender.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
         """Send DATA on as the image service's windows allow.
@@ -108,7 +108,7 @@ class ImageStream:
         if self.ended:
             client.credit(data.length)
             return
-        self._link.outlet.send_data(self._stream, data.payload, data.end, client, data.length)
+        self._link.sender.send_data(self._stream, data.payload, data.end, client, data.length)
         if data.length and not data.end:
             client.inject(http2.window_update(self._stream, data.length))
 
@@ -116,8 +116,8 @@ class ImageStream:
         self._link.owner.client_out.drop(self._stream)
         if self.ended:
             return
-        self._link.outlet.drop(self._stream)
-        self._link.outlet.inject(frame)
+        self._link.sender.drop(self._stream)
+        self._link.sender.inject(frame)
         self._forget()
 
     def client_window(self, increment: int) -> None:
@@ -131,16 +131,16 @@ class ImageStream:
 
     def image_data(self, payload: bytes, length: int, end: bool) -> None:
         """Send the reply's DATA on as the client's windows allow."""
-        self._link.owner.client_out.send_data(self._stream, payload, end, self._link.outlet, length)
+        self._link.owner.client_out.send_data(self._stream, payload, end, self._link.sender, length)
         if end:
             self._answer_complete()
         elif length:
-            self._link.outlet.inject(http2.window_update(self._stream, length))
+            self._link.sender.inject(http2.window_update(self._stream, length))
 
     def _answer_complete(self) -> None:
         """Forget the stream; reset it toward the service if the rest of the request will not come."""
-        if not self._half_closed or self._link.outlet.waits(self._stream):
-            self._link.outlet.inject(http2.rst_stream(self._stream, http2.CANCEL))
+        if not self._half_closed or self._link.sender.waits(self._stream):
+            self._link.sender.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 
     def fail(self, frame: bytes) -> None:
@@ -159,7 +159,7 @@ class ImageStream:
     def _forget(self) -> None:
         self.ended = True
         self._link.streams.pop(self._stream, None)
-        self._link.outlet.ungovern(self._stream)
+        self._link.sender.forget_window(self._stream)
         self._link.owner.retire(self._stream)
 
     # The runtime never got this stream.

@@ -37,7 +37,7 @@ AMBIGUOUS = (
 class ReaderEvents(Protocol):
     """Receives a Reader's events; the front's connection implements it."""
 
-    def passes_unrecorded(self) -> bool:
+    def start_and_stop_pass(self) -> bool:
         """Called for a call that changes no record: return whether it passes without being held."""
 
     def held(self, stream: HeldStream) -> None:
@@ -60,11 +60,11 @@ class Reader:
     """State of one pair of connections."""
 
     def __init__(
-        self, events: ReaderEvents, held_bytes: MemoryBudget, image_apart: bool, clock: Callable[[], float]
+        self, events: ReaderEvents, budget: MemoryBudget, image_apart: bool, clock: Callable[[], float]
     ) -> None:
         self.client_out = FlowControlledSender()
         self.runtime_out = FlowControlledSender()
-        self.held_bytes = held_bytes
+        self.budget = budget
         self.streams: dict[int, Stream] = {}
         self.open: dict[int, Open] = {}
         """Passing streams that the runtime has not ended."""
@@ -77,7 +77,7 @@ class Reader:
         self.clock = clock
         self.from_client = FromClient(self)
         self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
-        self.farewell = Goaway(self)
+        self.goaway = Goaway(self)
         self._retired: deque[int] = deque()
 
     @property
@@ -87,18 +87,18 @@ class Reader:
     def held_route(self, path: bytes) -> Route | None:
         """Return the route of a call to hold; None for one that passes."""
         route = HELD.get(path)
-        if route is not None and route.operation in UNRECORDED and self.events.passes_unrecorded():
+        if route is not None and route.operation in UNRECORDED and self.events.start_and_stop_pass():
             return None
         return route
 
     def forget(self, stream: int) -> None:
         """Stop handling a stream: its frames pass unchanged from now on."""
         self.streams.pop(stream, None)
-        self.runtime_out.ungovern(stream)
+        self.runtime_out.forget_window(stream)
 
     def drop(self, stream: int) -> None:
         """Drop what still comes on a stream that the proxy answered itself."""
-        self.runtime_out.ungovern(stream)
+        self.runtime_out.forget_window(stream)
         self.streams[stream] = LocallyAnsweredStream(self)
         self.retire(stream)
 
@@ -111,7 +111,7 @@ class Reader:
                 self._retired.append(oldest)
             else:
                 self.streams.pop(oldest, None)
-                self.client_out.ungovern(oldest)
+                self.client_out.forget_window(oldest)
 
     def client_gone(self) -> None:
         """End the client's calls that are not yet released (relay-rules C5)."""
@@ -139,7 +139,7 @@ class Reader:
 
         The frame leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
         """
-        last = min(self.farewell.last, max(self.highest, self.farewell.highest_image)) if client else 0
+        last = min(self.goaway.last, max(self.highest, self.goaway.highest_image)) if client else 0
         (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
 
     def check_open(self) -> None:
@@ -155,7 +155,7 @@ class Reader:
         stream = self.image.open(block) if not self.image.closing else None
         if stream is not None:
             self.streams[block.stream] = stream
-            self.farewell.highest_image = max(self.farewell.highest_image, block.stream)
+            self.goaway.highest_image = max(self.goaway.highest_image, block.stream)
         elif self.image.closing:
             self.answer(block.stream, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
@@ -201,7 +201,7 @@ class FromClient(FrameRelay):
         except headers.AmbiguousPath:
             return False
         route = reader.held_route(path)
-        if stream > reader.farewell.last or path in ENDLESS or (end and route is not None):
+        if stream > reader.goaway.last or path in ENDLESS or (end and route is not None):
             return False
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
@@ -229,7 +229,7 @@ class FromClient(FrameRelay):
 
     def _request(self, block: HeaderBlock) -> None:
         reader = self._reader
-        if block.stream > reader.farewell.last:  # REFUSED_STREAM says that the request was not processed
+        if block.stream > reader.goaway.last:  # REFUSED_STREAM says that the request was not processed
             reader.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
             return
         fields = headers.walk(block.alone)
@@ -262,7 +262,7 @@ class FromClient(FrameRelay):
         held = HeldStream(reader, route, stream, fields, half_closed)
         reader.highest = stream
         self.streams[stream] = held
-        self.sink.govern(stream)
+        self.sink.manage_window(stream)
         if len(self.streams) > OPEN_STREAMS:
             reader.check_open()
         return held
@@ -303,4 +303,4 @@ class FromRuntime(FrameRelay):
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
         """Return the runtime's GOAWAY with its last stream id adapted; see ``Goaway.runtime_goaway``."""
-        return self._reader.farewell.runtime_goaway(payload, frame)
+        return self._reader.goaway.runtime_goaway(payload, frame)

@@ -69,7 +69,7 @@ class CriState:
         if info is None:
             return None
         pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
-        return None if pod is None else records.was_read(pod, self._store.read_container(info))
+        return None if pod is None else records.subject_of_read(pod, self._store.read_container(info))
 
 
 async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:

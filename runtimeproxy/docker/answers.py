@@ -31,8 +31,8 @@ class AnswerSink(Protocol):
 class Answers:
     """Reads the answers of the daemon on one connection."""
 
-    def __init__(self, taker: AnswerSink, known: Known) -> None:
-        self._taker = taker
+    def __init__(self, sink: AnswerSink, known: Known) -> None:
+        self._taker = sink
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0

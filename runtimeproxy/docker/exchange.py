@@ -82,7 +82,7 @@ class Known:
 class ExchangeOwner(Protocol):
     """The reader of a held exchange's connection; ``docker.reader.Reader`` implements it."""
 
-    held_bytes: MemoryBudget
+    budget: MemoryBudget
     settled: Callable[["HeldExchange"], None]
 
     def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
@@ -129,7 +129,7 @@ class HeldExchange(Exchange):
         else:
             length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
             self._counted += length
-            if not self._owner.held_bytes.add(length):
+            if not self._owner.budget.add(length):
                 self.problem = NO_ROOM
         return not self.problem
 
@@ -207,7 +207,7 @@ class HeldExchange(Exchange):
 
     def _free(self) -> None:
         """Drop the request's bytes and return them to the memory budget."""
-        self._owner.held_bytes.free(self._counted)
+        self._owner.budget.free(self._counted)
         self._counted = 0
         self._forget_body()
 

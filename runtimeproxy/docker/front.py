@@ -53,13 +53,13 @@ class DockerFront(FrontBase):
         daemon_endpoint: str,
         lifecycle: Lifecycle,
         manager: Manager,
-        recorder: Metrics,
+        metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(daemon_endpoint, recorder, loop, lifecycle.running)
+        super().__init__(daemon_endpoint, metrics, loop, lifecycle.running)
         self.lifecycle = lifecycle
         self.manager = manager
-        self.held_bytes = MemoryBudget()
+        self.budget = MemoryBudget()
         self.known = Known()
         self.hangups = Hangups(loop)
         self._backend = Backend(daemon_endpoint)
@@ -67,13 +67,13 @@ class DockerFront(FrontBase):
         self._events = EventFollower(
             self._backend,
             lifecycle.store,
-            recorder,
+            metrics,
             on_gone=self._lookup.forget_plain,
             on_connected=self._learn,
             on_missed=lambda: self.sync.soon(),
         )
-        self.sync = Sync(self._lookup, lifecycle, recorder, on_gone=self._events.gone)
-        self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
+        self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
+        self._daemon = Daemon(self._backend, self._lookup, self._events, metrics, loop)
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
         """Connections that bypass the hook servers, since their client speaks HTTP/2 (relay-rules B4)."""
@@ -124,7 +124,7 @@ class DockerFront(FrontBase):
         if route.action is Action.CREATE:
             return True
         kind, reference = BY_REFERENCE[route.action], route.reference
-        if kind.container_operation in UNRECORDED and self.lifecycle.passes_unrecorded():
+        if kind.container_operation in UNRECORDED and self.lifecycle.start_and_stop_pass():
             return False
         known = self._lookup.known(reference)
         if known is not None:
@@ -138,7 +138,7 @@ class DockerFront(FrontBase):
             return kind(exchange, self._daemon)
         try:
             body = body_of(exchange)
-            if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_moved_pods:
+            if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_changed_parents:
                 exchange.release(None)  # no hook, no edit: the daemon works while the body is parsed
             asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
         except Unreadable as error:
@@ -172,7 +172,7 @@ class DockerConnection:
         self._end_is_ours = False
         """True once EOF was read that ``drain`` caused, not the client, after complete requests."""
         self._parted = False
-        self.reader = Reader(self, front.held_bytes, front.known)
+        self.reader = Reader(self, front.budget, front.known)
         self.client_bytes = self.reader.client_bytes
         self.backend_bytes = self.reader.daemon_bytes
         self.client_gone = self.reader.client_gone
@@ -189,7 +189,7 @@ class DockerConnection:
         It waits for a held call. One that ``drain`` caused is not passed on at all: a daemon may end the calls of a
         client that has sent EOF.
         """
-        self._end_is_ours = self._shut and self.reader.asks_nothing
+        self._end_is_ours = self._shut and self.reader.between_requests
         return self.reader.client_ended() or self._end_is_ours
 
     def backend_ended(self) -> bool:
@@ -215,7 +215,7 @@ class DockerConnection:
 
         A client that has sent no request since it connected may still do so until ``refusing``.
         """
-        if not self._shut and self.reader.asks_nothing and (refusing or self.reader.was_asked):
+        if not self._shut and self.reader.between_requests and (refusing or self.reader.was_asked):
             self._shut = True
             self.pair.shut_client()
         if self._shut and not self.unfinished():
@@ -270,7 +270,7 @@ class DockerConnection:
 
         It does unless a plugin has policy Fail.
         """
-        self._front.recorder.count("http2_tunnels")
+        self._front.metrics.count("http2_tunnels")
         passes = not self._front.fails_anywhere()
         if passes:
             self._front.http2.add(self)
@@ -280,7 +280,7 @@ class DockerConnection:
 
     def refused(self, error: BadMessage) -> None:
         """Count and log a request that the proxy answered itself as malformed or ambiguous."""
-        self._front.recorder.count("requests_refused")
+        self._front.metrics.count("requests_refused")
         log.warning("a request was answered %d: %s", error.status, error)
 
     def redial(self) -> bool:

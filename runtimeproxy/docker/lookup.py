@@ -15,7 +15,7 @@ from runtimeproxy.docker import cgroup, status, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
-from runtimeproxy.docker.status import Shipped
+from runtimeproxy.docker.status import ImageDefaults
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.model import records
 from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
@@ -34,7 +34,7 @@ class Lookup:
         self._backend = backend
         self._store = store
         self._plain: dict[str, None] = {}
-        self._images: OrderedDict[str, Shipped] = OrderedDict()
+        self._images: OrderedDict[str, ImageDefaults] = OrderedDict()
         self.driver: Driver | None = None
         """The daemon's cgroup driver; None until the daemon was asked."""
         self._default_runtime = status.DEFAULT_RUNTIME
@@ -102,7 +102,9 @@ class Lookup:
         if pod is None:
             return None
         # The Store may have had the container and lacked only its pod.
-        return full_id, records.was_read(pod, self._store.read_container(self.container_info(asked, pod, driver)))
+        return full_id, records.subject_of_read(
+            pod, self._store.read_container(self.container_info(asked, pod, driver))
+        )
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""
@@ -143,7 +145,7 @@ class Lookup:
         shipped = await self._image(translate.text_of(inspected, "Image"))
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
-    async def _image(self, image_id: str) -> Shipped | None:
+    async def _image(self, image_id: str) -> ImageDefaults | None:
         """Return what an image adds to its containers, from a cache if possible; None if there is no such image.
 
         A node's containers use few images, and all of the containers are read after a restart.

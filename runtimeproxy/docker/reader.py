@@ -51,10 +51,10 @@ class ReaderEvents(Protocol):
 class Reader:
     """One connection; ``to_client`` and ``to_daemon`` collect the bytes to send."""
 
-    def __init__(self, events: ReaderEvents, held_bytes: MemoryBudget, known: Known) -> None:
+    def __init__(self, events: ReaderEvents, budget: MemoryBudget, known: Known) -> None:
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
-        self.held_bytes = held_bytes
+        self.budget = budget
         self.tunnel = False
         """True once the connection is a tunnel: bytes pass unread."""
         self._events = events
@@ -129,7 +129,7 @@ class Reader:
     # The end of the connection.
 
     @property
-    def asks_nothing(self) -> bool:
+    def between_requests(self) -> bool:
         """Return whether the client is inside no request, and none of its requests may still make a tunnel."""
         may_tunnel = self.tunnel or any(exchange.may_tunnel for exchange in self._pending)
         return self._requests.whole and not may_tunnel

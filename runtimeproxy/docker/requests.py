@@ -42,8 +42,8 @@ class RequestSink(ExchangeOwner, Protocol):
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, taker: RequestSink, known: Known) -> None:
-        self._taker = taker
+    def __init__(self, sink: RequestSink, known: Known) -> None:
+        self._taker = sink
         self._known = known
         self._known_requests, self._known_bytes = known.requests, known.longest
         self._rest = bytearray()
@@ -56,7 +56,7 @@ class Requests:
         self._newest: Exchange | None = None
         """The request whose body is being read, or the last one that was read."""
         self._collecting: HeldExchange | None = None
-        self._held_up_by: Exchange | None = None
+        self._blocked_by: Exchange | None = None
         self._no_more = False
         self._further = True
         self.end_waits = False
@@ -70,7 +70,7 @@ class Requests:
             self._taker.begun(self._known_requests[data])
         elif self._no_more and self._body is None:
             return
-        elif self._held_up_by is not None:
+        elif self._blocked_by is not None:
             self._rest += data
             self._read_ahead()
         elif not self._rest:
@@ -82,7 +82,7 @@ class Requests:
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
         body = self._body
-        if body is None or self._collecting is not None or self._held_up_by is not None:
+        if body is None or self._collecting is not None or self._blocked_by is not None:
             return False
         if not body.passes(buffer, size):
             return False
@@ -93,7 +93,7 @@ class Requests:
     @property
     def inside_body(self) -> bool:
         """Return whether a body is being read and its end has not come."""
-        return self._body is not None and self._held_up_by is None
+        return self._body is not None and self._blocked_by is None
 
     @property
     def whole(self) -> bool:
@@ -103,7 +103,7 @@ class Requests:
     @property
     def _between(self) -> bool:
         """Return whether the next byte is the first of a request."""
-        return self._body is None and self._held_up_by is None and not self._no_more and not self._rest
+        return self._body is None and self._blocked_by is None and not self._no_more and not self._rest
 
     def _read_rest(self) -> None:
         """Parse the bytes that have waited, if they have a complete head now."""
@@ -124,7 +124,7 @@ class Requests:
         at, size = 0, len(data)
         self._reading = True
         try:
-            while at < size and self._held_up_by is None:
+            while at < size and self._blocked_by is None:
                 end = self._read_head(data, at) if self._body is None else self._read_body(data, at)
                 if end == at:
                     break
@@ -136,7 +136,7 @@ class Requests:
             self._reading = False
         if at < size:
             self._rest += data[at:]
-            if self._held_up_by is None:
+            if self._blocked_by is None:
                 self._seen = size - at
             else:
                 self._read_ahead()
@@ -171,7 +171,7 @@ class Requests:
             self._collecting = exchange if self._body is not None else None
             self._taker.begun(exchange)
             if self._collecting is not None and not self._taker.is_turn_of(exchange):
-                self._held_up_by = exchange  # hooks cannot be asked before its turn, so its body is not collected yet
+                self._blocked_by = exchange  # hooks cannot be asked before its turn, so its body is not collected yet
         else:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
@@ -207,13 +207,13 @@ class Requests:
             newest.request_whole()
             self.hold_up(newest)
         elif (newest.may_tunnel or isinstance(newest, HeldExchange)) and not newest.answered:
-            self._held_up_by = newest
+            self._blocked_by = newest
 
     def hold_up(self, exchange: HeldExchange) -> None:
         """Report a held request that is complete or of which no more is read, and stop parsing after it."""
         self._collecting = None
-        if self._held_up_by is None:
-            self._held_up_by = exchange
+        if self._blocked_by is None:
+            self._blocked_by = exchange
             self._taker.held_whole(exchange)
 
     def _give_up(self, error: BadMessage) -> None:
@@ -229,25 +229,25 @@ class Requests:
 
     def turn(self) -> None:
         """Read the body of the request that waited for its turn, now that those before it are answered."""
-        self._held_up_by = None
+        self._blocked_by = None
         self._go_on()
 
     def released(self) -> None:
         """Continue after the held request was sent: with the rest of a body too long to be kept, or with the EOF."""
         if self._body is not None:
-            self._held_up_by = None
+            self._blocked_by = None
         self._go_on()
 
     def answered(self, exchange: Exchange) -> None:
         """Continue parsing after a request that stopped it, now that it is answered."""
-        if self._held_up_by is exchange:
-            self._held_up_by = None
+        if self._blocked_by is exchange:
+            self._blocked_by = None
             self._go_on()
 
     def _go_on(self) -> None:
         if self._reading:
             return
-        if self._held_up_by is None and self._rest:
+        if self._blocked_by is None and self._rest:
             self._read_rest()
         self._read_ahead()
         if self.end_waits:
@@ -258,7 +258,7 @@ class Requests:
 
     def _read_ahead(self) -> None:
         """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
-        further = self._held_up_by is None or len(self._rest) <= READ_AHEAD_BYTES
+        further = self._blocked_by is None or len(self._rest) <= READ_AHEAD_BYTES
         if further != self._further:
             self._further = further
             self._taker.read_client(further)
@@ -274,7 +274,7 @@ class Requests:
 
     def _cut(self) -> None:
         """Report a held request as unreadable whose body ends before it is complete."""
-        if self._collecting is not None and self._held_up_by is None:
+        if self._collecting is not None and self._blocked_by is None:
             self._collecting.cut()
             self._body = None
             self.hold_up(self._collecting)
@@ -282,7 +282,7 @@ class Requests:
     @property
     def _unsent(self) -> bool:
         """Return whether bytes that came are still to be sent to the daemon."""
-        first = self._held_up_by
+        first = self._blocked_by
         holding = isinstance(first, HeldExchange) and first.state is CallState.HOLDING
         return holding or (first is not None and bool(self._rest))
 
@@ -295,6 +295,6 @@ class Requests:
         """Stop parsing for good and return the bytes that were not parsed."""
         rest = bytes(self._rest)
         self._rest.clear()
-        self._body = self._collecting = self._held_up_by = None
+        self._body = self._collecting = self._blocked_by = None
         self._no_more = True
         return rest

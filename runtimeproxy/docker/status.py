@@ -41,7 +41,7 @@ _PARTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class ImageDefaults:
     """The labels and environment that an image gives to its containers."""
 
     labels: Labels = field(default_factory=dict)
@@ -86,15 +86,15 @@ def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
 _NOTHING = Object(())
 
 
-def read_image(reply: bytes) -> Shipped:
+def read_image(reply: bytes) -> ImageDefaults:
     """Read an inspected image. Raises Unreadable."""
     config = translate.object_of(parse_inspect(reply), "Config")
-    return Shipped(translate.labels_of(config), translate.texts_of(config, "Env"))
+    return ImageDefaults(translate.labels_of(config), translate.texts_of(config, "Env"))
 
 
 @reads_json
 def read_inspect(
-    inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME
+    inspected: Object, shipped: ImageDefaults | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
     """Return what an inspected container was created with; None if it belongs to no pod.
 
@@ -102,7 +102,7 @@ def read_inspect(
     whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
     config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
-    shipped = shipped or Shipped()
+    shipped = shipped or ImageDefaults()
     name = translate.text_of(inspected, "Name")
     labels = _own_labels(translate.labels_of(config), shipped.labels, name)
     container_id = translate.id_of(inspected)
@@ -118,7 +118,7 @@ def read_inspect(
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class InspectedState:
     """Whether a container was ever started, and whether it runs; one that has ended was started and does not run."""
 
     started: bool
@@ -126,14 +126,14 @@ class Life:
 
 
 _LIVES = {
-    "created": Life(started=False, running=False),
-    **dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True)),
-    **dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False)),
+    "created": InspectedState(started=False, running=False),
+    **dict.fromkeys(("running", "paused", "restarting"), InspectedState(started=True, running=True)),
+    **dict.fromkeys(("removing", "exited", "dead"), InspectedState(started=True, running=False)),
 }
 
 
 @reads_json
-def read_life(reply: bytes) -> Life:
+def read_state(reply: bytes) -> InspectedState:
     """Read the State of an inspected container. Raises Unreadable."""
     state = translate.object_of(translate.document(reply), "State")
     try:

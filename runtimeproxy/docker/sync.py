@@ -37,7 +37,7 @@ class EventFollower:
         self,
         backend: Backend,
         store: Store,
-        recorder: Metrics,
+        metrics: Metrics,
         *,
         on_gone: Callable[[str], None],
         on_connected: Callable[[], Awaitable[None]],
@@ -50,7 +50,7 @@ class EventFollower:
         """How many changes by other clients the events have shown."""
         self._backend = backend
         self._store = store
-        self._recorder = recorder
+        self._metrics = metrics
         self._on_gone = on_gone
         self._on_connected = on_connected
         self._on_missed = on_missed
@@ -102,7 +102,7 @@ class EventFollower:
         except BackendError as error:
             self._lost(str(error))
         except Exception as error:  # a bug must not end the following for good; the error's text may have values
-            self._recorder.count("internal_errors", operation="events")
+            self._metrics.count("internal_errors", operation="events")
             log.error("internal error in following the daemon's events", exc_info=error)
             self._lost("internal error")
 
@@ -120,7 +120,7 @@ class EventFollower:
                 async for event in events:
                     self._take(event)
         except Exception:
-            self._recorder.count(failure)
+            self._metrics.count(failure)
             raise
         finally:
             if self._dropping is not None:
@@ -135,13 +135,13 @@ class EventFollower:
 
     def _take(self, event: Event) -> None:
         if event is UNREADABLE:  # it may have been a container's end
-            self._recorder.count("backend_events_unreadable")
+            self._metrics.count("backend_events_unreadable")
             self._on_missed()
             return
         self._since_ns = event.time_ns + 1  # after a loss the stream continues here: no event is lost or repeated
         meaning = _MEANINGS.get(event.action)
         if meaning is not None:
-            self._recorder.count("backend_events", action=event.action)
+            self._metrics.count("backend_events", action=event.action)
             meaning(self, event.id)
 
     # One method for each event. oom, die, kill, start and restart change nothing in the Store.
@@ -158,7 +158,7 @@ class EventFollower:
         if self.expected_updates[container_id] > 0:
             self.no_update(container_id)
         else:
-            self._recorder.count("updates_of_others")
+            self._metrics.count("updates_of_others")
             self.forget(container_id)
 
     def _lost(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def aside(work: Callable[[], _T]) -> _T:
+async def run_in_daemon_thread(work: Callable[[], _T]) -> _T:
     """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()

@@ -123,7 +123,7 @@ def _of_hooks(
     return {key: value for key, value in present.items() if known.get(key) != value}
 
 
-def was_read(pod: PodRecord, container: ContainerRecord) -> Subject:
+def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
     """Return the subject of a container that was read.
 
     If the runtime does not report the pod's cgroup parent, the container's is used.

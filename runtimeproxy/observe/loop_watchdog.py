@@ -31,9 +31,9 @@ FRAMES_TOLD = 16
 class LoopWatchdog:
     """Watches the loop of the thread that creates it; ``start`` and ``stop`` must be called in that thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Metrics) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self._loop = loop
-        self._recorder = recorder
+        self._metrics = metrics
         self._thread_id = threading.get_ident()
         self._resting: FrameType | None = None
         self._turned = threading.Event()
@@ -95,6 +95,6 @@ class LoopWatchdog:
     # Back in the loop.
 
     def _over(self, seconds: float) -> None:
-        self._recorder.count("loop_stalls")
-        self._recorder.gauge("loop_stalled_seconds", seconds)
+        self._metrics.count("loop_stalls")
+        self._metrics.gauge("loop_stalled_seconds", seconds)
         log.warning("the event loop goes on after %.2f s", seconds)

@@ -30,12 +30,12 @@ class CallGuard:
     def __init__(
         self,
         registered: Callable[[HookPoint], tuple[Plugin, ...]],
-        recorder: Metrics,
+        metrics: Metrics,
         clock: Callable[[], float],
         budget_seconds: float,
     ) -> None:
         self._registered = registered
-        self._recorder = recorder
+        self._metrics = metrics
         self._clock = clock
         self._budget_seconds = budget_seconds
 
@@ -75,7 +75,7 @@ class CallGuard:
             plugin.breaker.end(number, came, self._clock())
             if plugin.breaker.state is not before:
                 self._tell(plugin, point)
-        self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
+        self._metrics.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
 
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, asked: Peer) -> None:
@@ -96,9 +96,9 @@ class CallGuard:
         if plugin not in self._registered(point):
             return
         breaker, kind = plugin.breaker, {"kind": plugin.name}
-        self._recorder.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin=plugin.name)
+        self._metrics.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin=plugin.name)
         if breaker.state is BreakerState.OPEN:
-            self._recorder.count("hook_breaker_openings", plugin=plugin.name)
+            self._metrics.count("hook_breaker_openings", plugin=plugin.name)
             log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
         else:
             log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)

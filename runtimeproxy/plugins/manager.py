@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
@@ -72,13 +72,13 @@ class Manager:
         folder: str,
         *,
         timeout_seconds: float,
-        recorder: Metrics,
+        metrics: Metrics,
         client_factory: Callable[[str, str], HookClient],
         poll_seconds: float = watch.POLL_SECONDS,
     ) -> None:
         self._folder = folder
         self._timeout_seconds = timeout_seconds
-        self._recorder = recorder
+        self._metrics = metrics
         self._client_factory = client_factory
         self._watcher = watch.Watcher(folder, poll_seconds)
         self._registry = Registry()
@@ -129,7 +129,7 @@ class Manager:
     async def _follow(self, looked: asyncio.Event) -> None:
         while True:
             async with self._going_on(), self._telling_of_a_hang():
-                await aside(self._watcher.arm)
+                await run_in_daemon_thread(self._watcher.arm)
             async with self._going_on(), self._telling_of_a_hang():
                 await self._scan()
             looked.set()
@@ -158,7 +158,7 @@ class Manager:
 
     async def _scan(self) -> None:
         try:
-            contents = await aside(partial(directory.read, self._folder, self._registry.names))
+            contents = await run_in_daemon_thread(partial(directory.read, self._folder, self._registry.names))
         except OSError as error:
             self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
             return
@@ -167,7 +167,7 @@ class Manager:
             self._tell(change)
         if self._built != self._registry.registrations:
             self._rebuild()
-        self._recorder.gauge("config_invalid_files", self._registry.invalid)
+        self._metrics.gauge("config_invalid_files", self._registry.invalid)
 
     def _complain(self, text: str) -> None:
         """Log a problem of the directory itself once; "" means that it is over."""
@@ -176,7 +176,7 @@ class Manager:
         self._complaint = text
 
     def _tell(self, change: Change) -> None:
-        self._recorder.count("config_reloads", result=_RESULTS[change.kind])
+        self._metrics.count("config_reloads", result=_RESULTS[change.kind])
         registration = change.registration
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
@@ -230,7 +230,7 @@ class Manager:
             if plugin.client not in kept:
                 self._retire(plugin.client)
             if plugin not in self._plugins.values() and plugin.breaker.state is not BreakerState.CLOSED:
-                self._recorder.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
+                self._metrics.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
 
     def _retire(self, client: HookClient) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")

@@ -31,12 +31,12 @@ class FrontBase(ABC):
     def __init__(
         self,
         backend_endpoint: str,
-        recorder: Metrics,
+        metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         calls: set[asyncio.Future[None]],
     ) -> None:
         self.backend_endpoint = backend_endpoint
-        self.recorder = recorder
+        self.metrics = metrics
         self.loop = loop
         self.connections: set[Drainable] = set()
         self.buffer = ReadBuffer()
@@ -112,7 +112,7 @@ class FrontBase(ABC):
     def tell_away(self, error: OSError) -> None:
         """Count and log that the backend cannot be reached."""
         self._told_away = True
-        self.recorder.count("backend_dial_failures")
+        self.metrics.count("backend_dial_failures")
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
@@ -128,7 +128,7 @@ class FrontBase(ABC):
     def pair(self, client: socket.socket, backend: socket.socket) -> None:
         """Make a connection of a client and its backend."""
         self.tell_reached()
-        self.recorder.count("connections")
+        self.metrics.count("connections")
         self.connections.add(self.paired(client, backend))
 
     def keep(self, task: asyncio.Future[None]) -> None:

@@ -317,7 +317,7 @@ class _Link:
     def _flush(self) -> None:
         """Send what is queued, together with the answers to the peer's PINGs."""
         out = self._calls.out
-        self._calls.outlet.acknowledge()
+        self._calls.sender.acknowledge()
         self._endpoint.write(b"".join(out))
         out.clear()
         if self._endpoint.waiting and self._endpoint.slow:

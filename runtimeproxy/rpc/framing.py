@@ -92,8 +92,8 @@ class Calls(ClientConnection):
         # A whole reply fits into the stream's window, so a stream needs no WINDOW_UPDATE.
         window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
         super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
-        self.out = self.outlet.out
-        self.acks = self.outlet.acks
+        self.out = self.sender.out
+        self.acks = self.sender.acks
         self.ended: list[tuple[int, Outcome]] = []
         self._max_reply_bytes = max_reply_bytes
         self._calls: dict[int, _Call] = {}
@@ -108,7 +108,7 @@ class Calls(ClientConnection):
         """Queue the answer to a peer's PING behind the next data; send it at once if many are queued."""
         self.acks.append(ack)
         if len(self.acks) > ACKS_AT_ONCE:
-            self.outlet.acknowledge()
+            self.sender.acknowledge()
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request with a timeout in seconds; return its stream."""
@@ -118,12 +118,12 @@ class Calls(ClientConnection):
         self._calls[stream] = _Call()
         timeout = grpc.timeout(seconds)
         block = _request_head(path) + bytes((len(timeout),)) + timeout
-        self.outlet.govern(stream)
+        self.sender.manage_window(stream)
         self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
         *first, last = grpc.pieces(message)
         for piece in first:
-            self.outlet.send_data(stream, piece, False, None, 0)
-        self.outlet.send_data(stream, last, True, None, 0)
+            self.sender.send_data(stream, piece, False, None, 0)
+        self.sender.send_data(stream, last, True, None, 0)
         return stream
 
     def cancel(self, stream: int) -> None:
@@ -132,12 +132,12 @@ class Calls(ClientConnection):
             self._cancel(stream)
 
     def _cancel(self, stream: int) -> None:
-        self.outlet.ungovern(stream)
-        self.outlet.inject(http2.rst_stream(stream, http2.CANCEL))
+        self.sender.forget_window(stream)
+        self.sender.inject(http2.rst_stream(stream, http2.CANCEL))
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
         """Collect the body of a reply."""
-        self.outlet.credit(length)
+        self.sender.credit(length)
         call = self._calls.get(stream)
         if call is None:
             return
@@ -153,7 +153,7 @@ class Calls(ClientConnection):
         elif max(announced, len(call.body) - grpc.PREFIX_BYTES) > self._max_reply_bytes:
             self._end(stream, TooLong(self._max_reply_bytes), reset=True)
         elif end:
-            self._end(stream, _broken("the answer ends without grpc-status"), self.outlet.waits(stream))
+            self._end(stream, _broken("the answer ends without grpc-status"), self.sender.waits(stream))
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         """Process the headers or trailers of a reply."""
@@ -162,7 +162,7 @@ class Calls(ClientConnection):
         if call is None:
             return
         if end:
-            self._end(stream, self._outcome(call, head), self.outlet.waits(stream))
+            self._end(stream, self._outcome(call, head), self.sender.waits(stream))
         elif head.good and not call.headed:
             call.headed = True
             call.encoding = head.encoding
@@ -192,7 +192,7 @@ class Calls(ClientConnection):
         if reset:
             self._cancel(stream)
         else:
-            self.outlet.ungovern(stream)
+            self.sender.forget_window(stream)
 
     def reset(self, stream: int, code: int) -> None:
         """End a call whose stream the peer reset."""

@@ -23,7 +23,7 @@ class ClientConnection(ABC):
     """A connection to a server; ``outlet.out`` collects the bytes for it."""
 
     def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
-        self.outlet = FlowControlledSender()
+        self.sender = FlowControlledSender()
         self.stream_limit = streams_until_told
         """How many streams may be open, as the server's SETTINGS say."""
         self.closing = False
@@ -51,8 +51,8 @@ class ClientConnection(ABC):
             http2.GOAWAY: self._goaway,
             http2.WINDOW_UPDATE: self._window_update,
         }
-        self.outlet.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
-        self.outlet.start()
+        self.sender.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
+        self.sender.start()
 
     def receive(self, data: bytes) -> None:
         """Process bytes from the peer. Raises WireError, after which the connection must not be used any more."""
@@ -62,7 +62,7 @@ class ClientConnection(ABC):
             if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
                 raise WireError("the first frame is no SETTINGS")
             if kind == http2.DATA:
-                self.outlet.received(len(payload))
+                self.sender.received(len(payload))
                 part = http2.unpad(payload, flags) if flags & http2.PADDED else payload
                 self.data(stream, part, len(payload), bool(flags & http2.END_STREAM))
             elif kind == http2.HEADERS and flags & _SHAPE == http2.END_HEADERS:  # nearly all of them
@@ -70,8 +70,8 @@ class ClientConnection(ABC):
                 self.block(stream, block, bool(flags & http2.END_STREAM))
             elif (handler := self._handlers.get(kind)) is not None:
                 handler(flags, stream, payload)
-        if self.outlet.widened:
-            self.outlet.catch_up()
+        if self.sender.widened:
+            self.sender.catch_up()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         _, fragment = http2.split_block(http2.HEADERS, flags, payload)
@@ -104,8 +104,8 @@ class ClientConnection(ABC):
         unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID
         self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
         self._told = True
-        self.outlet.apply_settings(entries)
-        self.outlet.inject(http2.SETTINGS_ACK)
+        self.sender.apply_settings(entries)
+        self.sender.inject(http2.SETTINGS_ACK)
 
     def _push(self, flags: int, stream: int, payload: bytes) -> None:
         raise WireError("PUSH_PROMISE although push is off")
@@ -125,13 +125,13 @@ class ClientConnection(ABC):
             raise WireError("WINDOW_UPDATE frame whose length is not 4")
         increment = int.from_bytes(payload) & http2.MAX_STREAM_ID
         if stream:
-            self.outlet.open_stream_window(stream, increment)
+            self.sender.open_stream_window(stream, increment)
         else:
-            self.outlet.open_window(increment)
+            self.sender.open_window(increment)
 
     def acknowledge(self, ack: bytes) -> None:
         """Send the ACK of a PING."""
-        self.outlet.inject(ack)
+        self.sender.inject(ack)
 
     # Handlers of frames on streams, for the subclass.
 

@@ -196,11 +196,11 @@ class FlowControlledSender:
 
     # Windows given by the peer.
 
-    def govern(self, stream: int) -> None:
+    def manage_window(self, stream: int) -> None:
         """Manage the window of a stream hop by hop from now on."""
         self._stream_windows[stream] = 0
 
-    def ungovern(self, stream: int) -> None:
+    def forget_window(self, stream: int) -> None:
         """Forget the window of a stream that has ended, and what is queued of it."""
         if stream in self.queues:
             self.drop(stream)

@@ -143,7 +143,7 @@ def measure(mode: str, hooked: bool) -> list[Way]:
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
         folder = Path(made)
-        recorder = Recorder(str(folder / "proxy.sock"))
+        metrics = Recorder(str(folder / "proxy.sock"))
         config = configuration(
             {
                 "backend-runtime-mode": "Docker" if mode == DOCKER else "Containerd",
@@ -155,8 +155,8 @@ def measure(mode: str, hooked: bool) -> list[Way]:
             {},
             os.devnull,
         )
-        client = threading.Thread(target=_call_all, args=(folder, mode, hooked, recorder, ways))
-        sys.setprofile(recorder.note)
+        client = threading.Thread(target=_call_all, args=(folder, mode, hooked, metrics, ways))
+        sys.setprofile(metrics.note)
         try:
             client.start()
             app.run(config)
@@ -183,7 +183,7 @@ def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
         yield
 
 
-def _call_all(folder: Path, mode: str, hooked: bool, recorder: Recorder, ways: list[Way]) -> None:
+def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: list[Way]) -> None:
     """Make every call until it is warm, then count it; end the proxy after the last one, or at the first error."""
     path = folder / "proxy.sock"
     try:
@@ -199,11 +199,11 @@ def _call_all(folder: Path, mode: str, hooked: bool, recorder: Recorder, ways: l
                     counted = []
                     for _ in range(CALLS):
                         client.settle(QUIET_SECONDS)
-                        recorder.start()
+                        metrics.start()
                         call()
                         client.settle(QUIET_SECONDS)
-                        recorder.on = False
-                        counted.append(recorder.way(case.name, hooked, client.answered))
+                        metrics.on = False
+                        counted.append(metrics.way(case.name, hooked, client.answered))
                 ways.append(min(counted, key=lambda way: (way.functions, way.calls)))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -30,7 +30,7 @@ class Shown(app.Proxy):
         loop.add_signal_handler(SHOW, self._show)
 
     def _show(self) -> None:
-        stalls = self.recorder.total("loop_stalls")
+        stalls = self.metrics.total("loop_stalls")
         shown = {"ids": sorted(self.store.ids()), "tasks": len(asyncio.all_tasks()), "stalls": stalls}
         beside = self.file.with_suffix(".new")
         beside.write_text(json.dumps(shown))

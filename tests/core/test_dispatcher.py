@@ -48,12 +48,12 @@ class Desk(Core):
     def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
         """Return the numbers of failures and of failures that fail open."""
         labels = {"plugin": plugin, "hook": point.name, "reason": reason.value}
-        return self.recorder.counted("hook_failures", **labels), self.recorder.counted("hook_fail_open", **labels)
+        return self.metrics.counted("hook_failures", **labels), self.metrics.counted("hook_fail_open", **labels)
 
     @property
     def totals(self) -> tuple[int, int, int]:
         """Return the numbers of answers, failures and failures that fail open."""
-        total = self.recorder.total
+        total = self.metrics.total
         return total("hook_calls"), total("hook_failures"), total("hook_fail_open")
 
 
@@ -68,7 +68,7 @@ def refused_under(policy: FailurePolicy, words: str) -> "pytest.RaisesExc[HookEr
 
 async def test_nobody_registered_is_no_adjustment(desk: Desk) -> None:
     assert await desk.before() is NO_ADJUSTMENT
-    assert not desk.recorder.counters
+    assert not desk.metrics.counters
 
 
 def test_registered_looks_at_all_points(desk: Desk) -> None:
@@ -91,7 +91,7 @@ async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> Non
     owners = {"envs.A": "a", "envs.B": "a", "resources.cpu_shares": "c"}
     assert adjustment == Adjustment(envs={"A": "2", "B": "3"}, resources={"cpu_shares": 5}, owners=owners)
     assert desk.totals == (3, 0, 0)
-    assert desk.recorder.total("hook_conflicts") == 0
+    assert desk.metrics.total("hook_conflicts") == 0
 
 
 async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
@@ -100,7 +100,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
     assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (values.Conflict("envs.A", "a", "b"),))
-    assert desk.recorder.counted("hook_conflicts", hook=CREATE.name, loser="a", winner="b") == 1
+    assert desk.metrics.counted("hook_conflicts", hook=CREATE.name, loser="a", winner="b") == 1
     assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
     assert CANARY not in caplog.text
 
@@ -232,7 +232,7 @@ async def test_bad_field_refuses_the_call_each_time_under_fail(desk: Desk, caplo
             await desk.before()
         assert BAD_FIELD in str(raised.value)
         assert desk.counted("a", Reason.BAD_ANSWER) == (times, 0)
-    assert desk.recorder.total("hook_bad_fields") == 7
+    assert desk.metrics.total("hook_bad_fields") == 7
     assert [asked.plugin for asked in desk.plugins.asked] == ["a"] * 7, "and never opens the breaker"
     assert len(caplog.messages) == 7
     assert all(BAD_FIELD in line and line.endswith("(policy Fail), for n/web/main") for line in caplog.messages)

@@ -45,7 +45,7 @@ class Server:
         self._point, self._body = point, body
         self._plugins = FakePlugins()
         self._plugins.add("a").call = self._call  # type: ignore[method-assign]
-        self.recorder = Metrics(lambda: 0.0)
+        self.metrics = Metrics(lambda: 0.0)
 
     async def _call(self, point: HookPoint, *_: object) -> HookAnswer:
         try:
@@ -58,7 +58,7 @@ class Server:
 
         The names are those of ``Adjustment.owners``.
         """
-        dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0, 10.0)
+        dispatcher = Dispatcher(self._plugins, self.metrics, lambda: 0.0, 10.0)
         request = HookRequest(POD, CONTAINER if self._point.subject is SubjectKind.CONTAINER else None)
         with pytest.raises(StopIteration) as end:  # in one step: nothing waits here
             dispatcher.before(self._point, request, 10.0).send(None)
@@ -69,7 +69,7 @@ class Server:
 
     def bad_fields(self) -> set[str]:
         """Return the names of the bad fields, each counted once; all together count as one failure."""
-        counted = self.recorder.counters.items()
+        counted = self.metrics.counters.items()
         found = {dict(labels)["field"]: n for (name, labels), n in counted if name == "hook_bad_fields"}
         assert set(found.values()) <= {1}
         assert self.failures() == bool(found)
@@ -77,8 +77,8 @@ class Server:
 
     def failures(self) -> int:
         labels = {"plugin": "a", "hook": self._point.name, "reason": Reason.BAD_ANSWER.value}
-        counted = self.recorder.counted("hook_failures", **labels)
-        assert self.recorder.counted("hook_fail_open", **labels) == self.recorder.total("hook_failures") == counted
+        counted = self.metrics.counted("hook_failures", **labels)
+        assert self.metrics.counted("hook_fail_open", **labels) == self.metrics.total("hook_failures") == counted
         return counted
 
 

@@ -52,7 +52,7 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
     assert call.released_with[1].resources == {"cpu_shares": 2}
     assert call.changed_by is call.released_with[1]
     assert (moments(core.times), core.times.outcome) == ((0, 0.5, 1.5, 1.5), "agreed")
-    assert core.recorder.counted("calls", operation=point.operation.value, outcome="agreed") == 1
+    assert core.metrics.counted("calls", operation=point.operation.value, outcome="agreed") == 1
 
 
 @pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
@@ -92,15 +92,15 @@ async def test_call_released_by_its_front_is_not_held(core: Core, policy: Failur
 
 
 async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
-    assert core.lifecycle.passes_unrecorded()
+    assert core.lifecycle.start_and_stop_pass()
     core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
-    assert not core.lifecycle.passes_unrecorded()  # when a start is refused, the log names what hook servers set
+    assert not core.lifecycle.start_and_stop_pass()  # when a start is refused, the log names what hook servers set
     waits = core.start(FakeCall(UPDATE))
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
-    assert not core.lifecycle.passes_unrecorded()
+    assert not core.lifecycle.start_and_stop_pass()
     await waits
-    assert core.lifecycle.passes_unrecorded()
+    assert core.lifecycle.start_and_stop_pass()
 
 
 UNKNOWN = [
@@ -116,7 +116,7 @@ async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, c
     """So does a call that cannot be read."""
     call = FakeCall(START, **fields)
     assert await core.run(call) == ["release", "answer"]
-    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert not counter or core.metrics.counted(counter, operation="StartContainer") == 1
     assert (call.changed_by, core.store.counts()) == (None, (0, 0))
 
 
@@ -147,7 +147,7 @@ async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
     assert call.released_with is not None
     assert call.released_with[1] is NO_ADJUSTMENT
     assert (core.plugins.told(), core.store.counts()) == (told, left)
-    assert core.recorder.total("hook_failures") == 0
+    assert core.metrics.total("hook_failures") == 0
 
 
 CUT, OUR_OWN = Unreadable("cut"), KeyError(CANARY)
@@ -174,7 +174,7 @@ async def test_failed_hold_is_released_unchanged_under_ignore(
     assert call.released_with[1] == NO_ADJUSTMENT
     assert call.changed_by in (None, NO_ADJUSTMENT)
     assert core.failures("a", "PreStartContainer", reason) == core.fail_open() == 1
-    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert not counter or core.metrics.counted(counter, operation="StartContainer") == 1
     assert core.times.released is not None
     assert core.times.released <= 11.0
     assert CANARY not in caplog.text
@@ -191,8 +191,8 @@ async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, rea
     assert CANARY not in str(call.refused_with)
     assert call.released_with is None
     assert (moments(core.times), core.times.outcome) == ((0, None, None, None), "refused")
-    assert core.recorder.counted("calls_refused", operation="StartContainer") == 1
-    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.metrics.counted("calls_refused", operation="StartContainer") == 1
+    assert not counter or core.metrics.counted(counter, operation="StartContainer") == 1
     assert core.store.counts() == (0, 0)
     assert core.now <= 11.0
 
@@ -233,7 +233,7 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
     call = FakeCall(START, **fields)
     assert await core.run(call) == steps
     assert core.failures(owner, "PreStartContainer", Reason.RUNTIME_REJECTED) == 1
-    assert core.recorder.total("hook_failures") == 1
+    assert core.metrics.total("hook_failures") == 1
     assert core.fail_open() == (owner == "ignore")
     assert call.changed_by in (None, NO_ADJUSTMENT)
     told = "the update before StartContainer of /web/main failed in the runtime; hook servers had set "
@@ -330,7 +330,7 @@ async def test_hanging_hook_server_leaves_time_to_those_behind_it(
     given = [asked.timeout_seconds for asked in core.plugins.asked]
     assert given == seconds
     assert core.times.released == (sum(given) if point == "PreStartContainer" else 0)
-    assert core.recorder.total("hook_failures") == len(timeouts)
+    assert core.metrics.total("hook_failures") == len(timeouts)
 
 
 @pytest.mark.parametrize("deadline", [0.0, -5.0])
@@ -393,8 +393,8 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
     task.cancel()
     await task
     assert (client.cancelled, call.steps, core.times.outcome) == (1, [], "ended")
-    assert core.recorder.counted("calls_ended", operation="StartContainer") == 1
-    assert core.recorder.total("hook_failures") == 0
+    assert core.metrics.counted("calls_ended", operation="StartContainer") == 1
+    assert core.metrics.total("hook_failures") == 0
     assert (core.lifecycle.holds(), core.store.counts()) == ((0, 0.0), (0, 0))
     await core.run(FakeCall(START))
     assert core.times.held == 0.5

@@ -60,7 +60,7 @@ async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     core.plugins.add("a", ENVS, points=POST_POINTS)
     assert await core.run(FakeCall(operation, reply=reply, fates=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
     assert core.times.outcome == outcome
-    assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
+    assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
     assert core.plugins.told() == []
     assert core.store.snapshot() == before
@@ -107,7 +107,7 @@ async def test_answer_goes_whatever_fails_behind_it(
     call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
     assert await core.run(call) == ["release", "answer"]
     await asyncio.sleep(1)
-    assert core.recorder.counted(counter, operation=STOP.value) == 1
+    assert core.metrics.counted(counter, operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
     assert told.format(STOP.value) in caplog.text
     assert CANARY not in caplog.text
@@ -291,13 +291,13 @@ async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, kn
     with core.store.watch() as watch:
         await core.run(lost)
     assert core.times.outcome == "unsettled"
-    assert (core.store.ids(), watch.voided) == (left, {key})
+    assert (core.store.ids(), watch.invalidated) == (left, {key})
     assert other.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
     assert running.done()
     assert lists == [2.0], "a second behind the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
-    assert core.recorder.total("unsettled") == 0
+    assert core.metrics.total("unsettled") == 0
 
 
 PARENT = HookAnswer(cgroup_parent="/hooked")
@@ -384,4 +384,4 @@ async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
         await asyncio.sleep(0.5)
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
-    assert watch.voided == {"c7", "c8"}
+    assert watch.invalidated == {"c7", "c8"}

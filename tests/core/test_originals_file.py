@@ -48,9 +48,9 @@ class Process:
 
     def __init__(self, path: Path | None, owner: str = OWNER) -> None:
         self.store = Store()
-        self.recorder = Metrics(asyncio.get_running_loop().time)
+        self.metrics = Metrics(asyncio.get_running_loop().time)
         self.file = None if path is None else File(str(path), owner)
-        self.originals = Originals(self.file, self.store, self.recorder)
+        self.originals = Originals(self.file, self.store, self.metrics)
 
     async def __aenter__(self) -> "Process":
         await self.originals.start()
@@ -65,7 +65,7 @@ class Process:
             self.store.commit(hooked(one))
 
     def failures(self, reason: str) -> int:
-        return self.recorder.counted("originals_failures", reason=reason)
+        return self.metrics.counted("originals_failures", reason=reason)
 
     async def failed(self, times: int = 1) -> None:
         await until(lambda: self.failures("unusable") >= times, "it fails")
@@ -88,7 +88,7 @@ async def test_replaced_values_are_there_for_the_next_process(path: Path) -> Non
         assert not path.exists(), "the answer goes first"
         await kept(path, QUOTAS)
         assert path.parent.stat().st_mode & 0o777 == 0o700
-        await until(lambda: first.recorder.gauges.get(("originals_kept", ())) == 1, "it is told")
+        await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is told")
     async with Process(path) as second:
         assert second.store.kept_ids() == {"c1"}
         record = second.store.read_container(SCALED)
@@ -149,7 +149,7 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
             await kept_ids(path, "c1", "c2", "c3")
         old.store.tombstone("c3")
     assert rows(path).keys() == {"c1", "c2"}
-    assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
+    assert not old.metrics.total("originals_failures") + new.metrics.total("originals_failures")
 
 
 async def test_file_is_not_made_where_hooks_replace_nothing(path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_directory_that_cannot_be_used_is_told_once(path: str, failures: i
         process.commit("c1")
         await asyncio.sleep(0.05)
     assert caplog.messages == [told]
-    assert process.failures("unusable") == process.recorder.total("originals_failures") == failures
+    assert process.failures("unusable") == process.metrics.total("originals_failures") == failures
 
 
 def noise(path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_file_spoilt_in_use_is_made_anew_whole(path: Path, spoil: Callable
         await kept_ids(path, "c1", "c2")
         spoil(path)
         process.commit("c3")
-        await until(lambda: process.recorder.total("originals_failures") == 1, "it fails")
+        await until(lambda: process.metrics.total("originals_failures") == 1, "it fails")
         await kept_ids(path, "c1", "c2", "c3")
 
 

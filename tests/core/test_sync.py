@@ -31,7 +31,7 @@ KNOWN = "the runtime's state is known: 1 pods, {} containers (1 read in 0.0 s)"
 
 
 def syncs(rig: Synced, result: str) -> int:
-    return rig.recorder.counted("syncs", result=result)
+    return rig.metrics.counted("syncs", result=result)
 
 
 def waits(rig: Synced) -> list[float]:
@@ -47,7 +47,7 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
     assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
     assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
-    assert (rig.recorder.counted("records_read"), syncs(rig, "complete")) == (3, 1)
+    assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
 
 
 async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
@@ -73,7 +73,7 @@ async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: Log)
     assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
     assert rig.state.reads == ["p1", "c1"]
     assert caplog.messages == [KNOWN.format(0), KNOWN.format(1)]
-    assert rig.recorder.gauges[("sync_seconds", ())] == 0.0
+    assert rig.metrics.gauges[("sync_seconds", ())] == 0.0
 
 
 async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
@@ -195,7 +195,7 @@ async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
         rig.state.lacks("p2", "c2")
         await asyncio.sleep(PASS_SECONDS)
         assert (rig.known, sorted(rig.gone)) == ({"p1", "c1"}, ["c2", "p2"])
-        assert rig.recorder.counted("records_swept") == 2
+        assert rig.metrics.counted("records_swept") == 2
 
 
 async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
@@ -217,7 +217,7 @@ async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
 async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
     """Also if no hook server is registered, no record is known, and there is no ``on_gone``."""
     rig = Synced("c1", hooked=hooked)
-    rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
+    rig.sync = Sync(rig.state, rig.lifecycle, rig.metrics)
     kept = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
     rig.store.keep({"c1": kept, "c2": kept})
     async with rig.running():
@@ -290,8 +290,8 @@ async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
         rig.state.errors.clear()
         await asyncio.sleep(5)
         assert rig.known == {"p1", *rig.state.containers}
-    assert rig.recorder.counted("records_unreadable") == 0
-    assert rig.sync._suspects == set()
+    assert rig.metrics.counted("records_unreadable") == 0
+    assert rig.sync._maybe_unavailable == set()
 
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
@@ -306,11 +306,11 @@ async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None
         assert rig.known == others
         await asyncio.sleep(10 * PASS_SECONDS)
         assert (len(rig.state.lists), rig.state.reads.count(one)) == (12, 12), "one a minute after the first two"
-        assert (syncs(rig, "failed"), rig.recorder.counted("records_unreadable")) == (1, 11)
+        assert (syncs(rig, "failed"), rig.metrics.counted("records_unreadable")) == (1, 11)
         rig.state.errors.clear()
         await asyncio.sleep(PASS_SECONDS + 2)
         assert rig.known == others | {one}
-        assert rig.sync._suspects == set()
+        assert rig.sync._maybe_unavailable == set()
 
 
 async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
@@ -325,7 +325,7 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
         rig.state.errors.clear()
         await asyncio.sleep(PASS_SECONDS + 1)
         assert rig.known == {"p1", "p2", "c1", "c2"}
-    assert rig.recorder.counted("records_late") == late + 1
+    assert rig.metrics.counted("records_late") == late + 1
 
 
 @pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
@@ -348,7 +348,7 @@ async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
         rig.sync.soon()
         await asyncio.sleep(1.5)
         assert rig.known == {"p1", "p2", "c1", "c2"}
-    assert rig.recorder.counted("records_unreadable") == (error is not None)
+    assert rig.metrics.counted("records_unreadable") == (error is not None)
     assert caplog.records == []
 
 
@@ -360,7 +360,7 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
         await asyncio.sleep(1)
         rig.state.lacks("c1")
         await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync._passed_over == rig.sync._suspects == set()
+        assert rig.sync._passed_over == rig.sync._maybe_unavailable == set()
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST, OUR_OWN])
@@ -391,7 +391,7 @@ async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: 
     rig.state.errors[where] = OUR_OWN
     async with rig.running():
         await asyncio.sleep(0.01)
-        assert rig.recorder.counted("internal_errors", operation="sync") == 1
+        assert rig.metrics.counted("internal_errors", operation="sync") == 1
         rig.state.errors.clear()
         await asyncio.sleep(2)
         rig.sync.soon()

@@ -28,13 +28,13 @@ class Rig:
     """Unsettled calls and those that were finished, with the time."""
 
     def __init__(self, most_calls: int = 1000) -> None:
-        self.recorder = Metrics(now)
+        self.metrics = Metrics(now)
         self.stopping: set[str] = set()
         """The subjects of present stops."""
         self.finish_seconds = 0.0
         """How many seconds it takes until a call's turn comes."""
         self.unsettled = UnknownOutcomes(
-            self.recorder, lambda what: self.stopping if what is STOP else set(), most_calls
+            self.metrics, lambda what: self.stopping if what is STOP else set(), most_calls
         )
         self.finished: list[tuple[float, str, Reply]] = []
 
@@ -49,7 +49,7 @@ class Rig:
         return call
 
     def counted(self, result: str) -> int:
-        return self.recorder.counted("unsettled", operation=STOP.value, result=result)
+        return self.metrics.counted("unsettled", operation=STOP.value, result=result)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pyt
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
     assert (asked(call), rig.finished, rig.counted("failed")) == ([0.1], [], 1)
-    assert rig.recorder.counted("internal_errors", operation=STOP.value) == 1
+    assert rig.metrics.counted("internal_errors", operation=STOP.value) == 1
     assert caplog.messages == ["internal error in settling StopContainer"]
 
 

@@ -250,8 +250,8 @@ class Core(peer.FakeEvents):
         self.loop.run_until_complete(self.node.lifecycle.stop())
         self.loop.close()
 
-    def passes_unrecorded(self) -> bool:
-        return self.node.lifecycle.passes_unrecorded()
+    def start_and_stop_pass(self) -> bool:
+        return self.node.lifecycle.start_and_stop_pass()
 
     def held(self, stream: HeldStream) -> None:
         """Run the call as the front does, once the bytes being read are done."""
@@ -262,7 +262,7 @@ class Core(peer.FakeEvents):
 
     def _run(self, stream: HeldStream) -> None:
         if stream.state is CallState.HOLDING:
-            call = KINDS[stream.route.operation](stream, self.node.backend, self.node.recorder, self.loop)  # type: ignore[arg-type]
+            call = KINDS[stream.route.operation](stream, self.node.backend, self.node.metrics, self.loop)  # type: ignore[arg-type]
             stream.on_ended = self.node.lifecycle.run(call).cancel
 
     def wait(self, seconds: float) -> None:
@@ -359,17 +359,17 @@ class Stage:
         """Check that each side got what the other sent; ``same`` compares a held call's request with what came."""
         conversation, play = self.conversation, self.play
         assert (self._sent, self._replied) == (len(conversation.sent), len(conversation.replied))
-        for frames, came, back, outlet in (
+        for frames, came, back, sender in (
             (conversation.frames[0], self.at_runtime, self.at_client, play.reader.client_out),
             (conversation.frames[1], self.at_client, self.at_runtime, play.reader.runtime_out),
         ):
-            last = [frame for ack in outlet.acks for frame in split(ack)]
+            last = [frame for ack in sender.acks for frame in split(ack)]
             assert acks([*back.frames, *last]) == acks([replace(frame, flags=1) for frame in frames])
             assert passing(came.frames, conversation.held) == passing(frames, conversation.held)
             for stream in conversation.held:
                 compare = same if came is self.at_runtime else equal
                 compare(conversation.streams[stream], half(frames, stream), half(came.frames, stream))
-        assert play.held_bytes.count == 0
+        assert play.budget.count == 0
         assert not play.reader.held
 
 

@@ -168,12 +168,12 @@ def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
 
 
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``outlet``."""
+    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``sender``."""
 
-    def __init__(self, feed: Callable[[bytes], None], outlet: FlowControlledSender, preface: bool) -> None:
+    def __init__(self, feed: Callable[[bytes], None], sender: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
         self._feed = feed
-        self._outlet = outlet
+        self._sender = sender
         self._preface = preface
 
     def sends(self, *frames: Frame | bytes) -> None:
@@ -181,10 +181,10 @@ class Side:
 
     def got_bytes(self) -> bytes:
         """Return the bytes that came since the last call, with the ACKs that wait, as the front sends them."""
-        if self._outlet.out:
-            self._outlet.acknowledge()
-        data = b"".join(self._outlet.out)
-        self._outlet.out.clear()
+        if self._sender.out:
+            self._sender.acknowledge()
+        data = b"".join(self._sender.out)
+        self._sender.out.clear()
         return data
 
     def got(self) -> list[Frame]:
@@ -270,7 +270,7 @@ class FakeEvents:
     def ambiguous(self) -> bool:
         return self.may_pass
 
-    def passes_unrecorded(self) -> bool:
+    def start_and_stop_pass(self) -> bool:
         return self.unrecorded_pass
 
     def image_link(self, link: ImageLink) -> None:
@@ -285,9 +285,9 @@ class FakeEvents:
 class Play:
     def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.events = FakeEvents()
-        self.held_bytes = MemoryBudget(process_limit)
+        self.budget = MemoryBudget(process_limit)
         self.now = 0.0
-        self.reader = Reader(self.events, self.held_bytes, image_apart, lambda: self.now)
+        self.reader = Reader(self.events, self.budget, image_apart, lambda: self.now)
         # After the preface the reader has another ``feed``.
         self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
@@ -311,7 +311,7 @@ class Play:
     def image(self) -> Side:
         """Return the image service's side of the latest link."""
         for link in self.events.links[len(self._images) :]:
-            self._images.append(Side(link.receive, link.outlet, preface=True))
+            self._images.append(Side(link.receive, link.sender, preface=True))
         return self._images[-1]
 
 

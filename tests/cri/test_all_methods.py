@@ -114,8 +114,8 @@ def test_what_no_hook_names_is_as_sent(conversation: talk.Conversation, steps: l
             stage.check(same)
             if behaviour is None or conversation.held:  # else no hook server would be asked
                 cut_everywhere(conversation, core, same)
-            assert core.node.recorder.total("internal_errors") == 0
-            failures = [labels for name, labels in core.node.recorder.counters if name == "hook_failures"]
+            assert core.node.metrics.total("internal_errors") == 0
+            failures = [labels for name, labels in core.node.metrics.counters if name == "hook_failures"]
             assert not any(("reason", "bad_answer") in labels for labels in failures)
 
 

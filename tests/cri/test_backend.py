@@ -208,12 +208,12 @@ async def test_refused_update_is_told_from_one_that_nobody_knows_of(
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 async def test_only_containerd_lifts_memory_limits(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
     runtime.state.shape = shape
-    assert not backend.lifts_memory
+    assert not backend.accepts_unlimited_memory
     await backend.learn("v1")
-    assert backend.lifts_memory is (shape.runtime_name == "containerd")
+    assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd")
     runtime.inject("Version", Injection(code=Code.UNKNOWN))
     await backend.learn("v1")
-    assert backend.lifts_memory is (shape.runtime_name == "containerd"), "it does not tell"
+    assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd"), "it does not tell"
 
 
 @pytest.fixture

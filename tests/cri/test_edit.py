@@ -60,8 +60,8 @@ def changed(**resources: ResourceValue) -> Adjustment:
     ],
 )
 def test_what_an_update_can_say(changes: Changes, said: Changes, left_out: tuple[str, ...]) -> None:
-    assert edit.said_in_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
-    assert edit.said_in_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), "there is nothing to clear"
+    assert edit.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
+    assert edit.values_for_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), "there is nothing to clear"
 
 
 def memory_and_swap(memory: int, swap: int) -> Resources:
@@ -87,12 +87,12 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
 )
 def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
     adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
-    said = edit.said_in_create(adjustment, memory_and_swap(*asked))
+    said = edit.values_for_create(adjustment, memory_and_swap(*asked))
     assert overlay(memory_and_swap(*asked), said.resources) == memory_and_swap(*made)
 
 
 def test_no_memory_limit_is_0_in_a_create_without_resources() -> None:
-    assert edit.said_in_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
+    assert edit.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
 
 
 @pytest.mark.parametrize("lifts", [True, False])
@@ -118,7 +118,9 @@ def test_memory_and_swap_of_an_update(
     asked: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
 ) -> None:
     change_of = {"memory_limit_in_bytes": change}
-    said = edit.said_in_update(change_of, memory_and_swap(*present), memory_and_swap(*asked), lifts_memory=lifts)
+    said = edit.values_for_update(
+        change_of, memory_and_swap(*present), memory_and_swap(*asked), accepts_unlimited_memory=lifts
+    )
     short = {
         name.removesuffix("_limit_in_bytes").removeprefix("memory_"): said.resources[name] for name in said.resources
     }
@@ -128,8 +130,8 @@ def test_memory_and_swap_of_an_update(
 
 
 def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
-    assert edit.taken_in_update(None) is None
-    assert edit.taken_in_update(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)
+    assert edit.without_fixed_fields(None) is None
+    assert edit.without_fixed_fields(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def test_change_behind_a_request_says_what_it_says_within(kind: Kind, data: st.D
     message = data.draw(messages(DECLARED[kind.name]))
     assume(kind.reads(message))
     result = kind.edit(message, change)
-    with mock.patch.object(edit, "_are_new", return_value=False):
+    with mock.patch.object(edit, "_keys_absent", return_value=False):
         rewritten = kind.edit(message, change)
     assert parsed(result, kind.name) == parsed(rewritten, kind.name)
     assert result.startswith(message) or result == rewritten

@@ -44,9 +44,9 @@ def wire(*frames: Frame | bytes) -> bytes:
 
 
 def read(written: bytes) -> list[Frame]:
-    outlet = FlowControlledSender()
-    outlet.out.append(written)
-    return peer.Side(lambda _: None, outlet, preface=False).got()
+    sender = FlowControlledSender()
+    sender.out.append(written)
+    return peer.Side(lambda _: None, sender, preface=False).got()
 
 
 class Scene:
@@ -61,18 +61,18 @@ class Scene:
         self.sockets = [self.client, self.runtime]
         self.images: socket.socket
         self.tasks: list[asyncio.Task[None]] = []
-        self.recorder = Metrics(self.loop.time)
+        self.metrics = Metrics(self.loop.time)
         self.passes: list[float] = []
         """When the runtime's state was asked for anew."""
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
-            held_bytes=MemoryBudget(),
+            budget=MemoryBudget(),
             image_apart=bool(images),
             image_endpoint=images,
             connections=set(),
             keep=self.tasks.append,
-            recorder=self.recorder,
+            metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.passes.append(self.loop.time())),
         )
         self.connection = CriConnection(self.front, near, far)
@@ -460,7 +460,7 @@ async def test_a10_queue_for_images_is_bounded(pulling: Scene, there: bool, monk
                 await pulling.loop.sock_sendall(pulling.client, opened)
         await pulling.turns()
     assert not pulling.connection.images
-    assert pulling.recorder.counted("connections_broken", side="client", kind="image_queue") == 1
+    assert pulling.metrics.counted("connections_broken", side="client", kind="image_queue") == 1
 
 
 async def test_a10_trailers_in_an_image_queue_are_bounded(pulling: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,7 @@ async def test_a10_image_service_that_breaks_the_protocol_is_counted_and_closed(
     await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
     heard_so_far(pulling.images)
     assert pulling.images.recv(1) == b""
-    assert pulling.recorder.counted("connections_broken", side="image", kind="protocol") == 1
+    assert pulling.metrics.counted("connections_broken", side="image", kind="protocol") == 1
 
 
 async def test_a10_missing_image_endpoint_is_told_with_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -514,7 +514,7 @@ async def test_a10_missing_image_endpoint_is_told_with_cause(tmp_path: Path, cap
     await asyncio.wait_for(scene.tasks[0], 20)
     away = f"image endpoint {tmp_path}/away.sock is not reachable (No such file or directory)"
     assert caplog.messages == [f"{away}: its calls get UNAVAILABLE"]
-    assert scene.recorder.total("image_dial_failures") == 1
+    assert scene.metrics.total("image_dial_failures") == 1
     scene.close()
 
 

@@ -232,7 +232,7 @@ def test_message_is_read_and_leaves_whole(
     play.runtime.sends(Credit(0, 2**24))
     play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
     assert play.call.message == read
-    assert play.held_bytes.count == len(body) + len(read) * (fields is PACKED)
+    assert play.budget.count == len(body) + len(read) * (fields is PACKED)
     assert play.call.release(changed)
     data = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
     assert b"".join(frame.payload for frame in data) == leaves
@@ -260,13 +260,13 @@ def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
     first, second = play.events.calls
     assert (first.problem, second.problem) == ("", NO_ROOM)
-    assert play.held_bytes.count == 45
+    assert play.budget.count == 45
     first.release(None)
     play.runtime.sends(END)
     first.answer()
     first.free()
     second.refuse(8, "full")
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 def test_a4_unread_request_counts_until_it_has_left() -> None:
@@ -276,9 +276,9 @@ def test_a4_unread_request_counts_until_it_has_left() -> None:
     assert play.call.problem == NO_ROOM
     assert play.call.release(None)
     play.runtime.sends(Credit(1, 54))
-    assert play.held_bytes.count == 55
+    assert play.budget.count == 55
     play.runtime.sends(Credit(1, 1))
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 def test_a4_inflated_message_is_counted() -> None:
@@ -289,14 +289,14 @@ def test_a4_inflated_message_is_counted() -> None:
     first, second = play.events.calls
     assert (first.message, first.problem) == (bytes(1_000), "")
     assert (second.message, second.problem) == (None, NO_ROOM)
-    assert play.held_bytes.count == 2 * len(packed) + 2_000
+    assert play.budget.count == 2 * len(packed) + 2_000
     play.runtime.got()
     for call in play.events.calls:
         assert call.release(None)
         call.answer()
         call.free()
     assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 def test_request_counts_until_its_call_is_over() -> None:
@@ -311,29 +311,29 @@ def test_request_counts_until_its_call_is_over() -> None:
     play.runtime.sends(Credit(1, 505), END)
     play.client.sends(Reset(3, 8))
     done.answer()
-    assert play.held_bytes.count == 300
+    assert play.budget.count == 300
     done.free()
     cancelled.free()
-    assert play.held_bytes.count == 100
+    assert play.budget.count == 100
     play.reader.closed()
     lost.free()
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
     play = peer.greeted()
     play.client.sends(HEAD, Data(1, grpc(bytes(95))[:50]))
     play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
-    assert play.held_bytes.count == 150
+    assert play.budget.count == 150
     play.reader.client_gone()
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 def test_a7_refusal_is_percent_encoded_and_final() -> None:
     play = peer.converse(HOLD)
     assert play.call.refuse(7, "not ßo")
     assert play.client.got() == [Headers(1, peer.refusal(7, b"not %C3%9Fo"), end=True)]
-    assert (play.call.state, play.held_bytes.count) == (CallState.REFUSED, 0)
+    assert (play.call.state, play.budget.count) == (CallState.REFUSED, 0)
     assert not play.call.refuse(7, "twice")
     assert not play.call.release(None)
 
@@ -409,7 +409,7 @@ def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer
     assert play.client.got() == play.runtime.got() == []
     play.client.sends(Data(1, b"late"))
     assert play.runtime.got() == [Data(1, b"late")]
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,12 @@ class Node:
         if not self.away:
             await self.dockerd.start()
         self.store = Store()
-        self.recorder = Metrics(loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, loop.time, 10.0)
+        self.metrics = Metrics(loop.time)
+        dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, 10.0)
         limits = Limits(BUDGET_SECONDS, ("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
         manager: Any = self.plugins
-        self.front = DockerFront(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
+        self.front = DockerFront(self.dockerd.socket_path, self.lifecycle, manager, self.metrics, loop)
         if not self.synced:
             self.front.sync.start = lambda: None  # type: ignore[method-assign]
         self._listener = listen(str(self.folder / "proxy.sock"))
@@ -134,7 +134,7 @@ class Node:
         await self.dockerd.stop()
         if kind is None:
             assert not self.front.tasks
-            assert self.recorder.total("internal_errors") == 0
+            assert self.metrics.total("internal_errors") == 0
 
     async def stop(self, seconds: float) -> None:
         """Stop within ``seconds`` as the program does; the fixture's end does so unless a test has."""
@@ -149,7 +149,7 @@ class Node:
         await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
-        await until(lambda: self.recorder.counted("backend_events", action=action) >= count)
+        await until(lambda: self.metrics.counted("backend_events", action=action) >= count)
 
     # Calls.
 
@@ -208,7 +208,7 @@ class Node:
 
     async def updated_by_others(self, container_id: str) -> int:
         """Update a container as another client of the daemon; return how many such updates were counted before."""
-        seen = self.recorder.total("updates_of_others")
+        seen = self.metrics.total("updates_of_others")
         self.dockerd.state.update(container_id, {"CpuShares": 4711})
         await until(lambda: self.store.container(container_id) is None)
         return seen

@@ -65,7 +65,7 @@ class Play:
         self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, known: Known | None = None
     ) -> None:
         self.holds = frozenset(holds)
-        self.held_bytes = MemoryBudget(limit)
+        self.budget = MemoryBudget(limit)
         self.known = known or Known()
         self.shared = False
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
@@ -79,7 +79,7 @@ class Play:
         self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
         """Called with each held call within the event that reports it."""
         self._told = (0, False, False)
-        self.reader = Reader(self, self.held_bytes, self.known)
+        self.reader = Reader(self, self.budget, self.known)
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
 
@@ -167,7 +167,7 @@ class Play:
         self.reader.client_gone()
         for call in self.calls:
             call.answer()
-        assert self.held_bytes.count == 0
+        assert self.budget.count == 0
 
 
 class Step(NamedTuple):

@@ -309,7 +309,7 @@ def test_holds_keep_the_order(turns: list[Turn], fates: Fates, sizes: list[int],
     # For a held request 100 Continue comes either from the proxy or from the daemon.
     assert daemon.play.client.got().replace(CONTINUE, b"") == daemon.expected.replace(CONTINUE, b"")
     assert daemon.play.daemon.ended
-    assert daemon.play.held_bytes.count == 0
+    assert daemon.play.budget.count == 0
 
 
 Changes = list[tuple[float, bytes]]

@@ -70,19 +70,19 @@ def test_unreadable_request(steps: list[Step], problem: str) -> None:
 
 def test_all_held_requests_share_one_limit() -> None:
     first, second = held(CREATE, limit=2 * len(BODY) - 1), Play()
-    second.reader.held_bytes = first.held_bytes
+    second.reader.budget = first.budget
     second.client.sends(CREATE[:-1])
     assert not second.calls
     second.client.sends(CREATE[-1:])
     with pytest.raises(WireError, match=NO_ROOM):
         second.call.body()
     second.call.release(None)
-    assert first.held_bytes.count == len(BODY), "nothing is kept of what nobody has read"
+    assert first.budget.count == len(BODY), "nothing is kept of what nobody has read"
 
 
 def test_chunked_body_counts_twice_with_its_chunks_and_without() -> None:
     play = converse([client(IN_CHUNKS[:-2])])
-    assert play.held_bytes.count == 2 * (len(IN_CHUNKS.partition(b"\r\n\r\n")[2]) - 2)
+    assert play.budget.count == 2 * (len(IN_CHUNKS.partition(b"\r\n\r\n")[2]) - 2)
 
 
 def test_chunked_body_without_room_is_not_dechunked_further() -> None:
@@ -104,9 +104,9 @@ def test_released_call_counts_until_it_is_over(body: bytes | None, is_answered: 
         play.daemon.sends(CREATED)
     else:
         play.call.end()
-    assert play.held_bytes.count == len(BODY)
+    assert play.budget.count == len(BODY)
     play.call.answer()
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
 
 
 WAITING = request("POST", "/containers/create", body=b"x" * 5_000)
@@ -116,13 +116,13 @@ WAITING = request("POST", "/containers/create", body=b"x" * 5_000)
 @pytest.mark.parametrize("ended", [False, True])
 def test_body_is_kept_once_its_turn_has_come(at: int, ended: bool) -> None:
     play = converse([client(PING + WAITING[:-at], to_daemon=PING)])
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
     if not ended:
         play.daemon.sends(OK)
-        assert (play.held_bytes.count, play.calls) == (5_000 - at, [])
+        assert (play.budget.count, play.calls) == (5_000 - at, [])
     play.client.sends(WAITING[-at:])
     if ended:
-        assert play.held_bytes.count == 0
+        assert play.budget.count == 0
         play.client_ends()
         play.daemon.sends(OK)
     assert play.call.body() == b"x" * 5_000
@@ -156,9 +156,9 @@ STATES: dict[CallState, Callable[[HeldExchange], object]] = {
 @pytest.mark.parametrize("state", STATES)
 def test_c1_only_the_first_transition_counts(state: CallState) -> None:
     play = held(CREATE)
-    assert (play.call.state, play.held_bytes.count) == (CallState.HOLDING, len(BODY))
+    assert (play.call.state, play.budget.count) == (CallState.HOLDING, len(BODY))
     STATES[state](play.call)
-    assert play.held_bytes.count == (len(BODY) if state is CallState.RELEASED else 0)
+    assert play.budget.count == (len(BODY) if state is CallState.RELEASED else 0)
     play.came()
     assert not play.call.release(b"late")
     assert not play.call.refuse(500, "late")

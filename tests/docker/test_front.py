@@ -52,7 +52,7 @@ async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None
     assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.dockerd.requests(INSPECT), "all of it was known"
     operations = "RunPodSandbox CreateContainer StartContainer UpdateContainerResources StopContainer StopPodSandbox"
-    told = [times.operation for times in node.recorder.calls]
+    told = [times.operation for times in node.metrics.calls]
     assert told == [*operations.split(), "RemoveContainer", "RemovePodSandbox"]
 
 
@@ -91,7 +91,7 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
         await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
     assert (await client.ask("DELETE", f"/containers/{made['Id']}")).status == 204
     assert (node.points, node.store.counts()) == ([], (0, 0))
-    assert not node.recorder.total("calls_unreadable")
+    assert not node.metrics.total("calls_unreadable")
 
 
 async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node) -> None:
@@ -193,7 +193,7 @@ async def test_failed_reading_is_a_failure_under_the_policy(
         assert "canary" not in answer.message
     else:
         assert (answer.status, len(sent)) == (204 if asked == START else 201, 1)
-        assert node.recorder.total("hook_fail_open") == 1
+        assert node.metrics.total("hook_fail_open") == 1
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
 
@@ -220,7 +220,7 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
     answer = await client.answer()
     [received] = node.dockerd.requests(CREATE)
     assert (answer.status, received.raw == raw) == (received.status, True)
-    assert node.recorder.counted("calls_unreadable", operation="CreateContainer") == 1
+    assert node.metrics.counted("calls_unreadable", operation="CreateContainer") == 1
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
 
@@ -280,8 +280,8 @@ async def test_client_that_leaves_ends_its_held_call(node: Node, half: bool) -> 
     client.abort()
     await until(lambda: hook.cancelled == 1)
     await until(lambda: not node.front.tasks and not node.front.connections)
-    assert node.recorder.counted("calls_ended", operation="RunPodSandbox") == 1
-    assert node.front.held_bytes.count == 0
+    assert node.metrics.counted("calls_ended", operation="RunPodSandbox") == 1
+    assert node.front.budget.count == 0
     assert (node.dockerd.requests(CREATE), node.store.counts()) == ([], (0, 0))
 
 
@@ -298,11 +298,11 @@ async def test_plain_create_without_a_daemon_is_502_and_counts_no_more(node: Nod
     client = await node.client()
     sent = request("POST", "/containers/create?name=plain", b'{"Image":"busybox"}')
     client.send(sent[:-1])
-    await until(lambda: node.front.held_bytes.count > 0)
+    await until(lambda: node.front.budget.count > 0)
     await node.dockerd.stop()
     client.send(sent[-1:])
     assert (await client.answer()).status == 502
-    assert node.front.held_bytes.count == 0
+    assert node.front.budget.count == 0
 
 
 @pytest.mark.parametrize("plugins", [(), (IGNORE,), (FAIL,)], ids=["nobody", "Ignore", "Fail"])
@@ -313,13 +313,13 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     for policy in plugins:
         node.plugins.add("a", policy=policy)
     client = await node.sends(create(node)[:-9])
-    await until(lambda: node.front.held_bytes.count > 0)
+    await until(lambda: node.front.budget.count > 0)
     client.abort()
     await until(lambda: not node.front.connections)
-    assert (node.points, node.front.tasks, node.front.held_bytes.count) == ([], set(), 0)
+    assert (node.points, node.front.tasks, node.front.budget.count) == ([], set(), 0)
     assert node.dockerd.requests(CREATE) == []
     counts = ("hook_failures", "calls_unreadable", "calls_refused", "calls_ended", "calls")
-    assert [node.recorder.total(name) for name in counts] == [0] * len(counts)
+    assert [node.metrics.total(name) for name in counts] == [0] * len(counts)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -346,13 +346,13 @@ async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
     answer = await client.answer()
     assert (answer.status, answer.message, answer.headers["connection"]) == (502, AWAY, "close")
     assert await client.ended() == b""
-    assert node.recorder.total("backend_dial_failures") == 1
+    assert node.metrics.total("backend_dial_failures") == 1
     await until(lambda: not node.front.tasks)
     await node.dockerd.start()
     await until(lambda: node.dockerd.watchers == 1)
     node.dockerd.state.update(container_id, {"CpuShares": 9})
     await node.event("update")
-    assert node.recorder.total("updates_of_others") == 1
+    assert node.metrics.total("updates_of_others") == 1
 
 
 @away
@@ -388,7 +388,7 @@ async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(node: 
     node.dockerd.inject("GET /info", Injection(raw=NO_OBJECT, times=2))
     await node.follow()
     assert node.dockerd.counts["GET /info"] == 3
-    assert node.recorder.total("backend_event_stream_losses") == 2
+    assert node.metrics.total("backend_event_stream_losses") == 2
 
 
 async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(node: Node) -> None:
@@ -414,7 +414,7 @@ async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
     answer = await client.answer()
     assert (answer.status, answer.message.partition(":")[0]) == (400, "runtimeproxy")
     assert await client.ended() == b""
-    assert (node.recorder.total("requests_refused"), node.dockerd.requests(CREATE)) == (1, [])
+    assert (node.metrics.total("requests_refused"), node.dockerd.requests(CREATE)) == (1, [])
     await client.close()
     await until(lambda: not node.front.connections)
 
@@ -425,7 +425,7 @@ async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: Fai
     client = await node.sends(PREFACE + b"SM\r\n\r\n")
     answer = await client.ended()  # the fake daemon speaks no HTTP/2
     assert (answer == b"") is (policy is FAIL)
-    assert node.recorder.total("http2_tunnels") == 1
+    assert node.metrics.total("http2_tunnels") == 1
 
 
 @away

@@ -225,7 +225,7 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
     assert play.client.got() == LAST
     play.client.sends(START, BROKEN_CHUNK)
     assert play.came() == (b"", b"", 0)
-    assert play.held_bytes.count == 0
+    assert play.budget.count == 0
     with pytest.raises(WireError, match="without a request"):
         play.daemon.sends(OK)
     assert not play.daemon_ends()
@@ -328,9 +328,11 @@ UNFINISHED: dict[str, list[Look]] = {
 @pytest.mark.parametrize("looks", UNFINISHED.values(), ids=UNFINISHED)
 def test_what_is_not_finished_and_whether_the_client_is_inside_it(looks: list[Look]) -> None:
     play = Play()
-    for number, (step, unfinished, asks_nothing) in enumerate(looks):
+    for number, (step, unfinished, between_requests) in enumerate(looks):
         step.act(play)
-        assert (play.reader.unfinished(), play.reader.asks_nothing) == (unfinished, asks_nothing), f"look {number}"
+        assert (play.reader.unfinished(), play.reader.between_requests) == (unfinished, between_requests), (
+            f"look {number}"
+        )
 
 
 @pytest.mark.parametrize("sent", [b"", INFO[:20], INFO, CREATE])

@@ -258,7 +258,7 @@ INSIDE = [(INFO[:3], False, False), (INFO, True, False), (CREATE[:-3], False, Tr
 def test_client_inside_a_body_outlives_the_daemon(sent: bytes, whole: bool, outlives: bool) -> None:
     play = Play(holds=())
     play.client.sends(sent)
-    assert (play.reader.asks_nothing, play.daemon_ends()) == (whole, outlives)
+    assert (play.reader.between_requests, play.daemon_ends()) == (whole, outlives)
 
 
 def test_request_that_may_be_held_is_not_remembered() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import status
-from runtimeproxy.docker.status import Life, Shipped, read_image, read_life
+from runtimeproxy.docker.status import ImageDefaults, InspectedState, read_image, read_state
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod, read_create
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
@@ -142,7 +142,7 @@ class Looked(str):
 def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
     config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_BODY["Labels"].items())))))
-    read = status.read_inspect(Object((("Id", ID), ("Config", config))), Shipped(env=shipped))
+    read = status.read_inspect(Object((("Id", ID), ("Config", config))), ImageDefaults(env=shipped))
     assert isinstance(read, RequestedContainer)
     assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
@@ -265,14 +265,14 @@ def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: ob
         assert read is None or isinstance(read, RequestedPod | RequestedContainer)
 
 
-LIVES = {"created": Life(started=False, running=False)}
-LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
-LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
+LIVES = {"created": InspectedState(started=False, running=False)}
+LIVES |= dict.fromkeys(("running", "paused", "restarting"), InspectedState(started=True, running=True))
+LIVES |= dict.fromkeys(("removing", "exited", "dead"), InspectedState(started=True, running=False))
 READ: list[tuple[Any, bytes, Any]] = [
     # the function, the reply, and the result: None if the reply is unreadable
-    *((read_life, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
-    *((read_life, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
-    (read_life, b'{"State":7}', None),
+    *((read_state, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
+    *((read_state, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
+    (read_state, b'{"State":7}', None),
     (status.read_info, b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc")),
     (status.read_info, b"{}", ("", "")),
     *((status.read_info, reply, None) for reply in (b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}')),

@@ -66,7 +66,7 @@ class Rig:
         self.store = Store()
         for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
             self.store.commit(subject)
-        self.recorder = Metrics(asyncio.get_running_loop().time)
+        self.metrics = Metrics(asyncio.get_running_loop().time)
         self.gone: list[str] = []
         self.connects = self.missed = 0
         """How often ``on_connected`` and ``on_missed`` were called."""
@@ -74,7 +74,7 @@ class Rig:
         self.events = EventFollower(
             self.backend,
             self.store,
-            self.recorder,
+            self.metrics,
             on_gone=self.gone.append,
             on_connected=self._connected,
             on_missed=self._missed,
@@ -149,7 +149,7 @@ async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
         rig.events.expect_update(of)
         await rig.told(destroyed(of))
     assert (rig.known, rig.gone, rig.expected) == (left, [of], {})
-    assert rig.recorder.counted("backend_events", action="destroy") == 1
+    assert rig.metrics.counted("backend_events", action="destroy") == 1
 
 
 @pytest.mark.parametrize(("of", "left"), DROPPED)
@@ -157,7 +157,7 @@ async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
 async def test_updated_by_others_is_read_anew(of: str, left: set[str]) -> None:
     async with following() as rig:
         await rig.told(updated(of))
-    assert (rig.known, rig.gone, rig.recorder.counted("updates_of_others")) == (left - {of}, [], 1)
+    assert (rig.known, rig.gone, rig.metrics.counted("updates_of_others")) == (left - {of}, [], 1)
 
 
 @virtual_time
@@ -199,7 +199,7 @@ async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
 async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
         await rig.told(UNREADABLE, destroyed(OTHER_POD))
-    assert (rig.recorder.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
+    assert (rig.metrics.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
     assert (rig.gone, len(rig.backend.asked)) == ([OTHER_POD], 1)
 
 
@@ -223,7 +223,7 @@ async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.L
         await rig.told(Event("rename", POD, 42_000_000_000))
     assert [since for _, since in rig.backend.asked] == [STARTED_NS] * 4 + [41_000_000_008]
     assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
-    failed = [rig.recorder.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
+    failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [away("away"), BACK, away("gone"), BACK])
 
 
@@ -233,14 +233,14 @@ async def test_connect_that_the_front_cannot_use_is_tried_again(caplog: pytest.L
     async with following(faults=faults) as rig:
         await asyncio.sleep(10)
     assert (rig.connects, rig.missed, logged(caplog)) == (3, 1, [away("GET /info: why"), BACK])
-    assert rig.recorder.counted("backend_event_stream_losses") == 2
+    assert rig.metrics.counted("backend_event_stream_losses") == 2
 
 
 @virtual_time
 async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.LogCaptureFixture) -> None:
     async with following(faults=[ValueError("canary-4711")]) as rig:
         await asyncio.sleep(10)
-    assert rig.recorder.counted("internal_errors", operation="events") == 1
+    assert rig.metrics.counted("internal_errors", operation="events") == 1
     error = ("ERROR", "internal error in following the daemon's events")
     assert logged(caplog) == [error, away("internal error"), BACK]
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
 
 PATIENCE_SECONDS = 20
 
@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 20
 async def test_result_is_returned_and_the_loop_goes_on_meanwhile() -> None:
     went_on = threading.Event()
     asyncio.get_running_loop().call_soon(went_on.set)
-    assert await aside(lambda: went_on.wait(PATIENCE_SECONDS)) is True
+    assert await run_in_daemon_thread(lambda: went_on.wait(PATIENCE_SECONDS)) is True
 
 
 async def test_error_of_the_work_is_raised() -> None:
@@ -23,7 +23,7 @@ async def test_error_of_the_work_is_raised() -> None:
         raise OSError(5, "input/output error")
 
     with pytest.raises(OSError, match="input/output error"):
-        await aside(fail)
+        await run_in_daemon_thread(fail)
 
 
 async def test_work_that_nobody_waits_for_any_more_ends_unheard() -> None:
@@ -32,7 +32,7 @@ async def test_work_that_nobody_waits_for_any_more_ends_unheard() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await aside(gate.wait)
+            await run_in_daemon_thread(gate.wait)
     gate.set()
     await asyncio.sleep(0.05)
     assert faults == []

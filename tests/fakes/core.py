@@ -21,10 +21,10 @@ class Parts:
     def __init__(self) -> None:
         self.plugins = FakePlugins()
         self.store = Store()
-        self.recorder = Metrics(_now)
-        self.dispatcher = Dispatcher(self.plugins, self.recorder, _now, 10.0)
+        self.metrics = Metrics(_now)
+        self.dispatcher = Dispatcher(self.plugins, self.metrics, _now, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.recorder, limits, _now)
+        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.metrics, limits, _now)
 
 
 class Core(Parts):
@@ -34,7 +34,7 @@ class Core(Parts):
 
     @property
     def times(self) -> CallTimes:
-        return self.recorder.calls[-1]
+        return self.metrics.calls[-1]
 
     async def run(self, call: FakeCall) -> list[str]:
         """Run a call and return its steps without their times."""
@@ -45,10 +45,10 @@ class Core(Parts):
         return self.lifecycle.run(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:
-        return self.recorder.counted("hook_failures", plugin=plugin, hook=point, reason=reason.value)
+        return self.metrics.counted("hook_failures", plugin=plugin, hook=point, reason=reason.value)
 
     def fail_open(self) -> int:
-        return self.recorder.total("hook_fail_open")
+        return self.metrics.total("hook_fail_open")
 
 
 def moments(times: CallTimes) -> tuple[float | None, ...]:

@@ -133,7 +133,7 @@ class FakeBackend:
     error: BackendError | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     updates: list[tuple[str, bytes, float]] = field(default_factory=list)
-    lifts_memory: bool = True
+    accepts_unlimited_memory: bool = True
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         self.asked.append((version, pod_id))
@@ -171,7 +171,7 @@ class Node(Parts):
         return FakeHeld(Route(operation, version), message, reply, began=self.loop.time())
 
     def call(self, held: FakeHeld) -> CriCall:
-        return KINDS[held.route.operation](held, self.backend, self.recorder, self.loop)  # type: ignore[arg-type]
+        return KINDS[held.route.operation](held, self.backend, self.metrics, self.loop)  # type: ignore[arg-type]
 
     async def run(self, held: FakeHeld) -> FakeHeld:
         await self.lifecycle.run(self.call(held))

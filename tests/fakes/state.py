@@ -99,7 +99,7 @@ class Synced(Core):
         self.state = FakeState()
         self.state.has(*ids)
         self.gone: list[str] = []
-        self.sync = Sync(self.state, self.lifecycle, self.recorder, self.gone.append)
+        self.sync = Sync(self.state, self.lifecycle, self.metrics, self.gone.append)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:

@@ -141,7 +141,7 @@ READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", 
 @pytest.mark.parametrize(("pods", "containers", "known"), READ_PARENTS)
 def test_pod_runs_where_its_container_does(pods: str | None, containers: str, known: str | None) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
-    read = records.was_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
+    read = records.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
     assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
     assert (read.pod.read, read.renewed) == (True, pods != known)
 

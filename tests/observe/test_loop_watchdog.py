@@ -56,23 +56,23 @@ def watched(
 
     async def main() -> Metrics:
         loop = asyncio.get_running_loop()
-        recorder = Metrics(loop.time)
-        watch = LoopWatchdog(loop, recorder)
+        metrics = Metrics(loop.time)
+        watch = LoopWatchdog(loop, metrics)
         watch.start()
         await asyncio.sleep(0.01)
         await body()
         async with asyncio.timeout(PATIENCE):
-            while recorder.counted("loop_stalls") < max(stalls_seen, stalls_told()):
+            while metrics.counted("loop_stalls") < max(stalls_seen, stalls_told()):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         watch.stop()
         assert threading.active_count() == threads
-        return recorder
+        return metrics
 
     threads = threading.active_count()
-    recorder = run(main())
-    assert isinstance(recorder, Metrics)
-    return recorder
+    metrics = run(main())
+    assert isinstance(metrics, Metrics)
+    return metrics
 
 
 def stall_in_a_call(environment: str) -> None:
@@ -100,9 +100,9 @@ async def stall_of_the_interpreter() -> None:
 def test_stall_is_counted_and_its_place_is_told_without_values(
     body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
 ) -> None:
-    recorder = watched(body, run, stalls_seen=1)
-    assert recorder.counted("loop_stalls") == stalls_told()
-    assert recorder.gauges[("loop_stalled_seconds", ())] > LIMIT
+    metrics = watched(body, run, stalls_seen=1)
+    assert metrics.counted("loop_stalls") == stalls_told()
+    assert metrics.gauges[("loop_stalled_seconds", ())] > LIMIT
     (at,) = hangs(place)
     hangs_at, goes_on = lines[at : at + 2]
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"

@@ -41,8 +41,8 @@ class Desk:
     def __init__(self, budget_seconds: float = 10.0) -> None:
         self.now = 100.0
         self.plugins = FakePlugins()
-        self.recorder = Metrics(lambda: self.now)
-        self.attempts = CallGuard(self.plugins.plugins_for, self.recorder, lambda: self.now, budget_seconds)
+        self.metrics = Metrics(lambda: self.now)
+        self.attempts = CallGuard(self.plugins.plugins_for, self.metrics, lambda: self.now, budget_seconds)
         self.client = Client("a", HookAnswer(), [])
         self.plugins.add("a", client=self.client)
         (self.plugin,) = self.plugins.plugins
@@ -69,7 +69,7 @@ class Desk:
 
     @property
     def gauge(self) -> float | None:
-        return self.recorder.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
+        return self.metrics.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
 
 
 def end(attempt: Attempt, by: BaseException | None = None) -> None:
@@ -130,13 +130,13 @@ def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: py
     desk.ask()
     assert desk.gauge is None
     desk.open()
-    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (1.0, 1)
+    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", plugin="a")) == (1.0, 1)
     for _ in range(10):
         assert desk.ask() is Reason.BREAKER_OPEN
     desk.now += OPEN_SECONDS
     assert desk.ask() is None
     assert desk.ask() is None
-    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (0.0, 1)
+    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", plugin="a")) == (0.0, 1)
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         ("WARNING", "hook server a keeps failing: not asked for 30 s"),
         ("INFO", "hook server a answers again: asked as before"),

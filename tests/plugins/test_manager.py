@@ -47,14 +47,14 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.recorder = Metrics(time.monotonic)
+        self.metrics = Metrics(time.monotonic)
         self.clients: list[FakeClient] = []
         self.poll(1000)
 
     def poll(self, poll: float) -> None:
         """Create the manager anew, with another poll interval."""
         self.manager = manager.Manager(
-            str(self.folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._make, poll_seconds=poll
+            str(self.folder), timeout_seconds=2.0, metrics=self.metrics, client_factory=self._make, poll_seconds=poll
         )
 
     async def start(self, *names: str, **more: Any) -> None:
@@ -85,7 +85,7 @@ class Rig:
 
     @property
     def invalid(self) -> float:
-        return self.recorder.gauges["config_invalid_files", ()]
+        return self.metrics.gauges["config_invalid_files", ()]
 
 
 @pytest.fixture
@@ -151,14 +151,14 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
         attempt = plugin.breaker.admit("socket", 0.0)
         assert attempt is not None
         plugin.breaker.end(attempt, Reason.DEADLINE, 0.0)
-    rig.recorder.gauge("hook_breaker_open", 1.0, plugin="a")
+    rig.metrics.gauge("hook_breaker_open", 1.0, plugin="a")
     if change == "goes":
         rig.remove("a.json")
     elif change == "changes":
         rig.put("a.json", timeout="1s")
     rig.remove("b.json")
     await until(lambda: closed not in rig.manager.plugins_for(CREATE))
-    shown = {labels: value for (name, labels), value in rig.recorder.gauges.items() if name == "hook_breaker_open"}
+    shown = {labels: value for (name, labels), value in rig.metrics.gauges.items() if name == "hook_breaker_open"}
     assert shown == {(("plugin", "a"),): float(change == "stays")}
 
 
@@ -205,7 +205,7 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogC
         "a.json added: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
     ]
     assert [vars(line).get("limited", True) for line in caplog.records] == [False, True, True, *[False] * 5]
-    assert [rig.recorder.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
+    assert [rig.metrics.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,7 +98,7 @@ class Rig:
         return self.backend()
 
     def count(self, what: str) -> float:
-        return self.front.recorder.total(what)
+        return self.front.metrics.total(what)
 
 
 @pytest.fixture(autouse=True)

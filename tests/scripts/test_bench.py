@@ -357,22 +357,22 @@ def test_all_that_runs_on_a_full_node_is_found(mode: str) -> None:
 
 
 @contextmanager
-def noted(recorder: Recorder) -> Iterator[socket.socket]:
+def noted(metrics: Recorder) -> Iterator[socket.socket]:
     """Record what the block calls, and sends on the socket."""
     end, peer = socket.socketpair()
     with end, peer:
-        recorder.start()
-        sys.setprofile(recorder.note)
+        metrics.start()
+        sys.setprofile(metrics.note)
         try:
             yield end
         finally:
             sys.setprofile(None)
-            recorder.on = False
+            metrics.on = False
 
 
 def test_functions_calls_and_sends_of_a_way_are_counted() -> None:
-    recorder = Recorder("")  # the address of a socket of a pair
-    with noted(recorder) as end:
+    metrics = Recorder("")  # the address of a socket of a pair
+    with noted(metrics) as end:
         http2.frame(http2.DATA, 0, 1)
         http2.window_update(1, 5)
         http2.settings({1: 2})  # has a generator expression
@@ -381,18 +381,18 @@ def test_functions_calls_and_sends_of_a_way_are_counted() -> None:
         StringInterner()
         http2.frame(http2.DATA, 0, 1)
         end.send(b"more")
-    found = recorder.way("start", True, answered)
+    found = metrics.way("start", True, answered)
     names = ("frame", "window_update", "settings", "settings_payload")
     assert found.named == tuple(("wire/http2.py", name) for name in names)
     assert found.row == ("start", "asked", "4", "1", "6", "1", "1", "1")  # two of them call frame
 
 
 def test_way_without_an_answer_is_no_measurement() -> None:
-    recorder = Recorder("/elsewhere")
-    with noted(recorder) as end:
+    metrics = Recorder("/elsewhere")
+    with noted(metrics) as end:
         end.send(b"to the runtime")
     with pytest.raises(DemoError, match="start: no send of the answer"):
-        recorder.way("start", True, monotonic_ns())
+        metrics.way("start", True, monotonic_ns())
 
 
 def a_way(call: str, hooked: bool, functions: int = 1, files: int = 1, sends: int = 1) -> Way:

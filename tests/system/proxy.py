@@ -179,7 +179,7 @@ class ProxyProcess(Folder, Program):
 
 
 class ProxyInside(Folder):
-    """The proxy in the test's own event loop, for tests that inspect its ``recorder`` and ``store``."""
+    """The proxy in the test's own event loop, for tests that inspect its ``metrics`` and ``store``."""
 
     def __init__(self, folder: Path, **flags: str) -> None:
         super().__init__(folder)
@@ -189,7 +189,7 @@ class ProxyInside(Folder):
         loop = asyncio.get_running_loop()
         self._listener = listen(self.config.listen_endpoint, mode=self.config.socket_mode)
         self.app = app.Proxy(self.config, loop)
-        self.recorder, self.store = self.app.recorder, self.app.store
+        self.metrics, self.store = self.app.metrics, self.app.store
         await self.app.start()
         self._acceptor = Acceptor(loop, self._listener.socket, self.app.front.accept)
         self._acceptor.start()
@@ -200,7 +200,7 @@ class ProxyInside(Folder):
         await self.app.stop(self.config.drain_timeout_seconds if kind is None else 0.0)
         self._listener.close()
         if kind is None:
-            assert not self.recorder.total("internal_errors")
+            assert not self.metrics.total("internal_errors")
 
 
 def waited_seconds(pid: int) -> float:

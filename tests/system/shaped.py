@@ -125,7 +125,7 @@ class ShapedNode:
         """Return whether the runtime's state has been read since the last start."""
         if isinstance(self.proxy, ProxyProcess):
             return STATE_KNOWN in self.proxy.output()[self._written :]
-        return self.inside.recorder.counted("syncs", result="complete") > 0
+        return self.inside.metrics.counted("syncs", result="complete") > 0
 
     async def known(self) -> None:
         """Wait until the runtime's state has been read."""

@@ -214,8 +214,8 @@ async def test_connection_that_was_broken_leaves_nothing(side: str, tmp_path: Pa
             await client.send([HELD])
             await send(client, runtime, side, iter([LONG]))
             await client.told()
-        assert proxy.recorder.counted("connections_broken", side=side, kind="frame_size") == 1
-        assert (front.connections, front.held_bytes.count) == (set(), 0)  # type: ignore[attr-defined]
+        assert proxy.metrics.counted("connections_broken", side=side, kind="frame_size") == 1
+        assert (front.connections, front.budget.count) == (set(), 0)  # type: ignore[attr-defined]
         await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
 
 

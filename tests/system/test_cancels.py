@@ -184,7 +184,7 @@ def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]
     at_the_runtime = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
     return {
         "at work, or whose Post hook is owed": [one for one in trials if not one.over or owes(rig, one)],
-        "held bytes": front.held_bytes.count,
+        "held bytes": front.budget.count,
         "tasks of calls": len(front.tasks),
         "held calls": lifecycle.holds()[0],
         "calls under way": lifecycle.under_way(),
@@ -219,7 +219,7 @@ async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) 
     if rig.shared is not None:
         await still_carries(rig, rig.shared)
     for fault in ("connections_broken", "hook_breaker_openings"):
-        assert not rig.proxy.recorder.total(fault), fault
+        assert not rig.proxy.metrics.total(fault), fault
     for who, seconds in took.items():
         figure = statistics.quantiles(seconds, n=100)[98] if SOAKED else statistics.median(seconds)
         assert figure <= ARRIVES_SECONDS, f"{who}: {figure} s, the slowest took {sorted(seconds)[-5:]} s"
@@ -230,7 +230,7 @@ async def counted(rig: Rig) -> Counts:
     pod_id = await rig.caller.run_pod()
     await rig.caller.act("remove", await rig.caller.create(pod_id))
     await rig.caller.act("remove_pod", pod_id)
-    await until(lambda: rig.proxy.recorder.counted("syncs", result="complete") > 0, "the runtime's state is known")
+    await until(lambda: rig.proxy.metrics.counted("syncs", result="complete") > 0, "the runtime's state is known")
     return counts(rig)
 
 

@@ -60,11 +60,11 @@ async def all_heard(engine: Any, inside: ProxyInside) -> None:
     Twice, because the first one may be one of at most two removals that are on their way.
     """
     for _ in range(2):
-        heard = inside.recorder.counted("backend_events", action="destroy")
+        heard = inside.metrics.counted("backend_events", action="destroy")
         body = json.dumps({"Image": BUSYBOX}).encode()
         other = json.loads(await asyncio.to_thread(engine.request, "POST", "/containers/create", body))["Id"]
         await asyncio.to_thread(engine.request, "DELETE", f"/containers/{other}")
-        await until(lambda: inside.recorder.counted("backend_events", action="destroy") > heard, "it is heard")  # noqa: B023
+        await until(lambda: inside.metrics.counted("backend_events", action="destroy") > heard, "it is heard")  # noqa: B023
 
 
 def removes_by_ctr(made: Made) -> None:

@@ -74,8 +74,8 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
             assert found == goes_out(case, lifts=front.name in LIFTING), case.name
             if case.point == CREATE:
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
-        assert not node.inside.recorder.total("hook_failures")
-        assert not node.inside.recorder.total("calls_refused")
+        assert not node.inside.metrics.total("hook_failures")
+        assert not node.inside.metrics.total("calls_refused")
 
 
 def test_document_has_the_same_rows() -> None:

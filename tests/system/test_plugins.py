@@ -137,7 +137,7 @@ async def test_no_call_goes_unhooked_while_its_file_is_swapped(
             creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(4)]
             await in_time(0.5, SWAPS, effect)
             end.set()
-        assert proxy.recorder.total("hook_failures") == 0
+        assert proxy.metrics.total("hook_failures") == 0
     asked = runtime.asked("create")
     assert len(first.calls) + len(second.calls) == len(asked) == sum(task.result() for task in creating)
     assert all(b"HOOKED" in request for request in asked)
@@ -221,7 +221,7 @@ async def test_hostile_files_take_no_plugin_away(
         for name in KEPT:
             proxy.register(name, hooks.socket_path, [POINT], timeout="20s")
         await read_all(proxy, -1)
-        assert proxy.recorder.gauges["config_invalid_files", ()] == 0
+        assert proxy.metrics.gauges["config_invalid_files", ()] == 0
         await caller.create(pod_id)
         assert len(hooks.calls) == len(KEPT) * (made + 1)
     assert all(b"HOOKED" in request for request in runtime.asked("create"))

@@ -67,14 +67,14 @@ async def test_no_line_figure_or_error_text_holds_a_value(
         made = Calls(caller, runtime, hooks)
         while made.count < Amount(100, 10_000).now:
             caplog.clear()
-            failed, bad = (proxy.recorder.total(name) for name in ("hook_failures", "hook_bad_fields"))
+            failed, bad = (proxy.metrics.total(name) for name in ("hook_failures", "hook_bad_fields"))
             await made.all_there_are()
-            failed, bad = proxy.recorder.total("hook_failures") - failed, proxy.recorder.total("hook_bad_fields") - bad
+            failed, bad = proxy.metrics.total("hook_failures") - failed, proxy.metrics.total("hook_bad_fields") - bad
             assert failed > len(ANSWERS)
             told_before = bad - caplog.text.count("of this field that is told once") if policy == "Ignore" else 0
             assert caplog.text.count("'plugin'") == failed - told_before
             assert not any(secret in caplog.text for secret in (CANARY, WORDS))
-        figures = f"{proxy.recorder.counters} {proxy.recorder.gauges} {proxy.recorder.calls}"
+        figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
     assert not any(secret in figures for secret in (CANARY, WORDS))
     ours = [text for text in made.texts if text.startswith(OURS)]

@@ -95,7 +95,7 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
         for verb, request in requests:
             assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
         assert node.hooks.calls == []
-        counted = [node.inside.recorder.total(name) for name in ("hook_failures", "calls_unreadable", "calls_refused")]
+        counted = [node.inside.metrics.total(name) for name in ("hook_failures", "calls_unreadable", "calls_refused")]
         assert counted == [0, 0, 0]
 
 

@@ -18,7 +18,7 @@ class Noted(ClientConnection):
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
         self.events.append(("data", stream, payload, length, end))
-        self.outlet.credit(length)
+        self.sender.credit(length)
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         self.events.append(("block", stream, headers.read(block), end))
@@ -31,8 +31,8 @@ class Noted(ClientConnection):
 
     def sent(self) -> list[tuple[int, int, int, bytes]]:
         """Return the frames sent since the last call."""
-        data = b"".join(self.outlet.out)
-        self.outlet.out.clear()
+        data = b"".join(self.sender.out)
+        self.sender.out.clear()
         return http2.FrameBuffer(PAIR_WINDOW).feed(data)
 
 
@@ -40,13 +40,13 @@ class Noted(ClientConnection):
 def link() -> Noted:
     made = Noted()
     made.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 7}))
-    made.outlet.out.clear()
+    made.sender.out.clear()
     return made
 
 
 def test_connection_opens_with_preface_settings_and_window() -> None:
     made = Noted({http2.INITIAL_WINDOW_SIZE: 5})
-    opening = b"".join(made.outlet.out)
+    opening = b"".join(made.sender.out)
     assert opening.startswith(http2.PREFACE)
     settings, window = http2.FrameBuffer().feed(opening[len(http2.PREFACE) :])
     assert http2.read_settings(settings[3]) == [(http2.INITIAL_WINDOW_SIZE, 5), (http2.HEADER_TABLE_SIZE, 0)]
@@ -55,13 +55,13 @@ def test_connection_opens_with_preface_settings_and_window() -> None:
 
 def test_settings_are_acknowledged_and_say_how_many_streams_may_be_open() -> None:
     link = Noted()
-    link.outlet.out.clear()
+    link.sender.out.clear()
     assert link.stream_limit == 7
     link.receive(http2.settings({}))
     assert link.stream_limit == http2.MAX_STREAM_ID, "no limit is the default"
     link.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 3, http2.MAX_FRAME_SIZE: 20_000}))
     link.receive(http2.settings({}))
-    assert (link.stream_limit, link.outlet.max_frame) == (3, 20_000)
+    assert (link.stream_limit, link.sender.max_frame) == (3, 20_000)
     assert link.sent() == [(http2.SETTINGS, http2.ACK, 0, b"")] * 3
 
 
@@ -102,19 +102,19 @@ def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
 def test_windows_are_opened_by_updates_and_by_settings_once_all_is_read(link: Noted) -> None:
     wider, narrower = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (3, 0))
     link.receive(narrower)
-    link.outlet.govern(1)
-    link.outlet.send_data(1, b"abc", False, None, 0)
+    link.sender.manage_window(1)
+    link.sender.send_data(1, b"abc", False, None, 0)
     link.receive(wider + narrower)
     assert http2.DATA not in [kind for kind, *_ in link.sent()]
     link.receive(narrower + wider)
     assert link.sent()[-1] == (http2.DATA, 0, 1, b"abc")
-    link.outlet.send_data(1, b"def", True, None, 0)
+    link.sender.send_data(1, b"def", True, None, 0)
     assert link.sent() == []
     link.receive(http2.window_update(1, 3))
     assert link.sent() == [(http2.DATA, http2.END_STREAM, 1, b"def")]
-    before = link.outlet.window
+    before = link.sender.window
     link.receive(http2.window_update(0, 10))
-    assert link.outlet.window == before + 10
+    assert link.sender.window == before + 10
 
 
 CUT = http2.frame(http2.HEADERS, 0, 1, BLOCK)

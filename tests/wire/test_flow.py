@@ -32,152 +32,152 @@ TRAILERS = http2.header_frames(1, b"\x88", True)
 
 def started() -> FlowControlledSender:
     """Return a sender whose first SETTINGS have been sent, with nothing in ``out``."""
-    outlet = FlowControlledSender()
-    outlet.start()
-    outlet.out.clear()
-    return outlet
+    sender = FlowControlledSender()
+    sender.start()
+    sender.out.clear()
+    return sender
 
 
-def data_of(outlet: FlowControlledSender) -> list[tuple[int, int, bool]]:
+def data_of(sender: FlowControlledSender) -> list[tuple[int, int, bool]]:
     """Return (stream, length, END_STREAM) of each ready DATA frame, and clear what is ready."""
-    return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(outlet.out)]
+    return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(sender.out)]
 
 
 def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
-    outlet = FlowControlledSender()
-    outlet.acks.append(PING)
-    outlet.acknowledge()
-    assert (outlet.out, outlet.waiting) == ([], True), "nothing stands before the first SETTINGS"
-    outlet.start()
-    outlet.start()
-    assert len(outlet.out) == 1, "the window is opened once"
-    outlet.out.clear()
-    outlet.cut_through = True
-    outlet.acknowledge()
-    assert (outlet.out, outlet.waiting) == ([], True)
-    outlet.inject(PING)
-    outlet.boundary()
-    assert (outlet.out, outlet.waiting) == ([PING, PING], False)
-    outlet.acks.append(PING)
-    assert (len(outlet.out), outlet.waiting) == (2, True)
-    outlet.acknowledge()
-    assert (len(outlet.out), outlet.waiting) == (3, False)
+    sender = FlowControlledSender()
+    sender.acks.append(PING)
+    sender.acknowledge()
+    assert (sender.out, sender.waiting) == ([], True), "nothing stands before the first SETTINGS"
+    sender.start()
+    sender.start()
+    assert len(sender.out) == 1, "the window is opened once"
+    sender.out.clear()
+    sender.cut_through = True
+    sender.acknowledge()
+    assert (sender.out, sender.waiting) == ([], True)
+    sender.inject(PING)
+    sender.boundary()
+    assert (sender.out, sender.waiting) == ([PING, PING], False)
+    sender.acks.append(PING)
+    assert (len(sender.out), sender.waiting) == (2, True)
+    sender.acknowledge()
+    assert (len(sender.out), sender.waiting) == (3, False)
 
 
 def test_settings_lessen_on_sight_and_raise_behind_their_ack() -> None:
-    outlet = started()
-    outlet.govern(1)
-    outlet.send_data(1, bytes(100_000), True, None, 0)
-    assert sum(length for _, length, _ in data_of(outlet)) == http2.DEFAULT_WINDOW
-    outlet.open_window(1 << 20)
-    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 90_000), (http2.MAX_FRAME_SIZE, 20_000), (0x99, 1)])
-    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 80_000)])
-    assert (outlet.initial_window, outlet.max_frame, outlet.frame_limit) == (65_535, 16_384, 20_000)
-    assert not outlet.widened
-    outlet.settings_acknowledged()
-    assert (outlet.initial_window, outlet.max_frame, outlet.widened) == (80_000, 20_000, True)
-    outlet.settings_acknowledged()
-    outlet.settings_acknowledged()  # an ACK without SETTINGS
-    outlet.catch_up()
-    assert data_of(outlet) == [(1, 80_000 - 65_535, False)]
-    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 0)])
-    assert (outlet.initial_window, outlet.widened) == (0, False)
+    sender = started()
+    sender.manage_window(1)
+    sender.send_data(1, bytes(100_000), True, None, 0)
+    assert sum(length for _, length, _ in data_of(sender)) == http2.DEFAULT_WINDOW
+    sender.open_window(1 << 20)
+    sender.settings_announced([(http2.INITIAL_WINDOW_SIZE, 90_000), (http2.MAX_FRAME_SIZE, 20_000), (0x99, 1)])
+    sender.settings_announced([(http2.INITIAL_WINDOW_SIZE, 80_000)])
+    assert (sender.initial_window, sender.max_frame, sender.frame_limit) == (65_535, 16_384, 20_000)
+    assert not sender.widened
+    sender.settings_acknowledged()
+    assert (sender.initial_window, sender.max_frame, sender.widened) == (80_000, 20_000, True)
+    sender.settings_acknowledged()
+    sender.settings_acknowledged()  # an ACK without SETTINGS
+    sender.catch_up()
+    assert data_of(sender) == [(1, 80_000 - 65_535, False)]
+    sender.settings_announced([(http2.INITIAL_WINDOW_SIZE, 0)])
+    assert (sender.initial_window, sender.widened) == (0, False)
 
 
 def test_streams_take_turns() -> None:
-    outlet = started()
-    outlet.send_data(5, b"at once", True, None, 0)
-    outlet.window = 0
+    sender = started()
+    sender.send_data(5, b"at once", True, None, 0)
+    sender.window = 0
     for stream in (1, 3):
-        outlet.send_data(stream, bytes(20_000), True, None, 0)
-    outlet.open_window(100_000)
-    assert data_of(outlet) == [(5, 7, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
+        sender.send_data(stream, bytes(20_000), True, None, 0)
+    sender.open_window(100_000)
+    assert data_of(sender) == [(5, 7, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
 
 
 def waiting_for_credit(*streams: int) -> FlowControlledSender:
     """Return a sender in which a byte of each stream waits for the connection's window."""
-    outlet = started()
-    outlet.window = 0
+    sender = started()
+    sender.window = 0
     for stream in streams:
-        outlet.send_data(stream, b"x", False, None, 0)
-    return outlet
+        sender.send_data(stream, b"x", False, None, 0)
+    return sender
 
 
 @pytest.mark.parametrize(
     ("send", "most"),
     [
-        (lambda outlet, number: outlet.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
-        (lambda outlet, number: outlet.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
-        (lambda outlet, _: outlet.inject(PING), QUEUED_FRAMES),
-        (lambda outlet, _: outlet.settings_announced([]), flow.QUEUED_SETTINGS - 1),
+        (lambda sender, number: sender.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
+        (lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
+        (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
+        (lambda sender, _: sender.settings_announced([]), flow.QUEUED_SETTINGS - 1),
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
 )
 def test_waiting_frames_are_bounded(send: Callable[[FlowControlledSender, int], None], most: int) -> None:
-    outlet = waiting_for_credit(1, 3)
-    outlet.send_frame(5, b"has nothing to wait for")
-    outlet.send_frame(5, bytes(QUEUED_BYTES), 100)  # flow-controlled
-    outlet.cut_through = True
+    sender = waiting_for_credit(1, 3)
+    sender.send_frame(5, b"has nothing to wait for")
+    sender.send_frame(5, bytes(QUEUED_BYTES), 100)  # flow-controlled
+    sender.cut_through = True
     for number in range(most):
-        send(outlet, number)
-    assert not outlet.overfull
-    send(outlet, most)
-    assert outlet.overfull
+        send(sender, number)
+    assert not sender.overfull
+    send(sender, most)
+    assert sender.overfull
 
 
 @pytest.mark.parametrize(
-    "forget", [FlowControlledSender.drop, FlowControlledSender.ungovern, lambda outlet, _: outlet.drop_all()]
+    "forget", [FlowControlledSender.drop, FlowControlledSender.forget_window, lambda sender, _: sender.drop_all()]
 )
 def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[FlowControlledSender, int], None]) -> None:
-    outlet = waiting_for_credit(1)
+    sender = waiting_for_credit(1)
     for _ in range(3):
-        outlet.send_frame(1, bytes(QUEUED_BYTES // 2))
-        outlet.open_window(1)
-        outlet.send_data(1, b"x", False, None, 0)
+        sender.send_frame(1, bytes(QUEUED_BYTES // 2))
+        sender.open_window(1)
+        sender.send_data(1, b"x", False, None, 0)
     for size in (*[QUEUED_BYTES] * 3, *[0] * QUEUED_FRAMES):
-        outlet.send_frame(1, bytes(size))
-        forget(outlet, 1)
-        outlet.send_data(1, b"x", False, None, 0)
-    assert not outlet.overfull
+        sender.send_frame(1, bytes(size))
+        forget(sender, 1)
+        sender.send_data(1, b"x", False, None, 0)
+    assert not sender.overfull
 
 
 @pytest.mark.parametrize("increment", [1, 2**31 - 1])
 def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
-    outlet, most = started(), http2.MAX_WINDOW - http2.DEFAULT_WINDOW
-    outlet.govern(1)
-    outlet.open_window(most)
-    outlet.open_stream_window(1, most)
+    sender, most = started(), http2.MAX_WINDOW - http2.DEFAULT_WINDOW
+    sender.manage_window(1)
+    sender.open_window(most)
+    sender.open_stream_window(1, most)
     with pytest.raises(WireError, match=r"2\^31-1"):
-        outlet.open_window(increment)
+        sender.open_window(increment)
     with pytest.raises(WireError, match=r"2\^31-1"):
-        outlet.open_stream_window(1, increment)
+        sender.open_stream_window(1, increment)
     with pytest.raises(WireError, match=r"2\^31-1"):
-        outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.DEFAULT_WINDOW + 1)])
-    outlet.ungovern(1)  # a stream that has ended no longer counts
-    outlet.govern(3)
-    outlet.open_stream_window(3, 1)
-    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW - 1)])
+        sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.DEFAULT_WINDOW + 1)])
+    sender.forget_window(1)  # a stream that has ended no longer counts
+    sender.manage_window(3)
+    sender.open_stream_window(3, 1)
+    sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW - 1)])
     with pytest.raises(WireError, match=r"2\^31-1"):
-        outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW)])
+        sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW)])
     with pytest.raises(WireError, match="WINDOW_UPDATE of 0"):
-        outlet.open_window(0)
+        sender.open_window(0)
 
 
 def test_peer_may_use_its_window_to_the_last_byte() -> None:
-    outlet = started()
-    outlet.received(PAIR_WINDOW)
-    outlet.credit(CREDIT_STEP)
-    outlet.received(CREDIT_STEP)
-    for count in (outlet.received, outlet.relayed):
+    sender = started()
+    sender.received(PAIR_WINDOW)
+    sender.credit(CREDIT_STEP)
+    sender.received(CREDIT_STEP)
+    for count in (sender.received, sender.relayed):
         with pytest.raises(WireError, match="above the connection window"):
             count(1)
 
 
 def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
-    outlet = started()
+    sender = started()
     for _ in range(CREDIT_STEP // 1024):
-        outlet.relayed(1024)
-    assert (outlet.out, outlet.outstanding) == ([http2.window_update(0, CREDIT_STEP)], 0)
+        sender.relayed(1024)
+    assert (sender.out, sender.outstanding) == ([http2.window_update(0, CREDIT_STEP)], 0)
 
 
 @pytest.mark.parametrize(
@@ -185,33 +185,33 @@ def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
     [(10, 10, 10, True), (9, 10, 10, False), (10, 9, 10, False), (2**20, 2**20, http2.DEFAULT_FRAME_SIZE + 1, False)],
 )
 def test_credit_is_taken_whole_or_not_at_all(window: int, stream_window: int, length: int, whole: bool) -> None:
-    outlet = started()
-    outlet.initial_window = stream_window
-    outlet.govern(1)
-    outlet.window = window
-    assert outlet.take(1, length) == whole
-    assert outlet.window == window - (length if whole else 0)
+    sender = started()
+    sender.initial_window = stream_window
+    sender.manage_window(1)
+    sender.window = window
+    assert sender.take(1, length) == whole
+    assert sender.window == window - (length if whole else 0)
 
 
 def test_short_waiting_data_of_one_source_are_put_together() -> None:
-    source, outlet = started(), waiting_for_credit(1)
+    source, sender = started(), waiting_for_credit(1)
     for _ in range(2 * MERGED_BYTES):
-        outlet.send_data(1, b"y", False, source, 1)
-        outlet.send_data(1, b"", False, source, 0)
-    outlet.send_data(1, b"z", True, source, CREDIT_STEP)
-    outlet.send_data(3, bytes(MERGED_BYTES), False, None, 0)
-    assert len(outlet.queues[1]) == 4
-    outlet.open_window(1 + MERGED_BYTES)
-    assert data_of(outlet) == [(1, 1, False), (3, MERGED_BYTES, False)]
-    outlet.open_window(100_000)
-    assert data_of(outlet) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
+        sender.send_data(1, b"y", False, source, 1)
+        sender.send_data(1, b"", False, source, 0)
+    sender.send_data(1, b"z", True, source, CREDIT_STEP)
+    sender.send_data(3, bytes(MERGED_BYTES), False, None, 0)
+    assert len(sender.queues[1]) == 4
+    sender.open_window(1 + MERGED_BYTES)
+    assert data_of(sender) == [(1, 1, False), (3, MERGED_BYTES, False)]
+    sender.open_window(100_000)
+    assert data_of(sender) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
     assert credited(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
-    outlet = waiting_for_credit(1)
-    outlet.send_data(1, b"of another source", False, source, 0)
-    outlet.send_frame(1, TRAILERS)
-    outlet.send_data(1, b"behind whole frames", True, None, 0)
-    outlet.send_data(1, b"behind the end", True, None, 0)
-    assert len(outlet.queues[1]) == 5
+    sender = waiting_for_credit(1)
+    sender.send_data(1, b"of another source", False, source, 0)
+    sender.send_frame(1, TRAILERS)
+    sender.send_data(1, b"behind whole frames", True, None, 0)
+    sender.send_data(1, b"behind the end", True, None, 0)
+    assert len(sender.queues[1]) == 5
 
 
 GOVERNED, PASSING = (1, 3), (5, 7)
@@ -254,7 +254,7 @@ class Peer(RuleBasedStateMachine):
 
     @initialize(early=st.integers(0, 3))
     def connect(self, early: int) -> None:
-        self.outlet, self.source = FlowControlledSender(), FlowControlledSender()
+        self.sender, self.source = FlowControlledSender(), FlowControlledSender()
         self.source.start()
         self.source.out.clear()
         self.streams = {stream: Stream() for stream in GOVERNED + PASSING}
@@ -265,7 +265,7 @@ class Peer(RuleBasedStateMachine):
         self.handed = self.due = self.returned = 0
         self.started = False
         for stream in GOVERNED:
-            self.outlet.govern(stream)
+            self.sender.manage_window(stream)
             self.streams[stream].window = self.initial
         if early:
             self.start()
@@ -274,7 +274,7 @@ class Peer(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         self.started = True
-        self.outlet.start()
+        self.sender.start()
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING), size=st.sampled_from([0, 1, 3_000, BIG, BIG]), end=RARELY)
     def send(self, stream: int, size: int, end: bool) -> None:
@@ -284,7 +284,7 @@ class Peer(RuleBasedStateMachine):
             model.given += size
             model.ended = end
             model.put(Item(payload, end, size))
-            self.outlet.send_data(stream, payload, end, self.source, size)
+            self.sender.send_data(stream, payload, end, self.source, size)
 
     @rule(stream=st.sampled_from(PASSING), padding=st.integers(0, 255), size=st.sampled_from([0, 16_000]))
     def send_padded(self, stream: int, padding: int, size: int) -> None:
@@ -293,7 +293,7 @@ class Peer(RuleBasedStateMachine):
         cost = frame.flow_controlled_length
         if not model.ended and self.charged(cost):
             model.items.append(Item(frame.serialize(), False, cost, whole=True))
-            self.outlet.send_frame(stream, frame.serialize(), cost, self.source)
+            self.sender.send_frame(stream, frame.serialize(), cost, self.source)
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING), now=RARELY)
     def send_trailers(self, stream: int, now: bool) -> None:
@@ -302,16 +302,16 @@ class Peer(RuleBasedStateMachine):
             model.ended = True
             trailers = http2.header_frames(stream, b"\x88", True)
             model.items.append(Item(trailers, True, 0, whole=True))
-            self.outlet.send_frame(stream, trailers)
+            self.sender.send_frame(stream, trailers)
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING))
     def replace_a_stream(self, stream: int) -> None:
         """Forget a stream that has ended; its number is used for the next one."""
         if self.streams[stream].ended and not self.streams[stream].items:
-            self.outlet.ungovern(stream)
+            self.sender.forget_window(stream)
             self.streams[stream] = Stream()
             if stream in GOVERNED:
-                self.outlet.govern(stream)
+                self.sender.manage_window(stream)
                 self.streams[stream].window = self.initial
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING), now=RARELY)
@@ -322,29 +322,29 @@ class Peer(RuleBasedStateMachine):
         model.ended = True
         self.due += sum(item.charge for item in model.items)
         model.items.clear()
-        self.outlet.drop(stream)
+        self.sender.drop(stream)
 
-    @precondition(lambda self: self.started and self.cut is None and self.outlet.window >= 20)
+    @precondition(lambda self: self.started and self.cut is None and self.sender.window >= 20)
     @rule()
     def cut_through(self) -> None:
         frame = http2.frame(http2.DATA, 0, CUT_STREAM, bytes(20))
-        self.outlet.window -= 20
-        self.outlet.out.append(frame[:15])
-        self.outlet.cut_through = True
+        self.sender.window -= 20
+        self.sender.out.append(frame[:15])
+        self.sender.cut_through = True
         self.cut = frame[15:]
 
     @precondition(lambda self: self.cut is not None)
     @rule()
     def finish_the_cut(self) -> None:
         assert self.cut is not None
-        self.outlet.out.append(self.cut)
+        self.sender.out.append(self.cut)
         self.cut = None
-        self.outlet.boundary()
+        self.sender.boundary()
 
     @rule()
     def inject(self) -> None:
         self.injected += 1
-        self.outlet.inject(PING)
+        self.sender.inject(PING)
 
     def charged(self, length: int) -> bool:
         """Make the source's peer send within the window that it has."""
@@ -357,14 +357,14 @@ class Peer(RuleBasedStateMachine):
     @rule(increment=st.sampled_from([1, 17_000, 200_000]))
     def open_window(self, increment: int) -> None:
         self.window += increment
-        self.outlet.open_window(increment)
+        self.sender.open_window(increment)
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING), increment=st.sampled_from([1, 17_000, 200_000]))
     def open_stream_window(self, stream: int, increment: int) -> None:
         model = self.streams[stream]
         if model.window is not None:
             model.window += increment
-        self.outlet.open_stream_window(stream, increment)
+        self.sender.open_stream_window(stream, increment)
 
     @rule(
         initial=st.sampled_from([0, 1, 10_000, http2.DEFAULT_WINDOW, 200_000]),
@@ -375,8 +375,8 @@ class Peer(RuleBasedStateMachine):
             if model.window is not None:
                 model.window += initial - self.initial
         self.initial, self.max_frame = initial, max_frame
-        self.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
-        self.outlet.catch_up()
+        self.sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
+        self.sender.catch_up()
 
     @invariant()
     def holds(self) -> None:
@@ -385,16 +385,16 @@ class Peer(RuleBasedStateMachine):
         self.what_waits_has_a_reason()
 
     def what_arrives_is_allowed(self) -> None:
-        assert self.started or not self.outlet.out
+        assert self.started or not self.sender.out
         if self.cut is None:
-            raw = b"".join(self.outlet.out)
-            self.outlet.out.clear()
+            raw = b"".join(self.sender.out)
+            self.sender.out.clear()
             for frame, whole in parse(raw):
                 self.arrived(frame, whole)
-            assert self.window == self.outlet.window >= 0
+            assert self.window == self.sender.window >= 0
             assert self.pings == (self.injected if self.started else 0)
         for stream, model in self.streams.items():
-            assert self.cut is not None or self.outlet.waits(stream) == bool(model.items)
+            assert self.cut is not None or self.sender.waits(stream) == bool(model.items)
 
     def arrived(self, frame: Any, whole: bytes) -> None:
         if isinstance(frame, DataFrame):
@@ -446,7 +446,7 @@ class Peer(RuleBasedStateMachine):
         for stream in self.streams:
             self.open_stream_window(stream, 2**24)
         self.holds()
-        assert not self.outlet.congested
+        assert not self.sender.congested
         assert not any(model.items for model in self.streams.values())
         assert self.handed == self.due
 

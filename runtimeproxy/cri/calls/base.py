@@ -29,12 +29,12 @@ runtime in memory together with every parsed form. A shorter one is parsed while
 class CriCall(Call):
     """A held call; each subclass reads one kind of message."""
 
-    def __init__(self, held: HeldStream, backend: Backend, recorder: Metrics, loop: AbstractEventLoop) -> None:
+    def __init__(self, held: HeldStream, backend: Backend, metrics: Metrics, loop: AbstractEventLoop) -> None:
         self.operation: Operation = held.route.operation
         self.hook_points = hookpoints.CONCERNED[self.operation]
         self._held = held
         self._backend = backend
-        self._recorder = recorder
+        self._metrics = metrics
         self._loop = loop
         self._version = held.route.version
         seconds = held.fields.get(b"grpc-timeout")
@@ -159,7 +159,7 @@ class ContainerCall(CriCall):
         self.id = container.effective.id
         pod_id = container.effective.pod_id
         pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
-        return None if pod is None else records.was_read(pod, container)
+        return None if pod is None else records.subject_of_read(pod, container)
 
     async def settle(self) -> Reply:
         """Return the outcome of an unanswered start or stop, read from the container's state."""

@@ -37,11 +37,11 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, edit.said_in_create(adjustment, self.asked.resources))
+        return edit.edit_pod(self.message, edit.values_for_create(adjustment, self.asked.resources))
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said = edit.said_in_create(adjustment, self.asked.resources)
+        said = edit.values_for_create(adjustment, self.asked.resources)
         return records.created_pod(subject, said, translate.read_id(reply.message))
 
 
@@ -80,15 +80,15 @@ class CreateCall(CriCall):
 
     def unedited(self, store: Store) -> bool:
         """Return whether no pod in the Store has a cgroup parent that a hook set."""
-        return not store.has_moved_pods
+        return not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        said = edit.said_in_create(adjustment, self.asked[0].resources)
+        said = edit.values_for_create(adjustment, self.asked[0].resources)
         return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said = edit.said_in_create(adjustment, self.asked[0].resources)
+        said = edit.values_for_create(adjustment, self.asked[0].resources)
         return records.created_container(subject, said, translate.read_id(reply.message))

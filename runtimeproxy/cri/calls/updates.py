@@ -56,8 +56,10 @@ class StartCall(ContainerCall):
         call is ``state_unknown`` from then on.
         """
         present = records.container_of(subject).effective.resources
-        said = edit.said_in_update(adjustment.resources, present, lifts_memory=self._backend.lifts_memory)
-        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        said = edit.values_for_update(
+            adjustment.resources, present, accepts_unlimited_memory=self._backend.accepts_unlimited_memory
+        )
+        self._metrics.left_out(self.operation.value, said.left_out, by="an update")
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
             return {}
@@ -94,10 +96,13 @@ class UpdateCall(ContainerCall):
         """Put each field into the message whose value would differ in the runtime after the unedited message."""
         differing = records.differing(subject, self.said.asked, adjustment)
         present = records.container_of(subject).effective.resources
-        said = edit.said_in_update(
-            differing, present, self.said.asked.resources, lifts_memory=self._backend.lifts_memory
+        said = edit.values_for_update(
+            differing,
+            present,
+            self.said.asked.resources,
+            accepts_unlimited_memory=self._backend.accepts_unlimited_memory,
         )
-        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        self._metrics.left_out(self.operation.value, said.left_out, by="an update")
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
         return message
@@ -105,7 +110,7 @@ class UpdateCall(ContainerCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the container with the kubelet's values and the runtime's values updated separately."""
         said = self.said
-        taken = edit.taken_in_update(said.asked.resources)
+        taken = edit.without_fixed_fields(said.asked.resources)
         if taken is not said.asked.resources:
             said = replace(said, asked=replace(said.asked, resources=taken))
         return records.updated(subject, said, adjustment)

@@ -138,7 +138,7 @@ class CreateContainerCall(CreateCall[RequestedContainer]):
 
     def unedited(self, store: Store) -> bool:
         """Return whether no pod in the Store has a cgroup parent that a hook set."""
-        return not store.has_moved_pods
+        return not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""

@@ -92,7 +92,7 @@ class ReferenceCall(DockerCall):
         reply = await self._daemon.backend.inspect(self._id)
         if reply is None:
             return NOT_DONE if starts else GONE
-        life = status.read_life(reply)
+        life = status.read_state(reply)
         return DONE if (life.started if starts else not life.running) else UNANSWERED
 
 

@@ -62,7 +62,7 @@ async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, opera
         node.plugins.add("a")
     held = await node.do(operation)
     assert (held.released, held.answers) == ([None], 1)
-    assert node.recorder.counted("calls", operation=operation.value, outcome="agreed") == 1
+    assert node.metrics.counted("calls", operation=operation.value, outcome="agreed") == 1
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -92,7 +92,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
     refuses = policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE))
     expected = ([], [grpc.INTERNAL]) if refuses else ([None], [])
     assert (held.released, [code for code, _ in held.refused]) == expected
-    assert node.recorder.counted("calls_unreadable", operation=operation.value) == 1
+    assert node.metrics.counted("calls_unreadable", operation=operation.value) == 1
     assert (node.plugins.told(), node.store.counts()) == ([], (0, 0))
 
 
@@ -169,7 +169,7 @@ async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(n
     held.given = Reply(agreed=True, message=b"")
     await node.run(held)
     assert (held.answers, node.store.counts()) == (1, (0, 0))
-    assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
+    assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
 async def test_pods_own_request_is_all_that_is_to_read(node: Node) -> None:
@@ -357,7 +357,7 @@ async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
     assert node.backend.updates == []
     assert node.record.effective.resources == ASKED
     for field in ("cpuset_cpus", "oom_score_adj"):
-        assert node.recorder.counted("fields_left_out", operation=operation.value, field=field) == 1
+        assert node.metrics.counted("fields_left_out", operation=operation.value, field=field) == 1
     text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
     assert text in caplog.text
 
@@ -400,7 +400,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     await node.lifecycle.run(base)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
-    assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
+    assert node.metrics.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
 
 
 async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
@@ -468,7 +468,7 @@ async def test_state_tells_whether_it_was_done(node: Node, operation: Operation,
     await unanswered(node, operation, version=version)
     await asyncio.sleep(0.2)
     assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
-    done = node.recorder.counted("unsettled", operation=operation.value, result="agreed")
+    done = node.metrics.counted("unsettled", operation=operation.value, result="agreed")
     assert done == (state in DONE_IN[operation])
 
 
@@ -501,7 +501,7 @@ async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, o
     await node.lifecycle.run(base)
     await asyncio.sleep(300)
     assert node.backend.asked == []
-    assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
+    assert node.metrics.counted("unsettled", operation=operation.value, result="failed") == 1
 
 
 async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:

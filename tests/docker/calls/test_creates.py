@@ -45,7 +45,7 @@ async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str
     assert answer.status == 500
     assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
     assert raw not in [received.raw for received in node.dockerd.requests(route)]
-    assert (node.recorder.counted("calls_refused", operation=operation), node.store.counts()) == (1, (1, 1))
+    assert (node.metrics.counted("calls_refused", operation=operation), node.store.counts()) == (1, (1, 1))
 
 
 @every_pre_hook
@@ -53,8 +53,8 @@ async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: s
     raw, answer = await failing(node, action, point, Reason.UNREACHABLE)
     assert answer.status in (200, 201, 204)
     assert node.dockerd.requests(route)[-1].raw == raw
-    assert node.recorder.total("hook_fail_open") == 1
-    assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
+    assert node.metrics.total("hook_fail_open") == 1
+    assert node.metrics.counted("calls", operation=operation, outcome="agreed") >= 1
 
 
 async def test_pod_and_container_are_told_and_kept_as_asked_for(node: Node) -> None:
@@ -123,7 +123,7 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
     node.dockerd.inject(CREATE, Injection(raw=reply))
     assert (await node.create("web", node.pod_body())).raw == reply
     assert node.store.counts() == (0, 0)
-    assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
+    assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
     assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
     assert node.came(CREATE) == written(node.container_body(pod_id))
     assert node.container(container_id).effective.envs == TOLD.envs
-    assert node.recorder.total("hook_failures") == 0
+    assert node.metrics.total("hook_failures") == 0
 
 
 async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
@@ -195,7 +195,7 @@ async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, cap
     container_id = await node.create_container(pod_id)
     for operation in ("RunPodSandbox", "CreateContainer"):
         for field in ("hugepage_limits", "unified"):
-            assert node.recorder.counted("fields_left_out", operation=operation, field=field) == 1
+            assert node.metrics.counted("fields_left_out", operation=operation, field=field) == 1
         assert f"{operation}: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective.resources

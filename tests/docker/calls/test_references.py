@@ -68,12 +68,12 @@ async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, capl
     assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
     assert update.at < start.at
     await node.event("update")
-    assert node.recorder.total("updates_of_others") == 0
+    assert node.metrics.total("updates_of_others") == 0
     container = node.container(container_id)
     assert container.original.resources == ASKED
     assert container.effective.resources == replace(ASKED, cpuset_cpus="1", cpu_quota=20_000)
     for field in ("oom_score_adj", "unified"):
-        assert node.recorder.counted("fields_left_out", operation="StartContainer", field=field) == 1
+        assert node.metrics.counted("fields_left_out", operation="StartContainer", field=field) == 1
     assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     assert await node.updated_by_others(container_id) == 0
@@ -91,7 +91,7 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: runtime_rejected" in answer.message
     assert ("Requested CPUs are not available" in answer.message) is not lost
     failed = {"plugin": "koordlet", "hook": "PreStartContainer", "reason": Reason.RUNTIME_REJECTED.value}
-    assert node.recorder.counted("hook_failures", **failed) == 1
+    assert node.metrics.counted("hook_failures", **failed) == 1
     if not lost:
         assert node.container(container_id).effective.resources == ASKED
         assert await node.updated_by_others(container_id) == 0
@@ -107,7 +107,7 @@ async def test_start_that_was_unsure_stays_so_when_its_update_fails(node: Node) 
     node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="2000")), points=("PreStartContainer",))
     calls_made(node, state_unknown=True)
     assert (await node.act("start", container_id)).status == 204
-    assert node.recorder.total("hook_fail_open") == 1
+    assert node.metrics.total("hook_fail_open") == 1
     assert node.store.container(container_id) is None
 
 
@@ -192,7 +192,7 @@ async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog
     assert node.came(UPDATE) == b'{"cpuShares": 2}'
     left_out = ("memory_limit_in_bytes", "oom_score_adj", "annotations")
     for field in left_out:
-        assert node.recorder.counted("fields_left_out", operation="UpdateContainerResources", field=field) == 1
+        assert node.metrics.counted("fields_left_out", operation="UpdateContainerResources", field=field) == 1
     assert f"UpdateContainerResources: Docker cannot set {', '.join(left_out)} of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective
@@ -207,7 +207,7 @@ async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, regist
     pod_id, container_id = await node.running()
     assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
     await node.event("update")
-    assert node.recorder.total("updates_of_others") == 0
+    assert node.metrics.total("updates_of_others") == 0
     assert node.container(container_id).original.resources == replace(ASKED, cpu_shares=7)
     assert await node.updated_by_others(container_id) == 0
     node.plugins.add("b")
@@ -221,11 +221,11 @@ async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node
     name = node.dockerd.container(container_id).name
     assert (await node.act("update", name, {"CpuShares": 7})).status == 200
     await until(lambda: node.store.container(container_id) is None)
-    assert node.recorder.total("updates_of_others") == 1, "nobody is asked for a name where no plugin wants it"
+    assert node.metrics.total("updates_of_others") == 1, "nobody is asked for a name where no plugin wants it"
     node.plugins.add("a")
     assert (await node.act("update", name, {"CpuShares": 8})).status == 200
     await node.event("update", 2)
-    assert node.recorder.total("updates_of_others") == 1
+    assert node.metrics.total("updates_of_others") == 1
     assert node.container(container_id).effective.resources == replace(ASKED, cpu_shares=8)
 
 
@@ -245,7 +245,7 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
     assert node.came(UPDATE) == body
     if status == 200:  # what it set is not known, so the container is read again when it is needed
         await until(lambda: node.store.container(container_id) is None)
-        assert node.recorder.counted("calls_unreadable", operation="UpdateContainerResources") == 1
+        assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1
     else:
         assert node.container(container_id).effective.resources == ASKED
         assert await node.updated_by_others(container_id) == 0
@@ -299,7 +299,7 @@ async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node,
     await until(lambda: gated.waiting == 1)
     if whose == "somebody else's":
         node.dockerd.state.update(container_id, {"CpuShares": 4711})
-        await until(lambda: node.recorder.total("updates_of_others") == 1)
+        await until(lambda: node.metrics.total("updates_of_others") == 1)
     else:
         await unanswered(node, UPDATE, "update", container_id, b'{"CpuShares": 4711}')
     gated.gate.set()
@@ -314,7 +314,7 @@ async def test_start_and_stop_are_held_only_where_a_hook_server_is(node: Node, r
     _, container_id = await node.made()
     for action, operation in (("start", "StartContainer"), ("stop", "StopContainer")):
         assert (await node.act(action, container_id)).status == 204
-        assert node.recorder.counted("calls", operation=operation, outcome="agreed") == registered
+        assert node.metrics.counted("calls", operation=operation, outcome="agreed") == registered
 
 
 @pytest.mark.parametrize("registered", [True, False])
@@ -372,5 +372,5 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     _, container_id = await (node.running() if action == "stop" else node.made())
     await unanswered(node, route, action, container_id, done=False)
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.recorder.total("unsettled") == 1)
+    await until(lambda: node.metrics.total("unsettled") == 1)
     assert (node.points, node.store.counts()) == (points, (1, 0))
