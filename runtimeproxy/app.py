@@ -97,7 +97,7 @@ def _tell_listening(config: Config, listener: Listener) -> None:
     log.info("listening on %s for the runtime at %s", listener.path, config.runtime_endpoint)
     if listener.handed_over and _file(config.listen_endpoint) != _file(listener.path):
         log.warning(
-            "the socket was handed over (LISTEN_FDS): nobody listens on --koord-runtimeproxy-endpoint=%s",
+            "the socket was handed over (LISTEN_FDS): the proxy does not listen on --koord-runtimeproxy-endpoint=%s",
             config.listen_endpoint,
         )
 

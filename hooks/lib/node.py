@@ -252,7 +252,7 @@ def _loaded(content: bytes) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # for unusual tags PyYAML's constructors raise nearly anything
-        raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"this is not YAML: {' '.join(str(error).split())}") from None
     return {} if value is None else value
 
 

@@ -177,7 +177,7 @@ def _cache(values: Mapping[int, str], info: Mapping[str, str]) -> Cache:
     mask, bits = int(info["cbm_mask"], 16), int(info["min_cbm_bits"])
     ways = mask.bit_length()
     if not mask or mask != (1 << ways) - 1:
-        raise ValueError("its cbm_mask is no unbroken row of ones")
+        raise ValueError("its cbm_mask is not an unbroken row of ones")
     if bits > ways:
         raise ValueError("its min_cbm_bits is wider than its cbm_mask")
     return Cache(tuple(sorted(values)), ways, bits)

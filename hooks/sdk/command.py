@@ -81,7 +81,7 @@ def _fault(hooks: Sequence[Hook], name: str) -> str:
     """Return what is wrong with the arguments of ``main``; "" if nothing is."""
     for hook in hooks:
         if not isinstance(hook, Hook):
-            return f"{hook!r} is no hook; give main instances of subclasses of Hook: main(MyHook())"
+            return f"{hook!r} is not a hook; give main instances of subclasses of Hook: main(MyHook())"
         if not hook.points:
             return f"{type(hook).__name__} has no method named like a hook point; there are {', '.join(METHODS)}"
     if not hooks:

@@ -102,7 +102,7 @@ def _endpoint(text: str) -> str:
 
 def _order(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > LAST_ORDER:
-        raise argparse.ArgumentTypeError(f"{text!r} is no place: write a number from 0 to {LAST_ORDER}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a place: write a number from 0 to {LAST_ORDER}")
     return int(text)
 
 

@@ -51,7 +51,7 @@ def _mistake(cls: type, name: str) -> str:
         return ""
     nearest = difflib.get_close_matches(name.lower(), METHODS, 1)
     hint = f", did you mean {nearest[0]}?" if nearest else ":"
-    return f"is no hook point{hint} There are {', '.join(METHODS)}. Give a method of your own another name"
+    return f"is not a hook point{hint} There are {', '.join(METHODS)}. Give a method of your own another name"
 
 
 def _unfit(cls: type, name: str, value: object) -> str:

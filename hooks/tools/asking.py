@@ -67,7 +67,7 @@ def find(text: str) -> Server:
     try:
         content = Path(text).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{text}: the registration file can not be read: {error.strerror}") from None
+        raise ConfigError(f"{text}: the registration file cannot be read: {error.strerror}") from None
     entry = registration.parse(text, content)
     return Server(entry.endpoint, entry.timeout_seconds or DEFAULT_TIMEOUT_SECONDS, entry.points)
 

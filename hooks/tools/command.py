@@ -46,7 +46,7 @@ def _point(value: str) -> HookPoint:
         return BY_NAME[names[value.lower()]]
     near = get_close_matches(value.lower(), names, n=1)
     hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(BY_NAME)}"
-    raise click.ClickException(f"POINT: {value!r} is no hook point; {hint}")
+    raise click.ClickException(f"POINT: {value!r} is not a hook point; {hint}")
 
 
 def hook_group() -> click.Group:

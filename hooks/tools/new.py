@@ -50,14 +50,14 @@ def new(name: str, directory: Path) -> Path:
     except FileExistsError:
         raise ConfigError(f"{folder} is there already, and nothing is written over: take another NAME") from None
     except OSError as error:
-        raise ConfigError(f"{folder} can not be made: {error.strerror}; name a folder with --directory") from None
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; name a folder with --directory") from None
     try:
         folder.chmod(_MODE)
         for file, text in files(name).items():
             (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)  # created here, so it contains nothing else
-        raise ConfigError(f"{folder} can not be written: {error.strerror}; name a folder with --directory") from None
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; name a folder with --directory") from None
     return folder
 
 
@@ -66,7 +66,7 @@ def checked(name: str) -> str:
     module = name.replace("-", "_")
     if not _NAME.fullmatch(module) or len(module) > _LONGEST_NAME:
         raise ConfigError(
-            f"NAME: {name!r} is no name: write small letters, digits and '_' between them, like cpu_pinning, "
+            f"NAME: {name!r} is not a name: write small letters, digits and '_' between them, like cpu_pinning, "
             f"{_LONGEST_NAME} at most"
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in packages_distributions():

@@ -41,7 +41,7 @@ def read(path: str) -> HookRequest:
         content = sys.stdin.buffer.read() if path == STANDARD_INPUT else Path(path).read_bytes()
         return parse(content.decode(), origin)
     except OSError as error:
-        raise ConfigError(f"{origin}: the request can not be read: {error.strerror}") from None
+        raise ConfigError(f"{origin}: the request cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{origin}: no UTF-8 text; write the request as YAML") from None
 

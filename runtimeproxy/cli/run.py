@@ -113,5 +113,5 @@ def configuration(
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:
-    reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-    return ConfigError(f"{path}: the configuration file can not be read: {reason}")
+    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    return ConfigError(f"{path}: the configuration file cannot be read: {reason}")

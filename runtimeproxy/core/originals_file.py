@@ -188,7 +188,7 @@ class File:
         except FileNotFoundError:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
-            raise Failed(NOT_OURS, "it is no regular file of the proxy's own user")
+            raise Failed(NOT_OURS, "it is not a regular file of the proxy's own user")
         if stat.S_IMODE(found.st_mode) != 0o600:
             os.chmod(self.path, 0o600)
         return found.st_size > 0
@@ -230,7 +230,7 @@ def _read(row: _Row) -> tuple[str, bytes]:
     """Return id and text of a row, whose columns may hold anything. Raises ValueError, TypeError, AttributeError."""
     any_id = row[0].decode(errors="surrogatepass")
     if row != _row(any_id, row[1]):
-        raise ValueError("its checksum is another one")
+        raise ValueError("its checksum is wrong")
     return any_id, row[1]
 
 

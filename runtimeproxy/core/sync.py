@@ -293,7 +293,9 @@ class Sync:
         seconds = self._now - began
         self._metrics.gauge("sync_seconds", seconds)
         if self._late:
-            log.warning("the runtime tells nothing of %d of its pods and containers in time: they may hang", self._late)
+            log.warning(
+                "the runtime did not answer in time about %d of its pods and containers: they may hang", self._late
+            )
         if count or not self._filled:
             pods, containers = self._store.counts()
             log.info(

@@ -64,4 +64,4 @@ class Unread:
         """Count an answer of ``size`` bytes; ``delivered`` says that everything before it has left. Raises Excess."""
         self._bytes = 0 if delivered else self._bytes + size + PIECE_BYTES
         if self._bytes > UNREAD_BYTES:
-            raise Excess("unread", "it reads nothing of what its own frames are answered")
+            raise Excess("unread", "it does not read the answers to its own frames")

@@ -243,7 +243,7 @@ class FrameRelay(ABC):
         if (self._block is None) == (kind == http2.CONTINUATION):
             raise WireError("CONTINUATION out of place")
         if not self._settings_seen and kind != http2.SETTINGS:
-            raise WireError("the first frame is no SETTINGS")
+            raise WireError("the first frame is not SETTINGS")
 
     # Frames that pass unchanged.
 
@@ -334,7 +334,7 @@ class FrameRelay(ABC):
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if flags & http2.ACK:
             if not self._settings_seen:
-                raise WireError("the first frame is no SETTINGS")
+                raise WireError("the first frame is not SETTINGS")
             self.blocks.acknowledge()
             self.sink.out.append(frame)
             self.sink.settings_acknowledged()

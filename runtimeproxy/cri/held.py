@@ -207,7 +207,7 @@ class HeldStream:
             self._early = (*self._early, part)
             self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
             if self._early_bytes > bounds.EARLY_BYTES:
-                raise Excess("early_reply", "a call is answered at length that was not sent yet")
+                raise Excess("early_reply", "the runtime answers a call that it was not sent yet")
             if part.end:
                 self._flush_early()
                 self._end()

@@ -108,7 +108,7 @@ class Backend:
         try:
             return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) async for row in _rows(body.decode())]
         except (ValueError, RecursionError, TypeError, KeyError, IndexError):
-            raise BackendError(f"{route}: the reply is no list of containers", BackendFailure.OTHER) from None
+            raise BackendError(f"{route}: the reply is not a list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
         """Send an update of the proxy's own, once, with a timeout in seconds.
@@ -257,7 +257,7 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
             await asyncio.sleep(0)
         end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
     if text[end + 1 :].strip():
-        raise ValueError("something is behind the list")
+        raise ValueError("more follows behind the list")
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:

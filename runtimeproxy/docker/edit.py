@@ -138,7 +138,7 @@ def _edit_create(
     if not (labels or envs or resources or cgroup_parent is not None):
         return body
     if not _OBJECT(body):
-        raise WireError("the body is no JSON object")
+        raise WireError("the body is not a JSON object")
     edits: dict[str, Edit] = {}
     if labels:
         edits["Labels"] = Members({key: Put(labels[key]) for key in sorted(labels)}, exact=True)
@@ -164,7 +164,7 @@ def _labels(annotations: Mapping[str, str]) -> dict[str, str]:
 def _envs(elements: Any, envs: Mapping[str, str]) -> Elements:
     """Set entries of Env. Of several with one key the last counts, also a bare key, which unsets the image's value."""
     if not isinstance(elements, list):
-        raise WireError("Env is no list")
+        raise WireError("Env is not a list")
     places = {element.partition("=")[0]: index for index, element in enumerate(elements) if isinstance(element, str)}
     changed = {places[key]: f"{key}={value}" for key, value in envs.items() if key in places}
     added = [f"{key}={envs[key]}" for key in sorted(envs) if key not in places]
@@ -195,11 +195,11 @@ def _memory_of(asked: Object) -> Resources:
 def _number(asked: Object, key: str) -> int:
     value = asked.get(key, 0)
     if type(value) is not int:
-        raise WireError(f"{key} is no whole number")
+        raise WireError(f"{key} is not a whole number")
     return value
 
 
 def _object(value: Any, name: str) -> Object:
     if not isinstance(value, Object):
-        raise WireError(f"{name} is no JSON object")
+        raise WireError(f"{name} is not a JSON object")
     return value

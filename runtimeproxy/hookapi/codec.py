@@ -275,7 +275,7 @@ def _parse(kind: type[M], body: bytes) -> M:
     try:
         message.ParseFromString(body)
     except DecodeError:
-        raise WireError(f"{kind.DESCRIPTOR.name} that is no well-formed protobuf message") from None
+        raise WireError(f"{kind.DESCRIPTOR.name} that is not a well-formed protobuf message") from None
     return message
 
 

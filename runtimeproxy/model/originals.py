@@ -183,7 +183,7 @@ def read(text: bytes) -> OriginalValues:
             tuple((field, plugin) for field, plugin in owners),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, or of another shape
-        raise BrokenOriginals("it is no list of a name, pairs and owners") from None
+        raise BrokenOriginals("it is not a list of a name, pairs and owners") from None
     if tuple(map(type, kept.name)) not in _NAMES:
         raise BrokenOriginals("it has no subject")
     if not all(_is_value(field, value) for field, pair in kept.pairs.items() for value in pair):

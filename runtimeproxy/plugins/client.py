@@ -59,7 +59,7 @@ class HookClient:
             text = f"{failure.text}; let it answer less, or raise --hook-answer-limit"
             raise HookError(self._plugin, point.name, Reason.BAD_ANSWER, text) from None
         except Unprocessed:
-            text = "the server sent every try back until the time was over"
+            text = "the server refused every try until the time was over"
             raise HookError(self._plugin, point.name, Reason.DEADLINE, text) from None
         except CallFailed as failure:
             raise self._error(point, failure, loop.time() < half_time) from None

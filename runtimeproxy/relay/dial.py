@@ -36,7 +36,7 @@ def own_shortage(lacking: str) -> str:
 def why(error: OSError) -> str:
     """Return why a connection could not be made; a shortage in the proxy is not blamed on the listener."""
     if isinstance(error, TimeoutError):
-        return "it accepts nobody: its backlog stays full"
+        return "it accepts no connection: its backlog stays full"
     reason = error.strerror or type(error).__name__
     return own_shortage(reason) if error.errno in SCARCE else reason
 

@@ -95,12 +95,12 @@ def inherited(environ: MutableMapping[str, str]) -> Listener | None:
     try:
         sock = socket.socket(fileno=_FIRST_FD)
     except OSError as error:
-        raise ConfigError(f"LISTEN_FDS: file descriptor 3 is no socket ({error.strerror}); check the unit") from None
+        raise ConfigError(f"LISTEN_FDS: file descriptor 3 is not a socket ({error.strerror}); check the unit") from None
     sock.set_inheritable(False)
     unix_stream = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
     if not unix_stream or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
-        raise ConfigError("LISTEN_FDS: file descriptor 3 is no listening unix stream socket; use ListenStream=/path")
+        raise ConfigError("LISTEN_FDS: file descriptor 3 is not a listening unix stream socket; use ListenStream=/path")
     return Listener(sock, os.fsdecode(sock.getsockname()))
 
 
@@ -130,7 +130,7 @@ def claimed(
     everything that prevents listening, with what to do, also for an OSError of the body.
     """
     if not os.path.isabs(path):
-        raise ConfigError(f"{path!r} is no absolute path; set {flag} to one")
+        raise ConfigError(f"{path!r} is not an absolute path; set {flag} to one")
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_PATH_BYTES} bytes, which no unix socket can be; shorten {flag}")
     try:
@@ -216,10 +216,10 @@ def _lock(folder: int, path: str, flag: str, owner: str) -> int:
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise  # no space or no permission: removing something would not help
-        raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}") from None
+        raise ConfigError(f"{path}.lock is not a regular file; remove it, or set {flag}") from None
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
-            raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}")
+            raise ConfigError(f"{path}.lock is not a regular file; remove it, or set {flag}")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
@@ -245,7 +245,7 @@ def _clear(folder: int, name: str, path: str, flag: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"{path} is there and is no socket; remove it, or set {flag} to another path")
+        raise ConfigError(f"{path} exists and is not a socket; remove it, or set {flag} to another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)

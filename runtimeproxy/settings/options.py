@@ -54,7 +54,7 @@ def parse_endpoint(text: str, origin: str) -> str:
     if path != text:
         path = path.removeprefix("//")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ConfigError(f"{origin}: {text!r} is no unix socket: write {SOCKET_FORMS}")
+        raise ConfigError(f"{origin}: {text!r} is not a unix socket: write {SOCKET_FORMS}")
     if len(path.encode(errors="surrogateescape")) > _LONGEST_SOCKET_PATH:
         raise ConfigError(f"{origin}: {text!r} is too long: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
     return path
@@ -67,7 +67,7 @@ def parse_duration(text: str, origin: str) -> float:
     """
     seconds = parse_pause(text, origin)
     if not seconds:
-        raise ConfigError(f"{origin}: {text!r} is no time limit: write one above zero, like 500ms, 2s or 1m")
+        raise ConfigError(f"{origin}: {text!r} is not a time limit: write one above zero, like 500ms, 2s or 1m")
     return seconds
 
 
@@ -75,7 +75,7 @@ def parse_pause(text: str, origin: str) -> float:
     """Return the seconds of a duration that may be zero. Raises ConfigError if it is not a duration."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{origin}: {text!r} is no duration: write one like 500ms, 2s, 1m, or a number of seconds")
+        raise ConfigError(f"{origin}: {text!r} is not a duration: write one like 500ms, 2s, 1m, or a number of seconds")
     return float(match[1]) * _MILLISECONDS[match[2]] / 1000
 
 
@@ -84,14 +84,14 @@ def parse_size(text: str, origin: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if size not in _SIZES:
-        raise ConfigError(f"{origin}: {text!r} is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes")
+        raise ConfigError(f"{origin}: {text!r} is not a size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes")
     return size
 
 
 def _mode(text: str, origin: str) -> Mode:
     names = {mode.value.lower(): mode for mode in Mode}
     if text.lower() not in names:
-        raise ConfigError(f"{origin}: {text!r} is no backend mode: write Containerd or Docker")
+        raise ConfigError(f"{origin}: {text!r} is not a backend mode: write Containerd or Docker")
     return names[text.lower()]
 
 
@@ -106,13 +106,13 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
 
 def _socket_mode(text: str, origin: str) -> int:
     if not _SOCKET_MODE.fullmatch(text):
-        raise ConfigError(f"{origin}: {text!r} is no file mode: write three octal digits, like 0600")
+        raise ConfigError(f"{origin}: {text!r} is not a file mode: write three octal digits, like 0600")
     return int(text, 8)
 
 
 def _directory(text: str, origin: str) -> str:
     if not text.startswith("/") or "\0" in text:
-        raise ConfigError(f"{origin}: {text!r} is no absolute path: write one like /etc/runtime/hookserver.d")
+        raise ConfigError(f"{origin}: {text!r} is not an absolute path: write one like /etc/runtime/hookserver.d")
     return text
 
 
@@ -122,14 +122,14 @@ def _directory_or_none(text: str, origin: str) -> str:
 
 def _name(text: str, origin: str) -> str:
     if not text or text != text.strip():
-        raise ConfigError(f"{origin}: {text!r} is no name: write one without spaces around it, or leave it out")
+        raise ConfigError(f"{origin}: {text!r} is not a name: write one without spaces around it, or leave it out")
     return text
 
 
 def _group(text: str, origin: str) -> str:
     number = text.lstrip("0")
     if text.isascii() and text.isdigit() and (len(number) > 10 or int(number or "0") > _HIGHEST_GROUP):
-        raise ConfigError(f"{origin}: {text!r} is no group's number: the highest is {_HIGHEST_GROUP}")
+        raise ConfigError(f"{origin}: {text!r} is not a group's number: the highest is {_HIGHEST_GROUP}")
     return _name(text, origin)
 
 

@@ -41,7 +41,7 @@ def compose(text: str, origin: str) -> yaml.Node | None:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: this is no YAML: {_reason(error)}") from None
+        raise ConfigError(f"{origin}: this is not YAML: {_reason(error)}") from None
     except RecursionError:
         raise ConfigError(f"{origin}: this is nested too deeply: write 'key: value' lines") from None
     except (ValueError, OverflowError):  # raised by the parser for an escape of a character that does not exist
@@ -73,7 +73,7 @@ def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
         if not isinstance(key, yaml.ScalarNode):
             raise place.fault(key, "a key is one text")
         if key.value in seen:
-            raise place.inside(key.value).fault(key, "stands there twice: remove one of them")
+            raise place.inside(key.value).fault(key, "is there twice: remove one of them")
         seen.add(key.value)
         yield key.value, value
 

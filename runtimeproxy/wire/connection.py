@@ -60,7 +60,7 @@ class ClientConnection(ABC):
             if (self._fragment is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
             if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
-                raise WireError("the first frame is no SETTINGS")
+                raise WireError("the first frame is not SETTINGS")
             if kind == http2.DATA:
                 self.sender.received(len(payload))
                 part = http2.unpad(payload, flags) if flags & http2.PADDED else payload

@@ -64,7 +64,10 @@ class Rule(Enum):
     """(Go) White space behind the digits; 16 digits; bare LF; control characters in extensions."""
     CHUNK_LINE_BYTES = 400, "the line of a chunk's size has less than 4 KiB"
     CHUNK_END = 400, "CRLF follows the data of a chunk"
-    TRAILER = 400, "a trailer is a field on one line that ends with CRLF, without control characters; none frames"
+    TRAILER = (
+        400,
+        "a trailer is a field on one line that ends with CRLF, without control characters; it is not a framing field",
+    )
     """(Go) Bare LF, folded lines, no name, space before the colon, control characters, Content-Length and the like."""
     TRAILER_BYTES = 400, "trailers have at most 64 KiB"
     WHOLE_BODY = 400, "a chunked body ends with its last chunk and an empty line"

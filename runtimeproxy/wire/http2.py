@@ -118,7 +118,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     Raises WireError if a length or a value is not allowed (RFC 9113, 6.5).
     """
     if len(payload) % 6:
-        raise WireError("SETTINGS frame whose length is no multiple of 6")
+        raise WireError("SETTINGS frame whose length is not a multiple of 6")
     entries = list(_SETTING.iter_unpack(payload))
     for identifier, value in entries:
         if identifier == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:

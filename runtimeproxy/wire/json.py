@@ -412,7 +412,7 @@ def _no_json(error: Exception) -> WireError:
             problem = "nested too deeply"
         case _:
             problem = "number of too many digits"
-    return WireError(f"body that is no JSON: {problem}")
+    return WireError(f"body that is not JSON: {problem}")
 
 
 def _twice(name: str) -> WireError:

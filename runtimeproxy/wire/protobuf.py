@@ -282,7 +282,7 @@ def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, in
     if wire_type == LENGTH_DELIMITED:
         length, at = _varint_at(message, at)
     if length is None:
-        raise WireError("protobuf field of a wire type that is none, or the end of a group that did not start")
+        raise WireError("protobuf field of an unknown wire type, or the end of a group that did not start")
     if at + length > len(message):
         raise WireError("protobuf field that is cut short")
     return at, at + length

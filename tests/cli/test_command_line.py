@@ -68,11 +68,14 @@ WRONG = [
     ("koord-runtime-proxy --hook-timout=1s", "No such option"),
     ("koord-runtime-proxy --hook-timeout", "Option '--hook-timeout' requires an argument."),
     ("koord-runtime-proxy extra", "Got unexpected extra argument (extra)"),
-    ("koord-runtime-proxy --hook-timeout=soon", "--hook-timeout: 'soon' is no duration"),
+    ("koord-runtime-proxy --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
     ("koord-runtime-proxy --socket-group=no-such", "--socket-group: there is no group 'no-such'; name another one or"),
-    ("koord-runtime-proxy --socket-group=4294967295", "--socket-group: '4294967295' is no group's number: the highest"),
-    ("koord-runtime-proxy --config=/no/x.yaml", "/no/x.yaml: the configuration file can not be read: No such file"),
-    ("koord-runtime-proxy --config=/", "/: the configuration file can not be read: Is a directory"),
+    (
+        "koord-runtime-proxy --socket-group=4294967295",
+        "--socket-group: '4294967295' is not a group's number: the highest",
+    ),
+    ("koord-runtime-proxy --config=/no/x.yaml", "/no/x.yaml: the configuration file cannot be read: No such file"),
+    ("koord-runtime-proxy --config=/", "/: the configuration file cannot be read: Is a directory"),
     ("runtimeproxy", "Missing command. (runtimeproxy --help lists what there is)"),
     ("runtimeproxy walk", "No such command 'walk'. (runtimeproxy --help lists what there is)"),
     ("runtimeproxy run extra", "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
@@ -197,9 +200,9 @@ def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -
 
 
 UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: path.write_bytes(b"\xff"), "the configuration file can not be read: it is no UTF-8 text"),
+    (lambda path: path.write_bytes(b"\xff"), "the configuration file cannot be read: it is not UTF-8 text"),
     (lambda path: path.write_bytes(b"hook-timeot: 1"), "unknown key"),
-    (lambda path: path.symlink_to("nowhere"), "the configuration file can not be read: No such file"),
+    (lambda path: path.symlink_to("nowhere"), "the configuration file cannot be read: No such file"),
 ]
 
 

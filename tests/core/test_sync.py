@@ -320,7 +320,7 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
         await asyncio.sleep(3 * PASS_SECONDS - 10)
         assert rig.known == {"p1", "p2", "c1"}, "p1 comes with its container"
         assert (len(rig.state.lists), syncs(rig, "complete")) == (3, 3)
-        assert caplog.messages[0].startswith("the runtime tells nothing of 2 of its pods and containers in time")
+        assert caplog.messages[0].startswith("the runtime did not answer in time about 2 of its pods and containers")
         late = len(caplog.messages)
         rig.state.errors.clear()
         await asyncio.sleep(PASS_SECONDS + 1)

@@ -34,7 +34,7 @@ def test_answers_that_nobody_reads_end_the_connection() -> None:
     for _ in range(UNREAD_BYTES // 2 // (13 + PIECE_BYTES)):
         unread.add(13, delivered=False)
     unread.add(UNREAD_BYTES // 4, delivered=False)
-    with pytest.raises(Excess, match="reads nothing") as raised:
+    with pytest.raises(Excess, match="does not read the answers") as raised:
         unread.add(UNREAD_BYTES // 4, delivered=False)
     assert raised.value.kind == "unread"
 
@@ -195,9 +195,9 @@ def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | by
     [
         ([b"GET / HTTP/1.1\r\n"], "does not speak HTTP/2"),
         ([peer.PREFACE[:-1] + b"x"], "does not speak HTTP/2"),
-        ([peer.PREFACE, Ack()], "no SETTINGS"),
-        ([peer.PREFACE, Headers(1, VERSION)], "no SETTINGS"),
-        ([peer.PREFACE, Data(1, b"x")], "no SETTINGS"),
+        ([peer.PREFACE, Ack()], "not SETTINGS"),
+        ([peer.PREFACE, Headers(1, VERSION)], "not SETTINGS"),
+        ([peer.PREFACE, Data(1, b"x")], "not SETTINGS"),
     ],
     ids=["HTTP/1", "last byte", "ACK", "HEADERS", "DATA"],
 )

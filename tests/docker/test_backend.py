@@ -129,7 +129,7 @@ NO_LISTS += [b"\xff[]"]
 async def test_list_of_another_form_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.script(LIST, reply(body))
     assert await failure(backend, "GET /containers/json") == (
-        "the reply is no list of containers",
+        "the reply is not a list of containers",
         OTHER,
     )
 

@@ -212,18 +212,18 @@ def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, Resource
 
 UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
     # the error, and the creates and updates that have it
-    "the body is no JSON object": (["[]", "null"], ["[]"]),
-    "HostConfig is no JSON object": (['{"HostConfig":[]}'], []),
+    "the body is not a JSON object": (["[]", "null"], ["[]"]),
+    "HostConfig is not a JSON object": (['{"HostConfig":[]}'], []),
     "HostConfig twice": (['{"HostConfig":{},"hostconfig":{}}'], []),
     "Memory twice": (['{"HostConfig":{"Memory":1,"memory":1}}'], ['{"Memory":1,"memory":1}']),
     "CpuShares twice": (['{"HostConfig":{"CpuShares":1,"cpushares":1}}'], ['{"CpuShares":1,"cpushares":1}']),
-    "Memory is no whole number": (['{"HostConfig":{"Memory":"1"}}'], ['{"Memory":[]}']),
-    "MemorySwap is no whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
-    "Env is no list": (['{"Env":"A=1"}'], []),
+    "Memory is not a whole number": (['{"HostConfig":{"Memory":"1"}}'], ['{"Memory":[]}']),
+    "MemorySwap is not a whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
+    "Env is not a list": (['{"Env":"A=1"}'], []),
     "Env twice": (['{"Env":[],"ENV":[]}'], []),
     "another kind": (['{"Labels":[]}'], []),
     "annotation.a twice": (['{"Labels":{"annotation.a":"1","annotation.a":"1"}}'], []),
-    "no JSON": (["{"], [""]),
+    "not JSON": (["{"], [""]),
 }
 
 

@@ -40,11 +40,11 @@ async def test_work_that_nobody_waits_for_any_more_ends_unheard() -> None:
 
 ENDS = """
 import asyncio, threading, time
-from runtimeproxy.eventloop.daemon_thread import aside
+from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
 
 async def main():
-    asyncio.create_task(aside(threading.Event().wait))
-    asyncio.create_task(aside(behind_the_end.wait))
+    asyncio.create_task(run_in_daemon_thread(threading.Event().wait))
+    asyncio.create_task(run_in_daemon_thread(behind_the_end.wait))
     await asyncio.sleep(0.1)
 
 behind_the_end = threading.Event()

@@ -216,7 +216,7 @@ BROKEN = {
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("read", [codec.decode, codec.decode_request], ids=["answer", "request"])
 def test_broken_bytes_are_the_peers_fault(read: Callable[..., object], body: bytes, point: HookPoint) -> None:
-    with pytest.raises(WireError, match=r"Hook(Request|Response) that is no well-formed"):
+    with pytest.raises(WireError, match=r"Hook(Request|Response) that is not a well-formed"):
         read(point, body)
 
 

@@ -107,7 +107,7 @@ HELPS = [
     *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
     ("__main__", "all --help", "/all.sock"),
     ("servers.coresched", "--help", "/run/runtimeproxy/coresched.json"),
-    *(("rdt", "--help", said) for said in RDT_SAYS),
+    *(("servers.rdt", "--help", said) for said in RDT_SAYS),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 

@@ -164,7 +164,7 @@ def test_text_says_it_all_and_no_more() -> None:
 WITH = b'[["p","c",1],{%s},[%s]]'
 """A container's kept values: its pairs and their owners."""
 BROKEN: dict[str, list[bytes]] = {
-    "no list": [
+    "not a list": [
         *[b"", b"\xff", b"[" * 100_000, b"7", b"null", b"[]", b"[1,{},[]]", b'[["p","c",1],{}]'],
         *[b'[["p","c",1],[],[]]', b'[["p","c",1],{},[],0]', WITH % (b'"cgroup_parent":"/abc"', b"")],
         *[WITH % (b'"cgroup_parent":["/a"]', b""), WITH % (b"", b"1")],

@@ -168,7 +168,7 @@ async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
         connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
         error = await call
         assert error.reason is Reason.DEADLINE
-        assert error.detail == "the server sent every try back until the time was over"
+        assert error.detail == "the server refused every try until the time was over"
 
 
 async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:

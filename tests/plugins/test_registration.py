@@ -94,14 +94,14 @@ def test_broken_files(content: bytes, cause: str) -> None:
     ("key", "value", "cause"),
     [
         *(("remote-endpoint", value, "must be a text") for value in (7, ["/a"])),
-        *(("remote-endpoint", value, "is no unix socket") for value in ("", "relative", "tcp://127.0.0.1:80")),
+        *(("remote-endpoint", value, "is not a unix socket") for value in ("", "relative", "tcp://127.0.0.1:80")),
         ("remote-endpoint", "/" + "a" * 107, "is too long"),
         ("remote-endpoint", "/" + "a" * 100_000, "longer than 256 characters"),
         *(("remote-endpoint", value, "cannot be printed") for value in ("/a\0b", "/a\ud800")),
         *(("failure-policy", "Sometimes", "must be Fail or Ignore"), ("failure-policy", True, "must be a text")),
         *(("runtime-hooks", value, "must be a list") for value in (POINT, {POINT: 1}, [POINT, 7], [None])),
-        *(("timeout", 2, "must be a text"), ("timeout", "0s", "is no time limit")),
-        *(("timeout", value, "is no duration") for value in ("-1s", "soon")),
+        *(("timeout", 2, "must be a text"), ("timeout", "0s", "is not a time limit")),
+        *(("timeout", value, "is not a duration") for value in ("-1s", "soon")),
     ],
 )
 def test_broken_values(key: str, value: object, cause: str) -> None:

@@ -92,7 +92,7 @@ as_root = pytest.mark.engine
     ("error", "words"),
     [
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
-        (TimeoutError(), "it accepts nobody: its backlog stays full"),
+        (TimeoutError(), "it accepts no connection: its backlog stays full"),
         (OSError(), "OSError"),
         *((OSError(number, "scarce"), "the proxy itself lacks what it needs: scarce") for number in SCARCE),
     ],

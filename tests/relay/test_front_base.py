@@ -144,7 +144,7 @@ async def test_client_waits_behind_a_full_backlog(rig: Rig) -> None:
     [
         ("nobody listens", "Connection refused"),
         ("descriptors are short", "the proxy itself lacks what it needs: scarce"),
-        ("backlog is full", "it accepts nobody: its backlog stays full"),
+        ("backlog is full", "it accepts no connection: its backlog stays full"),
     ],
 )
 async def test_client_is_told_in_time_and_who_is_to_blame(

@@ -152,8 +152,8 @@ def open_to(mode: int) -> Callable[[Path], object]:
     return lambda path: (path.mkdir(), path.chmod(mode))
 
 
-NO_SOCKET = "a.sock is there and is no socket; remove it"
-NO_LOCK = r"a\.sock\.lock is no regular file"
+NO_SOCKET = "a.sock exists and is not a socket; remove it"
+NO_LOCK = r"a\.sock\.lock is not a regular file"
 OPEN = "can be written by everybody"
 AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "file": ("a.sock", Path.touch, NO_SOCKET),
@@ -194,7 +194,7 @@ def test_obstacle_is_named_and_not_touched(folder: Path, name: str, make: Callab
 @pytest.mark.parametrize(
     ("path", "group", "words"),
     [
-        ("a.sock", None, "is no absolute path; set --admin-endpoint"),
+        ("a.sock", None, "is not an absolute path; set --admin-endpoint"),
         ("/run/" + "n" * 103, None, "is longer than 107 bytes"),
         ("/run/a.sock", "no-such-group", "no group 'no-such-group'"),
     ],
@@ -411,7 +411,7 @@ def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> No
         internet.listen()
         for given in (idle, datagram, internet, file):
             run = inherit(given)
-            cause = "is no socket" if given is file else "is no listening unix stream socket"
+            cause = "is not a socket" if given is file else "is not a listening unix stream socket"
             assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
 
 

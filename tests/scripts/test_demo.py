@@ -158,7 +158,10 @@ def test_on_fakes_cgroups_and_resctrl_of_the_machine_are_left_alone(tmp_path: Pa
         (Hardware(l3_ids=()), ""),
         (Hardware(mb_ids=()), ""),
         (Hardware(l3_ids=(), mb_ids=()), "offers neither L3 nor MB"),
-        (Hardware(mb_ids=(), cbm_mask=0x505), "offers neither L3 nor MB; L3 is not used: its cbm_mask is no unbroken"),
+        (
+            Hardware(mb_ids=(), cbm_mask=0x505),
+            "offers neither L3 nor MB; L3 is not used: its cbm_mask is not an unbroken",
+        ),
         (Hardware(closids=1), "takes no group: No space left on device"),
     ],
 )

@@ -69,8 +69,8 @@ def test_flag_wins_over_the_environment_and_that_over_the_file() -> None:
 
 
 FAULTS = [
-    ("hook-timeout: x", "hook-timeout: 'x' is no duration"),
-    ("hook-timeout: ''", "hook-timeout: '' is no duration"),
+    ("hook-timeout: x", "hook-timeout: 'x' is not a duration"),
+    ("hook-timeout: ''", "hook-timeout: '' is not a duration"),
     ("hook-timeout:", 'hook-timeout has no value: write one ("" for an empty one), or take it'),
     ("runtime-hook-server-val:", "runtime-hook-server-val has no value: "),
     (r'socket-group: "a\0"', "socket-group: 'a\\x00' has a control character"),
@@ -83,12 +83,12 @@ FAULTS = [
 Sources = tuple[dict[str, str], dict[str, str], str | None]
 """Flags, environment and file."""
 ERRORS: list[tuple[Sources, str]] = [
-    (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is no duration"),
-    (({}, {TIMEOUT_VARIABLE: "x"}, None), f"{TIMEOUT_VARIABLE}: 'x' is no duration"),
-    (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is no duration"),
+    (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is not a duration"),
+    (({}, {TIMEOUT_VARIABLE: "x"}, None), f"{TIMEOUT_VARIABLE}: 'x' is not a duration"),
+    (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is not a duration"),
     (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
     *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
-    (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: stands there twice: remove one of them"),
+    (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: is there twice: remove one of them"),
     (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
     (({}, {}, "socket-group: [a]"), f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),
 ]
@@ -165,6 +165,6 @@ def test_file_is_named_by_flag_or_environment() -> None:
     assert config.file_named({}, {}) is None
     assert config.file_named({}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/e"
     assert config.file_named({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/f"
-    for text, fault in (("", "'' is no name"), ("/f\n", r"'/f\\n' has a control character")):
+    for text, fault in (("", "'' is not a name"), ("/f\n", r"'/f\\n' has a control character")):
         with pytest.raises(ConfigError, match=f"^RUNTIMEPROXY_CONFIG: {fault}"):
             config.file_named({}, {"RUNTIMEPROXY_CONFIG": text})

@@ -49,19 +49,22 @@ NO_ENDPOINTS = [
 ]
 NO_TIMES = ["", "s", "-1s", "1h", "1 s", "2s2s", "nan", "inf", "1e3", "1.", ".5", "9" * 10, "\uff11s"]
 NO_SIZES = ["", "0", "1023", "65MiB", "67108865", "4MB", "4 MiB", "4mib", "-1", "1.5MiB", "\uff1124"]
-NO_DURATION = "is no duration: write one like 500ms, 2s, 1m, or a number of seconds"
-NO_NAME = "is no name: write one without spaces around it, or leave it out"
-NO_GROUP = "is no group's number: the highest is 4294967294"
-NO_PATH = "is no absolute path: write one like /etc/runtime/hookserver.d"
-NO_MODE = "is no file mode: write three octal digits, like 0600"
+NO_DURATION = "is not a duration: write one like 500ms, 2s, 1m, or a number of seconds"
+NO_NAME = "is not a name: write one without spaces around it, or leave it out"
+NO_GROUP = "is not a group's number: the highest is 4294967294"
+NO_PATH = "is not an absolute path: write one like /etc/runtime/hookserver.d"
+NO_MODE = "is not a file mode: write three octal digits, like 0600"
 TOO_LONG = "is too long: a socket's path has at most 107 bytes"
 BAD = [
-    *[(ENDPOINT, text, "is no unix socket: write /path, unix:/path or unix:///path") for text in NO_ENDPOINTS],
+    *[(ENDPOINT, text, "is not a unix socket: write /path, unix:/path or unix:///path") for text in NO_ENDPOINTS],
     *[(ENDPOINT, text, TOO_LONG) for text in ("/" + "a" * 107, "unix:///" + "ä" * 54)],
     *[(name, text, NO_DURATION) for name in (TIMEOUT, PAUSE) for text in NO_TIMES],
-    *[(TIMEOUT, text, "is no time limit: write one above zero, like 500ms, 2s or 1m") for text in ("0", "0s", "0.0ms")],
-    *[(SIZE, text, "is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes") for text in NO_SIZES],
-    ("backend-runtime-mode", "cri-o", "is no backend mode: write Containerd or Docker"),
+    *[
+        (TIMEOUT, text, "is not a time limit: write one above zero, like 500ms, 2s or 1m")
+        for text in ("0", "0s", "0.0ms")
+    ],
+    *[(SIZE, text, "is not a size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes") for text in NO_SIZES],
+    ("backend-runtime-mode", "cri-o", "is not a backend mode: write Containerd or Docker"),
     *[("runtime-hook-server-key", "", NO_NAME), ("socket-group", " kube", NO_NAME)],
     *[("socket-group", "4294967295", NO_GROUP), ("socket-group", "99999999999", NO_GROUP)],
     *[("hookserver-config-dir", path, NO_PATH) for path in ("a/b", "/a\0")],

@@ -24,7 +24,7 @@ def test_texts_are_taken_as_they_are_written() -> None:
     assert texts(written) == taken
 
 
-NO_YAML, NESTED = "f: this is no YAML:", "f: this is nested too deeply: write 'key: value' lines"
+NO_YAML, NESTED = "f: this is not YAML:", "f: this is nested too deeply: write 'key: value' lines"
 NO_CHARACTER = r"f: an escape stands for no character: \UXXXXXXXX ends at \U0010FFFF"
 ERRORS = [
     ("{", f"{NO_YAML} expected the node content, but found '<stream end>' in line 1"),
@@ -39,7 +39,7 @@ ERRORS = [
     ('"canary"', "f:1: top: write 'key: value' lines here"),
     ("null", "f:1: top: write 'key: value' lines here"),
     ("a: 1\n? [canary]\n: 1", "f:2: top: a key is one text"),
-    ("a: canary\nb: 1\na: 2", "f:3: top.a: stands there twice: remove one of them"),
+    ("a: canary\nb: 1\na: 2", "f:3: top.a: is there twice: remove one of them"),
     ("a:\n  [canary]", "f:2: top.a: write one text, in quotes if it is JSON"),
 ]
 

@@ -93,7 +93,7 @@ LONG = ((1 << 24) - 1).to_bytes(3, "big") + b"\xee\x00" + bytes(4)
 
 ATTACKS: dict[tuple[str, str], Attack] = {
     ("client", "bad preface"): Attack(once(bytes(100)), "preface", None, greeting=b"PRI * HTTP/1.1\r\n\r\n"),
-    ("client", "no SETTINGS"): Attack(once(b""), "protocol", None, greeting=peer.PREFACE + peer.Ping(bytes(8)).wire()),
+    ("client", "not SETTINGS"): Attack(once(b""), "protocol", None, greeting=peer.PREFACE + peer.Ping(bytes(8)).wire()),
     ("client", "oversize frame"): Attack(once(LONG), "frame_size", BROKEN),
     ("client", "HPACK bomb"): Attack(bomb, "protocol", BROKEN, greeting=peer.PREFACE + peer.Settings().wire()),
     ("client", "CONTINUATION"): Attack(unfinished(b"\x00\x01a\x01b" * 20), "header_block"),
@@ -233,7 +233,7 @@ async def test_client_that_reads_no_answer_to_its_frames_is_ended(tmp_path: Path
         async with attacker(proxy, reads=False) as client:
             await client.send(chain([HELD], pieces(repeat(Data(3, b"x").wire(), UNREAD.now))))
             await client.told()
-        await until(lambda: "it reads nothing of what its own frames are answered" in proxy.output(), "it is logged")
+        await until(lambda: "it does not read the answers to its own frames" in proxy.output(), "it is logged")
 
 
 async def test_client_that_opens_no_window_may_wait_and_costs_little(tmp_path: Path, runtime: HostileRuntime) -> None:

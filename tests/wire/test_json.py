@@ -79,11 +79,11 @@ BROKEN = [
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN)
 def test_broken_text_is_neither_read_nor_rewritten(text: bytes, problem: str) -> None:
-    with pytest.raises(WireError, match=f"no JSON: .*{problem}"):
+    with pytest.raises(WireError, match=f"not JSON: .*{problem}"):
         parse(text)
     for edits in ({}, {"b": Put(1)}, {"a": Put(1)}):
         for exact in (False, True):
-            with pytest.raises(WireError, match="no JSON"):
+            with pytest.raises(WireError, match="not JSON"):
                 rewrite(text, Members(edits, exact))
 
 

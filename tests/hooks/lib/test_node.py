@@ -128,7 +128,7 @@ def test_broken_rule_is_an_error_with_file_key_and_rule(text: str, error: str) -
      b"!!python/object/apply:os.getcwd []", b"? {a: b}\n: 1", b"rdt: *gone", b"a: 1\n--- \nb: 2"],
 )  # fmt: skip
 def test_text_that_is_no_yaml_is_an_error_of_one_line(content: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"^node: this is no YAML: [^\n]+$"):
+    with pytest.raises(ConfigError, match=r"^node: this is not YAML: [^\n]+$"):
         parse(content, "node")
 
 

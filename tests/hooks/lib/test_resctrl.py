@@ -152,7 +152,7 @@ def test_machine_has_what_lines_and_info_say(root: str, info: Any, vendor: str, 
     assert pure.machine_of(root, info, vendor) == machine
 
 
-NO_ROW, WIDER = "L3 is not used: its cbm_mask is no unbroken row", "L3 is not used: its min_cbm_bits is wider"
+NO_ROW, WIDER = "L3 is not used: its cbm_mask is not an unbroken row", "L3 is not used: its min_cbm_bits is wider"
 FOREIGN = "MB is not used: how its numbers count is known for GenuineIntel"
 MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
 SENSELESS: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [

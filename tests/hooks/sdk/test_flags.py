@@ -77,11 +77,14 @@ HELP = "; --help lists the flags"
 TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --{0}: conflicting option string: --{0}; rename"
 NO_FILE_NAME = "cannot be in a file's name; use letters, digits, '.', '_' and '-'"
 WRONG_FLAGS = [
-    ("--endpoint=a.sock", "--endpoint: 'a.sock' is no unix socket: write /path, unix:/path or "),
+    ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
     ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
-    *((f"--order={text}", f"argument --order: '{text}' is no place: write a number from 0 to 99") for text in UNPLACED),
-    ("--timeout=0s", "--timeout: '0s' is no time limit: write one above zero, like 500ms, 2s or 1m"),
-    ("--timeout=1h", "--timeout: '1h' is no duration: write one like 500ms, 2s, 1m, or a number of seconds"),
+    *(
+        (f"--order={text}", f"argument --order: '{text}' is not a place: write a number from 0 to 99")
+        for text in UNPLACED
+    ),
+    ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
+    ("--timeout=1h", "--timeout: '1h' is not a duration: write one like 500ms, 2s, 1m, or a number of seconds"),
     ("--log-level=trace", "argument --log-level: invalid choice: 'trace' (choose from "),
     *((text, f"unrecognized arguments: {text}{HELP}") for text in ("--log=debug", "obedient", "--mark=x")),
     ("--order", f"argument --order: expected one argument{HELP}"),
@@ -93,7 +96,7 @@ WRONG_LINES: list[tuple[list[Any], str, list[str], str]] = [
     ([Dreamy(), Dreamy()], "two", [], f"two: error: {TWICE.format('mark')}"),
     ([Clashing()], "", [], f"clashing: error: {TWICE.format('timeout')}"),
     ([], "", [], ": error: there is no hook to serve; give main one: main(MyHook())"),
-    ([Dreamy], "", [], "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is no hook; give main instances of "),
+    ([Dreamy], "", [], "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is not a hook; give main instances of "),
     ([Pointless()], "", [], "pointless: error: Pointless has no method named like a hook point; there are pre_"),
     *(([Obedient()], name, [], f"{name}: error: {name!r} {NO_FILE_NAME}") for name in ("a/b", ".a")),
 ]

@@ -60,7 +60,7 @@ MISSPELT = {
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
 def test_misspelt_method_is_a_mistake_when_the_class_is_made(name: str, meant: str, kind: Any) -> None:
     hint = rf", did you mean {meant}\?" if meant else ":"
-    words = rf"^Made\.{name} is no hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
+    words = rf"^Made\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
     with pytest.raises(TypeError, match=words):
         made(**{name: kind(lambda *_: None)})
 
@@ -130,7 +130,7 @@ def test_methods_are_inherited_also_from_a_parent_that_is_no_hook() -> None:
 
 
 def test_misspelt_method_of_a_parent_that_is_no_hook_is_a_mistake() -> None:
-    with pytest.raises(TypeError, match=r"^Made\.pre_run_pod is no hook point"):
+    with pytest.raises(TypeError, match=r"^Made\.pre_run_pod is not a hook point"):
         made(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
 
 

@@ -157,7 +157,7 @@ def test_exception_becomes_a_status_and_the_server_goes_on(serve: Serve, caplog:
 def test_bytes_that_are_no_request_are_refused(serve: Serve) -> None:
     code, text, _ = bare(serve(Obedient()), METHOD, b"\xff\xff\xff")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert text == "ContainerResourceHookRequest that is no well-formed protobuf message"
+    assert text == "ContainerResourceHookRequest that is not a well-formed protobuf message"
 
 
 UNSERVED = (codec.method_path(BY_NAME["PreStartContainer"]), f"/{codec.SERVICE}/PreRemoveRunPodSandboxHook", "/a/B")

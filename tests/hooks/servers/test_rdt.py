@@ -299,7 +299,7 @@ def test_threads_without_end_are_not_waited_for(node: Node, caplog: Log) -> None
 WITHOUT_RDT: list[tuple[Callable[[Path], Resctrl], str]] = [
     (Resctrl, "offers neither L3 nor MB"),
     (lambda root: StandIn(root, Hardware(l3_ids=(), mb_ids=())), "offers neither L3 nor MB"),
-    (lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())), "cbm_mask is no unbroken row of ones"),
+    (lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())), "cbm_mask is not an unbroken row of ones"),
 ]
 
 

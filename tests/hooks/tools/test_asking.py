@@ -40,9 +40,9 @@ def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path, more: dict[st
 
 
 UNNAMED = [
-    ("x.sock", "SERVER: 'x.sock' is no unix socket"),
+    ("x.sock", "SERVER: 'x.sock' is not a unix socket"),
     ("{}/x.json", "{}/x.json: remote-endpoint is missing"),
-    ("{}/y.json", "{}/y.json: the registration file can not be read: No such file"),
+    ("{}/y.json", "{}/y.json: the registration file cannot be read: No such file"),
 ]
 
 

@@ -18,7 +18,7 @@ from tests.hooks.sdk import processes
 
 Patch = pytest.MonkeyPatch
 MODULES = [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)]
-ILLEGIBLE, TAKEN = "is no name: write small letters", "is the name of another module"
+ILLEGIBLE, TAKEN = "is not a name: write small letters", "is the name of another module"
 REFUSED = [
     *((name, ILLEGIBLE) for name in ("", "Gpu", "1a", "_a", "a_", "a--b", "a.b", "a/b", "é", "a b", "..", "x" * 41)),
     *((name, TAKEN) for name in ("class", "json", "queue", "grpc", "pytest")),
@@ -48,7 +48,7 @@ def test_folder_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monk
         return write(path, text, **more)
 
     monkeypatch.setattr(Path, "write_text", until_the_disk_is_full)
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu can not be written: No space left on device; name a fold"):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No space left on device; name a fold"):
         new.new("gpu", tmp_path)
     assert written
     assert list(tmp_path.iterdir()) == []
