@@ -147,7 +147,7 @@ def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag
 def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
     with handed_over(tmp_path / "given.sock") as handed, ProxyProcess(tmp_path, **handed) as proxy:
         proxy.wait_for_log(f"listening on {tmp_path}/given.sock for the runtime at {proxy.runtime}")
-        proxy.wait_for_log(f"nobody listens on --koord-runtimeproxy-endpoint={proxy.socket}\n")
+        proxy.wait_for_log(f"the proxy does not listen on --koord-runtimeproxy-endpoint={proxy.socket}\n")
 
 
 # ---- shortages: descriptors, a reader of the log, room on the disk
