@@ -23,7 +23,7 @@ _SCOPES = ("{}", "cri-containerd-{}.scope", "docker-{}.scope", "crio-{}.scope", 
 
 
 def weight(shares: int) -> int:
-    """Return the cpu.weight of version 2, 1 to 10000, for CPU shares (facts section 4; runc's formula)."""
+    """Return the cpu.weight of version 2, 1 to 10000, for CPU shares (runc's formula)."""
     return min(max(1 + (shares - 2) * 9999 // 262142, 1), 10000)
 
 

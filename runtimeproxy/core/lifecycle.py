@@ -250,7 +250,7 @@ class Lifecycle:
     ) -> Adjustment:
         """Prepare the runtime for an adjustment.
 
-        A failure counts as that of the plugins that own the adjustment (C9).
+        A failure counts as that of the plugins that own the adjustment (relay-rules C9).
         """
         try:
             until = end + UPDATE_GRACE_SECONDS

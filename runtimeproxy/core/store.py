@@ -1,7 +1,7 @@
 """The Store: records of pods and containers by id, in memory, for stateless hook servers (docs/architecture.rst).
 
-Owns the records between a create and its remove (design section 6), and the kubelet's original values kept for subjects
-whose record is to be read anew.
+Owns the records between a create and its remove, and the kubelet's original values kept for subjects whose record is
+to be read anew.
 Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
 Invariant: every record is stored under its own non-empty id, and only frozen values are returned. A subject with a
 tombstone never returns; its id does if a later call shows that the runtime uses it anew. For one id there is a record
