@@ -15,7 +15,7 @@ import uvloop
 
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.rpc.connection import CallFailed
-from runtimeproxy_hooks.tools import asking
+from runtimeproxy_hooks.tools import client as hook_client
 
 WARM_UP_CALLS = 100
 _PERCENTS = (50, 90, 99)
@@ -48,7 +48,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def bench(
-    server: asking.Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
+    server: hook_client.Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
 ) -> Figures:
     """Make ``calls`` calls, ``concurrency`` of them at a time on one connection as the proxy does, after a warm-up.
 
@@ -56,15 +56,15 @@ def bench(
     """
 
     async def whole() -> Figures:
-        async with asking.connection(server.endpoint) as client:
+        async with hook_client.connection(server.endpoint) as client:
 
             async def one() -> None:
-                await asking.ask(client, point, body, timeout_seconds)
+                await hook_client.ask(client, point, body, timeout_seconds)
 
             try:
                 await one()
             except CallFailed as failure:
-                raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
+                raise hook_client.HookCallFailed(server.endpoint, point.name, failure) from None
             await _many(one, min(calls, WARM_UP_CALLS), concurrency)
             return await _many(one, calls, concurrency)
 
@@ -80,7 +80,7 @@ async def _many(one: Callable[[], Awaitable[None]], count: int, concurrency: int
             try:
                 await one()
             except CallFailed as failure:
-                figures.failures[asking.words(failure)] += 1
+                figures.failures[hook_client.words(failure)] += 1
             else:
                 figures.seconds.append(time.perf_counter() - began)
 

@@ -18,7 +18,8 @@ from runtimeproxy.model import merge
 from runtimeproxy.model.hookpoints import HookPoint, Stage
 from runtimeproxy.model.values import Adjustment, HookAnswer, HookRequest, named
 from runtimeproxy.rpc.connection import CallFailed
-from runtimeproxy_hooks.tools import asking, request
+from runtimeproxy_hooks.tools import client as hook_client
+from runtimeproxy_hooks.tools import request
 
 APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", "bad"
 
@@ -40,7 +41,7 @@ class Called:
     faults: tuple[str, ...]
 
 
-def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
+def call(server: hook_client.Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
     """Ask a hook server at a hook point.
 
     Raises ConfigError if the request cannot be sent there, HookCallFailed if the server refuses or fails.
@@ -49,24 +50,24 @@ def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_se
     try:
         answer, seconds = uvloop.run(_ask(server, point, body, timeout_seconds))
     except CallFailed as failure:
-        raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
+        raise hook_client.HookCallFailed(server.endpoint, point.name, failure) from None
     heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
     sent = request.at_point(point, given)
     _, faults = _judged(point, sent, merge.difference(sent, answer))
-    return Called("\n".join([*(f"# {head}" for head in heads), *shown(point, sent, answer)]), faults)
+    return Called("\n".join([*(f"# {head}" for head in heads), *answer_lines(point, sent, answer)]), faults)
 
 
 async def _ask(
-    server: asking.Server, point: HookPoint, body: bytes, timeout_seconds: float
+    server: hook_client.Server, point: HookPoint, body: bytes, timeout_seconds: float
 ) -> tuple[HookAnswer, float]:
     """Return the answer and the seconds that it took."""
-    async with asking.connection(server.endpoint) as client:
+    async with hook_client.connection(server.endpoint) as client:
         began = time.perf_counter()
-        answer = await asking.ask(client, point, body, timeout_seconds)
+        answer = await hook_client.ask(client, point, body, timeout_seconds)
         return answer, time.perf_counter() - began
 
 
-def _remarks(server: asking.Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
+def _remarks(server: hook_client.Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
     if server.points is not None and point.name not in server.points:
         yield f"the proxy would not ask: the registration file does not name {point.name}"
     if lost := request.untold(point, given):
@@ -78,7 +79,7 @@ def _remarks(server: asking.Server, point: HookPoint, given: HookRequest) -> Ite
 # -- the difference --------------------------------------------------------------------------------------------------
 
 
-def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
+def answer_lines(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
     """Yield YAML lines that show what an answer changes of what was sent."""
     change = merge.difference(sent, answer)
     good, faults = _judged(point, sent, change)

@@ -141,9 +141,10 @@ def _call(server: str, point: HookPoint, file: str | None, timeout: str | None) 
     point, "bad" the rules that the answer breaks, and "dropped" what is lost by that under the failure policy Ignore;
     under Fail the call would be refused. The exit code is 1 if the server refuses, fails or answers badly.
     """
-    from runtimeproxy_hooks.tools import asking, call, request
+    from runtimeproxy_hooks.tools import call, request
+    from runtimeproxy_hooks.tools import client as hook_client
 
-    found = asking.find(server)
+    found = hook_client.find(server)
     given = request.at_point(point, request.example()) if file is None else request.read(file)
     called = call.call(found, point, given, _seconds(timeout, found.timeout_seconds))
     click.echo(called.text)
@@ -165,11 +166,11 @@ def _verify(
     Prints a verdict on each rule; the exit code is 1 if one is broken. The server is asked some hundred times about
     made-up pods, and connections to it are broken: do not try one that serves a node.
     """
-    from runtimeproxy_hooks.tools import asking
+    from runtimeproxy_hooks.tools import client as hook_client
     from runtimeproxy_hooks.tools.subject import TriedServer
     from runtimeproxy_hooks.tools.verify import verify
 
-    found = asking.find(server)
+    found = hook_client.find(server)
     seconds = _seconds(timeout, found.timeout_seconds)
     kept = verify(TriedServer(found.endpoint, _request(file), points, seconds, restart_command), click.echo)
     return 0 if kept else FAILED
@@ -187,10 +188,11 @@ def _bench(server: str, point: HookPoint, calls: int, concurrency: int, file: st
 
     The exit code is 1 if a call failed.
     """
-    from runtimeproxy_hooks.tools import asking, request
+    from runtimeproxy_hooks.tools import client as hook_client
+    from runtimeproxy_hooks.tools import request
     from runtimeproxy_hooks.tools.bench import bench
 
-    found = asking.find(server)
+    found = hook_client.find(server)
     body = request.encoded(point, _request(file))
     seconds = _seconds(timeout, found.timeout_seconds)
     figures = bench(found, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)

@@ -15,7 +15,8 @@ from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
-from runtimeproxy_hooks.tools import asking, request
+from runtimeproxy_hooks.tools import client as hook_client
+from runtimeproxy_hooks.tools import request
 
 FAILED_PRECONDITION = 9
 NO_STATUS = -1
@@ -77,7 +78,7 @@ class TriedServer:
         endpoint: str,
         given: HookRequest,
         points: Sequence[HookPoint] = (),
-        timeout_seconds: float = asking.DEFAULT_TIMEOUT_SECONDS,
+        timeout_seconds: float = hook_client.DEFAULT_TIMEOUT_SECONDS,
         restart_command: str | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -103,7 +104,7 @@ class TriedServer:
             (await dial(self.endpoint, self.timeout_seconds)).close()
         except OSError as error:
             failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
-            raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
+            raise hook_client.HookCallFailed(self.endpoint, "verify", failure) from None
         await self._ask_plain(self._bodies)
         if not self.served:
             self._bodies |= self._others
@@ -129,7 +130,7 @@ class TriedServer:
 
     def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
         """Return a context manager with a client on a connection of its own."""
-        return asking.connection(self.endpoint)
+        return hook_client.connection(self.endpoint)
 
     def body(self, point: HookPoint) -> bytes:
         """Return the encoded plain request."""
@@ -146,7 +147,7 @@ class TriedServer:
         """
         try:
             message = self._bodies[point] if body is None else body
-            answer = await asking.ask(client, point, message, self.timeout_seconds)
+            answer = await hook_client.ask(client, point, message, self.timeout_seconds)
         except CallFailed as failure:
             return self.outcome(failure, point.name)
         return answer if point.stage is Stage.PRE else HookAnswer()
@@ -155,4 +156,4 @@ class TriedServer:
         """Return the outcome of a failed call. Raises Late if it ended at its deadline."""
         if failure.kind is Kind.DEADLINE:
             raise Late(name)
-        return Status(failure.code if failure.kind is Kind.STATUS else NO_STATUS, asking.words(failure))
+        return Status(failure.code if failure.kind is Kind.STATUS else NO_STATUS, hook_client.words(failure))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from runtimeproxy.model import originals as form
 from runtimeproxy.model.interner import StringInterner
-from runtimeproxy.model.originals import OriginalValues, kept_of, restored_container, restored_pod
+from runtimeproxy.model.originals import OriginalValues, original_values_of, restored_container, restored_pod
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 BURIED = 4096
@@ -141,14 +141,14 @@ class Store:
         """
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
-            return kept_of(record)
+            return original_values_of(record)
         text = self._kept.get(any_id)
         try:
             return None if text is None else form.read(text)
         except form.BrokenOriginals:
             return None
 
-    def kept_ids(self) -> set[str]:
+    def ids_of_originals(self) -> set[str]:
         """Return the ids that have kept values without a record."""
         return set(self._kept)
 

@@ -144,7 +144,7 @@ class Sync:
             hooked = self._lifecycle.hooked
             self._filled &= hooked
             reason = self._asked.is_set() or (hooked and not self._filled) or self._now >= self._next
-            if reason and (hooked or any(self._store.counts()) or self._store.kept_ids()):
+            if reason and (hooked or any(self._store.counts()) or self._store.ids_of_originals()):
                 return
             if not hooked:
                 self._asked.clear()
@@ -183,7 +183,7 @@ class Sync:
         self._left_out = False
         self._late = 0
         with self._store.watch() as watch:
-            known = self._store.ids() | self._store.kept_ids()
+            known = self._store.ids() | self._store.ids_of_originals()
             listed = await self._runtime.listed()
             self._sweep(known.difference(listed.pods, listed.containers), watch)
             for remembered in (self._passed_over, self._maybe_unavailable):

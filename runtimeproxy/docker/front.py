@@ -274,8 +274,8 @@ class DockerConnection:
         passes = not self._front.fails_anywhere()
         if passes:
             self._front.http2.add(self)
-        fate = "its calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
-        log.warning("a client speaks HTTP/2 to dockerd: its %s", fate)
+        consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
+        log.warning("a client speaks HTTP/2 to dockerd: its %s", consequence)
         return passes
 
     def refused(self, error: BadMessage) -> None:

@@ -60,7 +60,7 @@ class OriginalValues:
 # -- of a record, and back -------------------------------------------------------------------------------------------
 
 
-def kept_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
+def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
     """Return the values to keep of a record; None if hooks replaced nothing that can be kept."""
     if record.original == record.effective:
         return None

@@ -31,8 +31,8 @@ from runtimeproxy.core import sync
 from scripts.benchmark.cases import CRI, DOCKER
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import MIB, Figure, at_most
+from scripts.soaking.observed import SHOW
 from scripts.soaking.results import Found, Plot
-from scripts.soaking.shown import SHOW
 from tests.amounts import Amount
 from tests.fakes import dockerd, runtime
 from tests.system import cri_front, docker_front
@@ -206,7 +206,7 @@ async def observed(front: Front, folder: Path, share: float) -> AsyncIterator[Ob
     """
     pass_seconds = max(sync.PASS_SECONDS * share, SOONEST_SECONDS)
     view = folder / "view.json"
-    command = (sys.executable, "-m", "scripts.soaking.shown", str(view), str(pass_seconds))
+    command = (sys.executable, "-m", "scripts.soaking.observed", str(view), str(pass_seconds))
     proxy = front.process(folder, program=command, log_level="info")
     hooks = [sys.executable, "-m", "tests.fakes.hookserver", f"--socket={folder / 'hooks.sock'}", "--answer=echo"]
     hooks += [f"--register-dir={proxy.registrations}", f"--name={REGISTRATION}", "--policy=Fail"]

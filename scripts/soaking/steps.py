@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scripts.benchmark import cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import beside, day, endurance, tested
+from scripts.soaking import day, endurance, tested, under_load
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -112,10 +112,10 @@ STEPS = (
         )
     ),
     Step("bench-hooks", f"{ROUNDS.full} rounds", bench_hooks),
-    _step("stalled", f"{STALL_SECONDS.full} s without a reader", beside.stalled),
-    *_each("hung", f"{beside.HUNG} hung hook calls", beside.hung),
-    *_each("slow", f"{beside.SLOW} calls that the runtime does not answer", beside.slow),
-    *_each("crowd", MIXED, beside.crowded),
+    _step("stalled", f"{STALL_SECONDS.full} s without a reader", under_load.stalled),
+    *_each("hung", f"{under_load.HUNG} hung hook calls", under_load.hung),
+    *_each("slow", f"{under_load.SLOW} calls that the runtime does not answer", under_load.slow),
+    *_each("crowd", MIXED, under_load.crowded),
     *(_step(name, full, tested.tests, arguments) for name, (full, arguments) in TESTED.items()),
     *_each("full", NODE, full_node),
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
 HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack")
-HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.asking", "runtimeproxy_hooks.servers")
+HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers")
 LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
 
 

@@ -75,7 +75,7 @@ async def kept(path: Path, expected: object) -> None:
     await until(lambda: rows(path) == expected, "it is kept", lambda: str(rows(path)))
 
 
-async def kept_ids(path: Path, *ids: str) -> None:
+async def ids_of_originals(path: Path, *ids: str) -> None:
     await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
 
 
@@ -90,11 +90,11 @@ async def test_replaced_values_are_there_for_the_next_process(path: Path) -> Non
         assert path.parent.stat().st_mode & 0o777 == 0o700
         await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is told")
     async with Process(path) as second:
-        assert second.store.kept_ids() == {"c1"}
+        assert second.store.ids_of_originals() == {"c1"}
         record = second.store.read_container(SCALED)
         assert record == hooked().container
         second.store.commit(Subject(PodRecord(POD, POD), record))
-        assert second.store.kept_ids() == set()
+        assert second.store.ids_of_originals() == set()
         await asyncio.sleep(0.05)
         assert rows(path) == QUOTAS
 
@@ -146,7 +146,7 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
         async with Process(path) as new:
             new.commit("c2")
             old.commit("c3")
-            await kept_ids(path, "c1", "c2", "c3")
+            await ids_of_originals(path, "c1", "c2", "c3")
         old.store.tombstone("c3")
     assert rows(path).keys() == {"c1", "c2"}
     assert not old.metrics.total("originals_failures") + new.metrics.total("originals_failures")
@@ -195,10 +195,10 @@ async def test_useless_file_is_told_of_once_and_made_anew(
         process.commit("c1")
     spoil(path)
     async with Process(path) as process:
-        assert process.store.kept_ids() == set()
+        assert process.store.ids_of_originals() == set()
         assert not path.exists()
         process.commit("c2")
-        await kept_ids(path, "c2")
+        await ids_of_originals(path, "c2")
     assert process.failures(reason) == 1
     assert caplog.messages == [f"{path}: {what}: it is made anew; see --originals-dir"]
 
@@ -208,9 +208,9 @@ async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
         process.commit("c1", "c2")
     path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
     async with Process(path) as process:
-        left = process.store.kept_ids()
+        left = process.store.ids_of_originals()
         assert len(left) == 1
-        await kept_ids(path, *left)
+        await ids_of_originals(path, *left)
     assert process.failures("broken") == 1
 
 
@@ -226,7 +226,7 @@ async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: p
             process.commit("c2")
             await process.failed(2)
             process.commit("c3")
-        await kept_ids(path, "c2", "c3")
+        await ids_of_originals(path, "c2", "c3")
         await asyncio.sleep(0.05)
     failed = f"{path}: SQLITE_READONLY: it is not written; see --originals-dir"
     assert caplog.messages == [failed, f"{path} is written again"]
@@ -236,11 +236,11 @@ async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: p
 async def test_file_spoilt_in_use_is_made_anew_whole(path: Path, spoil: Callable[[Path], Any]) -> None:
     async with Process(path) as process:
         process.commit("c1", "c2")
-        await kept_ids(path, "c1", "c2")
+        await ids_of_originals(path, "c1", "c2")
         spoil(path)
         process.commit("c3")
         await until(lambda: process.metrics.total("originals_failures") == 1, "it fails")
-        await kept_ids(path, "c1", "c2", "c3")
+        await ids_of_originals(path, "c1", "c2", "c3")
 
 
 async def test_lock_that_is_held_is_waited_for(path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_lock_that_is_held_is_waited_for(path: Path) -> None:
             assert late.failures("unusable") == 1
             connection.execute("ROLLBACK")
             other.close()
-            await kept_ids(path, "c1", "c2")
+            await ids_of_originals(path, "c1", "c2")
 
 
 async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from runtimeproxy.core import store as module
 from runtimeproxy.core.store import WHOLE_ID, Store
-from runtimeproxy.model.originals import OriginalValues, kept_of, write
+from runtimeproxy.model.originals import OriginalValues, original_values_of, write
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 
 Act = Callable[[Store], object]
@@ -191,7 +191,7 @@ MOVED, SCALED = PodRecord(ASKED_POD, HOOKED_POD), ContainerRecord(ASKED, HOOKED,
 
 
 def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
-    made = kept_of(record)
+    made = original_values_of(record)
     assert made is not None
     return made
 
@@ -217,7 +217,7 @@ def test_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str
     assert told == ["c9", "p9"]
     assert (hooked.original_values("p9"), hooked.original_values("c9")) == (kept(MOVED), kept(SCALED))
     assert hooked.original_values("c8") is hooked.original_values("nobody") is None
-    assert hooked.kept_ids() == set(), "it is in the records"
+    assert hooked.ids_of_originals() == set(), "it is in the records"
 
 
 CHANGES: list[tuple[Act, list[str]]] = [
@@ -243,13 +243,13 @@ def test_store_tells_of_more_or_less_to_keep(hooked: Store, told: list[str], cha
 def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
     for one in ("p9", "c9", "c8"):
         hooked.forget(one)
-    assert (hooked.ids(), hooked.kept_ids()) == (set(), {"p9", "c9"})
+    assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})
     pod, container = hooked.read_pod(HOOKED_POD), hooked.read_container(HOOKED)
     assert (pod, pod.read, container, container.owners) == (MOVED, False, SCALED, SCALED.owners)
     hooked.forget("c9")
     assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
     hooked.commit(Subject(pod, container))
-    assert hooked.kept_ids() == set()
+    assert hooked.ids_of_originals() == set()
     assert hooked.has_changed_parents
     assert hooked.read_pod(ASKED_POD) is hooked.pod("p9")
     assert hooked.read_container(ASKED) is hooked.container("c9")
@@ -261,20 +261,20 @@ def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: lis
     told.clear()
     hooked.drop("c9")
     hooked.tombstone("p9")
-    assert (hooked.kept_ids(), told) == (set(), ["c9", "p9"])
+    assert (hooked.ids_of_originals(), told) == (set(), ["c9", "p9"])
     assert hooked.read_container(HOOKED) == ContainerRecord(HOOKED, HOOKED)
 
 
 def test_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
     store = Store()
     store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
-    assert (store.kept_ids(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
+    assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
     assert store.original_values("c9") == kept(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
     store.on_change = told.append
     store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD), store.read_container(HOOKED)))
-    assert store.kept_ids() == set()
+    assert store.ids_of_originals() == set()
     assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
 
 

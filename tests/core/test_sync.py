@@ -222,11 +222,11 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
     rig.store.keep({"c1": kept, "c2": kept})
     async with rig.running():
         await asyncio.sleep(0.5)
-        assert rig.store.kept_ids() == ({"c1"} if not hooked else set())
+        assert rig.store.ids_of_originals() == ({"c1"} if not hooked else set())
         assert ("c1" in rig.known) is hooked
         rig.state.lacks("c1")
         await asyncio.sleep(PASS_SECONDS + 1)
-        assert rig.store.kept_ids() | rig.known == set()
+        assert rig.store.ids_of_originals() | rig.known == set()
 
 
 async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:

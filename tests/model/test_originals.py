@@ -12,7 +12,7 @@ from runtimeproxy.model.originals import (
     BrokenOriginals,
     OriginalValues,
     Pair,
-    kept_of,
+    original_values_of,
     read,
     restored_container,
     restored_pod,
@@ -56,7 +56,9 @@ REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pa
 @pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
 def test_replaced_values_are_kept(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
     record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
-    assert kept_of(record(info, replace(info, **hooked))) == (None if pairs is None else OriginalValues(name, pairs))
+    assert original_values_of(record(info, replace(info, **hooked))) == (
+        None if pairs is None else OriginalValues(name, pairs)
+    )
 
 
 SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
@@ -69,7 +71,7 @@ OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
 
 
 def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
-    made = kept_of(record)
+    made = original_values_of(record)
     assert made is not None
     return made
 
@@ -145,7 +147,7 @@ def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooke
     container = ContainerRecord(replace(CONTAINER, **asked), replace(CONTAINER, **hooked))
     again: PodRecord | ContainerRecord
     for record, restored in ((pod, restored_pod), (container, restored_container)):
-        kept = kept_of(record)
+        kept = original_values_of(record)
         again = record if kept is None else restored(record.effective, read(write(kept)))  # type: ignore[operator]
         assert again.effective == record.effective
         assert (again.original.resources or Resources()) == asked["resources"]

@@ -23,7 +23,7 @@ from scripts.benchmark.peers import Gate
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
 from scripts.soaking import __main__ as soaking
-from scripts.soaking import beside, day, endurance, results, steps, tested
+from scripts.soaking import day, endurance, results, steps, tested, under_load
 from scripts.soaking.day import EVENTS, KUBELETS, LINES, Kubelet
 from scripts.soaking.endurance import CYCLE, ENDS, FRONTS, LIVES, RUNTIMES, Endured, Fake, Observed, Rest, Sample
 from scripts.soaking.results import Found, Result
@@ -202,13 +202,13 @@ def shut(gate: Event) -> Iterator[None]:
 
 @pytest.fixture
 def short_holds(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(beside, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(under_load, "HOLD_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("short_holds")
 def test_held_creates_end_with_the_hold() -> None:
     gate, made = Event(), list[int]()
-    with beside.held([lambda: gate.wait() and made.append(1)] * 3, lambda: shut(gate)):
+    with under_load.held([lambda: gate.wait() and made.append(1)] * 3, lambda: shut(gate)):
         assert made == []
     assert made == [1, 1, 1]
 
@@ -218,37 +218,37 @@ def test_held_creates_end_with_the_hold() -> None:
     ("create", "says"), [(lambda: None, "did not wait"), (lambda: 1 / 0, "division by zero")], ids=["passes", "fails"]
 )
 def test_create_that_is_not_held_is_no_measurement(create: Callable[[], object], says: str) -> None:
-    with pytest.raises((DemoError, ZeroDivisionError), match=says), beside.held([create], lambda: shut(Event())):
+    with pytest.raises((DemoError, ZeroDivisionError), match=says), under_load.held([create], lambda: shut(Event())):
         pass
 
 
 def test_proxies_take_turns_in_portions_and_in_being_the_first() -> None:
     made = [(PROXY, 3), (HOOKED, 3), (HOOKED, 3), (PROXY, 3), (PROXY, 1), (HOOKED, 1)]
-    assert list(beside.portions(7, 3)) == made
+    assert list(under_load.portions(7, 3)) == made
 
 
 def test_calls_go_on_meanwhile_and_a_failure_is_raised() -> None:
     made: list[int] = []
-    with beside.meanwhile(lambda: made.append(1)):
+    with under_load.meanwhile(lambda: made.append(1)):
         before = len(made)
         while len(made) == before:
             pass
     assert before > 0
-    with pytest.raises(ZeroDivisionError), beside.meanwhile(lambda: 1 / 0):
+    with pytest.raises(ZeroDivisionError), under_load.meanwhile(lambda: 1 / 0):
         pass
 
 
 @pytest.mark.parametrize(
     ("figure", "found", "kept"),
     [
-        (partial(beside.ratio, "a", Run((105, 1)), Run((100, 1)), 1.05), "1.05 (105 us to 100 us)", True),
-        (partial(beside.ratio, "a", Run((106, 1)), Run((100, 1)), 1.05), "1.06 (106 us to 100 us)", False),
-        (partial(beside.crowd_figure, "a", 50.0, 5.0), "5.0 (directly 50.0)", True),
-        (partial(beside.crowd_figure, "a", 50.0, 5.1), "5.1 (directly 50.0)", False),
-        (partial(beside.creates_figure, "a", 65.0, 15.0), "65.0 ms (past the proxy 15.0 ms)", True),
-        (partial(beside.creates_figure, "a", 65.1, 15.0), "65.1 ms (past the proxy 15.0 ms)", False),
-        (lambda share: beside.stalled_figures([9.0, 2.0, 1.0], 0, share)[1], "2.00", True),
-        (lambda share: beside.stalled_figures([9.0, 2.1, 1.0], 0, share)[1], "2.10", False),
+        (partial(under_load.ratio, "a", Run((105, 1)), Run((100, 1)), 1.05), "1.05 (105 us to 100 us)", True),
+        (partial(under_load.ratio, "a", Run((106, 1)), Run((100, 1)), 1.05), "1.06 (106 us to 100 us)", False),
+        (partial(under_load.crowd_figure, "a", 50.0, 5.0), "5.0 (directly 50.0)", True),
+        (partial(under_load.crowd_figure, "a", 50.0, 5.1), "5.1 (directly 50.0)", False),
+        (partial(under_load.creates_figure, "a", 65.0, 15.0), "65.0 ms (past the proxy 15.0 ms)", True),
+        (partial(under_load.creates_figure, "a", 65.1, 15.0), "65.1 ms (past the proxy 15.0 ms)", False),
+        (lambda share: under_load.stalled_figures([9.0, 2.0, 1.0], 0, share)[1], "2.00", True),
+        (lambda share: under_load.stalled_figures([9.0, 2.1, 1.0], 0, share)[1], "2.10", False),
         (lambda share: day.stalls(endured((0, 0), (1, 0), stalls=1), share), "1", False),
     ],
 )
@@ -258,7 +258,7 @@ def test_figure_is_judged_where_all_of_it_was_run(figure: Callable[[float], Figu
 
 def test_wait_in_a_crowd_is_counted_in_time_or_in_calls() -> None:
     run = Run((10, 20, 90, 30), 1.0, (2, 2, 3, 1))
-    assert (beside.unfairness(run, in_calls=False), beside.unfairness(run, in_calls=True)) == (4.5, 1.5)
+    assert (under_load.unfairness(run, in_calls=False), under_load.unfairness(run, in_calls=True)) == (4.5, 1.5)
 
 
 async def test_gate_is_shut_and_opened_by_signals() -> None:
@@ -271,7 +271,7 @@ async def test_gate_is_shut_and_opened_by_signals() -> None:
 
     assert not stops("CreateContainer")
     async with asyncio.timeout(20):
-        with beside.signalled(os.getpid(), signal.SIGUSR1, signal.SIGUSR2):
+        with under_load.signalled(os.getpid(), signal.SIGUSR1, signal.SIGUSR2):
             while not stops("CreateContainer"):
                 await asyncio.sleep(0)
             assert not stops("Version")
@@ -346,7 +346,7 @@ async def test_proxy_at_rest_is_seen_as_it_is(tmp_path: Path, monkeypatch: Patch
     monkeypatch.setattr(endurance, "SETTLED_SECONDS", 0.2)
     monkeypatch.setattr(endurance, "SAMPLE_SECONDS", 0.01)
     view = tmp_path / "view.json"
-    command = (sys.executable, "-m", "scripts.soaking.shown", str(view), "60")
+    command = (sys.executable, "-m", "scripts.soaking.observed", str(view), "60")
     runtime, front = RUNTIMES[CRI](str(tmp_path / "runtime.sock")), FRONTS[CRI]
     async with front.process(tmp_path, program=command) as proxy, runtime as fake:
         assert isinstance(proxy, ProxyProcess)
@@ -440,7 +440,7 @@ MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: Patch) -> None:
     monkeypatch.setattr(hooks, "one_round", partial(hooks.one_round, servers=hooks.HOOK_SERVERS[-1:]))
     for name, value in {"TURNS": 2, "HOLD_SECONDS": 0.3, "CROWD_TURNS": 1, "STALLED_TURNS": 2}.items():
-        monkeypatch.setattr(beside, name, value)
+        monkeypatch.setattr(under_load, name, value)
     ended = step.run(0.002)
     assert ended.failures == []
     assert bool(ended.found.table) is step.name.startswith("bench-")

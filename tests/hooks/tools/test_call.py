@@ -14,7 +14,7 @@ from runtimeproxy.model import merge
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.tools import call, request
-from runtimeproxy_hooks.tools.asking import Server
+from runtimeproxy_hooks.tools.client import Server
 from tests.amounts import examples
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
@@ -28,7 +28,7 @@ SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, 
 
 
 def shown(answer: HookAnswer, point: Any = PRE_CREATE) -> str:
-    return "".join(f"{line}\n" for line in call.shown(point, SENT, answer))
+    return "".join(f"{line}\n" for line in call.answer_lines(point, SENT, answer))
 
 
 CHANGED = """applied:
@@ -90,7 +90,7 @@ ANSWERS = st.builds(HookAnswer, **MAPS, cgroup_parent=TEXTS, resources=st.none()
 @settings(max_examples=examples(50))
 def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(point: Any, asked: HookRequest, answer: HookAnswer) -> None:
     change = merge.difference(asked, answer)
-    text = "\n".join(call.shown(point, asked, answer))
+    text = "\n".join(call.answer_lines(point, asked, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
     good, broken = merge.judged(change, asked) if point.applies else (change, ())

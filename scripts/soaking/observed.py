@@ -1,7 +1,7 @@
 """The proxy with one more signal, which writes the Store's ids, the number of tasks and of stalls to a file.
 
 Otherwise it is ``runtimeproxy run``; nothing is counted or kept only for this file. Run: ``python -m
-scripts.soaking.shown FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the seconds those
+scripts.soaking.observed FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the seconds those
 between two lists of the runtime's state.
 """
 

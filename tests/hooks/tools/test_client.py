@@ -13,9 +13,10 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.rpc.connection import CallFailed, Kind
 from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy_hooks.tools import asking, request
-from runtimeproxy_hooks.tools.asking import HookCallFailed, Server
+from runtimeproxy_hooks.tools import client as hook_client
+from runtimeproxy_hooks.tools import request
 from runtimeproxy_hooks.tools.bench import WARM_UP_CALLS, Figures, bench, percentile
+from runtimeproxy_hooks.tools.client import HookCallFailed, Server
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
@@ -35,8 +36,8 @@ NAMED: list[tuple[dict[str, object], Server]] = [
 def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path, more: dict[str, object], server: Server) -> None:
     file = tmp_path / "10-x.json"
     file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
-    assert asking.find(str(file)) == server
-    assert asking.find("unix:///run/x.sock") == Server("/run/x.sock")
+    assert hook_client.find(str(file)) == server
+    assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
 
 
 UNNAMED = [
@@ -50,7 +51,7 @@ UNNAMED = [
 def test_text_that_names_no_server_is_told(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError) as caught:
-        asking.find(text.format(tmp_path))
+        hook_client.find(text.format(tmp_path))
     assert str(caught.value).startswith(words.format(tmp_path))
 
 
@@ -68,25 +69,27 @@ def test_text_that_names_no_server_is_told(tmp_path: Path, text: str, words: str
     ],
 )
 def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: str) -> None:
-    assert asking.words(failure) == words
+    assert hook_client.words(failure) == words
 
 
 def test_every_status_has_its_name() -> None:
     for status in grpc.StatusCode:
         number, _ = status.value
         if number not in (0, 7, 12):  # these have texts of their own, or are no failure
-            assert asking.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
+            assert hook_client.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
 
 
 def test_time_limit_is_the_proxys_own() -> None:
-    assert ("hook-timeout", f"{asking.DEFAULT_TIMEOUT_SECONDS:g}s") in {(each.name, each.default) for each in OPTIONS}
+    assert ("hook-timeout", f"{hook_client.DEFAULT_TIMEOUT_SECONDS:g}s") in {
+        (each.name, each.default) for each in OPTIONS
+    }
 
 
 async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
-    async with HookServer(path, default=hookanswers.garbage()), asking.connection(path) as client:
+    async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
-            await asking.ask(client, POINT, BODY, 10.0)
+            await hook_client.ask(client, POINT, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
 
 
