@@ -54,7 +54,7 @@ def hook_group() -> click.Group:
     return click.Group(
         "hook",
         commands=[_call, _verify, _bench, _new],
-        help="Try, check, measure and start hook servers. No proxy need run.",
+        help="Try, check, measure and start hook servers. No running proxy is needed.",
         short_help="Try, check, measure and start hook servers.",
         no_args_is_help=False,
     )
