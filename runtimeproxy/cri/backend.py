@@ -74,9 +74,8 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none.
-
-        Raises BackendError, and Unreadable, also if neither status nor list names the container's pod.
+        """Read a container; None if there is none. Raises BackendError, and Unreadable, also if neither status nor list
+        names the container's pod.
         """
         reply = await self._status(version, _CONTAINER_STATUS, container_id)
         if reply is None:
@@ -86,7 +85,6 @@ class Backend:
 
     async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
         """Return ``info`` with its pod's id, read from ListContainers; None if the container is not listed.
-
         ContainerStatus names the pod only in the verbose part, whose content each runtime chooses.
         """
         request = listing.containers_request(info.id)
@@ -116,11 +114,10 @@ class Backend:
         return listing.containers(await self._ask(version, "ListContainers", listing.containers_request()))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
-        """Ask for a status, verbose first, then plain; None if there is no such pod or container.
-
-        The runtime collects the verbose part from other sources, which may fail where the plain status does not:
-        containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
-        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides.
+        """Ask for a status, verbose first, then plain; None if there is no such pod or container. The runtime collects
+        the verbose part from other sources, which may fail where the plain status does not: containerd's sandbox
+        controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers NOT_FOUND for a missing pod
+        or container (cri-dockerd: UNKNOWN), so after another status a list decides.
         """
         for verbosely in (True, False) if verbose else (False,):
             try:
@@ -146,9 +143,8 @@ class Backend:
         return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
-        """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds.
-
-        Raises BackendError, whose ``not_done`` is True if the runtime certainly did not apply the update.
+        """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds. Raises BackendError, whose
+        ``not_done`` is True if the runtime certainly did not apply the update.
         """
         try:
             await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)

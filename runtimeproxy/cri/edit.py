@@ -81,7 +81,6 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put annotations, envs and resources into a CreateContainerRequest, and a cgroup parent into its pod's config.
-
     ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own
     field is ignored, since the parent may also come from the pod's record.
     """
@@ -126,7 +125,6 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
 
 def values_for_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
     """Return the adjustment in the values that a create request takes; ``asked`` are the request's own resources.
-
     Unlimited memory is 0 in a create: CRI-O and cri-dockerd reject -1. A swap limit changes with the memory limit.
     """
     changes = adjustment.resources
@@ -145,12 +143,11 @@ def values_for_update(
     *,
     accepts_unlimited_memory: bool = False,
 ) -> SettableValues:
-    """Split changes into those that an update can carry and the names of those that it cannot set.
-
-    ``present`` is what the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a
-    field unchanged, and no runtime changes the OOM score of a process that it has started.
-    ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
-    0 says so to every runtime. A swap limit changes with the memory limit.
+    """Split changes into those that an update can carry and the names of those that it cannot set. ``present`` is what
+    the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a field unchanged, and
+    no runtime changes the OOM score of a process that it has started. ``accepts_unlimited_memory``: the runtime accepts
+    -1 as "no memory limit"; where the container has no limit anyhow, 0 says so to every runtime. A swap limit changes
+    with the memory limit.
     """
     held, request = present or NO_RESOURCES, asked or NO_RESOURCES
     said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
@@ -183,10 +180,8 @@ def without_fixed_fields(resources: Resources | None) -> Resources | None:
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
-    """Make an UpdateContainerResourcesRequest that has only the changed fields.
-
-    ``base`` is what the container has: a map field is sent with all its entries, since a runtime may merge or replace
-    it.
+    """Make an UpdateContainerResourcesRequest that has only the changed fields. ``base`` is what the container has: a
+    map field is sent with all its entries, since a runtime may merge or replace it.
     """
     changed = overlay(base, changes)
     values = {name: getattr(changed, name) for name in changes}
@@ -202,10 +197,9 @@ def _keys_absent(message: bytes, *entries: Mapping[str, object]) -> bool:
 
 
 def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
-    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
-
-    A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
-    request is then rewritten without need, which costs time but gives the same result.
+    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten. A
+    value that the message already has is searched for by its encoded bytes, which may also occur by chance: the request
+    is then rewritten without need, which costs time but gives the same result.
     """
     for name, value in changes.items():
         if not value:

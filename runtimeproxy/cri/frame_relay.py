@@ -42,9 +42,8 @@ ACKS_AT_ONCE = 16
 
 
 class Stream(Protocol):
-    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint.
-
-    Each method is called for a frame or header block that the client or the runtime sent on the stream.
+    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. Each method is
+    called for a frame or header block that the client or the runtime sent on the stream.
     """
 
     def client_headers(self, block: "HeaderBlock") -> None: ...
@@ -102,9 +101,8 @@ class HeaderBlock:
     """The block re-encoded so that it does not depend on the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones.
-
-        A block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
+        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones. A
+        block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
         """
         blocks = self.direction.blocks
         if blocks.standalone:
@@ -205,7 +203,6 @@ class FrameRelay(ABC):
 
     def _relay_data(self, data: bytes, at: int) -> int:
         """Pass consecutive DATA frames without flags, of which an answer has many; return where the next frame starts.
-
         Their windows are counted in one sum, where ``_passes`` counts each frame.
         """
         sink, streams, read_head = self.sink, self.streams, http2.read_head
@@ -222,10 +219,9 @@ class FrameRelay(ABC):
         return at
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start.
-
-        The second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of
-        the proxy's own wait to be put between the two.
+        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start. The
+        second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of the
+        proxy's own wait to be put between the two.
         """
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
@@ -248,9 +244,8 @@ class FrameRelay(ABC):
     # Frames that pass unchanged.
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
-        """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler.
-
-        DATA pass even before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8).
+        """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler. DATA pass even
+        before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8).
         """
         if kind == _DATA:
             length = after - at
@@ -375,11 +370,10 @@ class FrameRelay(ABC):
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK.
-
-        grpc-go sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes
-        and two wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out
-        whether the GOAWAY has arrived.
+        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK. grpc-go
+        sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes and two
+        wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out whether
+        the GOAWAY has arrived.
         """
         source, sink = self.source, self.sink
         if flags & http2.ACK:
@@ -405,9 +399,8 @@ class FrameRelay(ABC):
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Called for a complete header block that needs no re-encoding: return whether it passes unchanged.
-
-        May raise WireError.
+        """Called for a complete header block that needs no re-encoding: return whether it passes unchanged. May raise
+        WireError.
         """
 
     @abstractmethod

@@ -35,10 +35,8 @@ END = Data(b"", 0, True, b"")
 
 
 def _nothing() -> None:
-    """Do nothing: the callback before one is set, and after the last event.
-
-    Callbacks refer to the call and its fiber, and these to the stream: a cycle that only the garbage collector would
-    free.
+    """Do nothing: the callback before one is set, and after the last event. Callbacks refer to the call and its fiber,
+    and these to the stream: a cycle that only the garbage collector would free.
     """
 
 
@@ -199,9 +197,8 @@ class HeldStream:
             self._keep(data)
 
     def _keep(self, part: Data | HeaderBlock) -> None:
-        """Hold back the frame that ends the reply, and read the reply; before the release hold back every part.
-
-        Raises Excess if too much of an answer comes before the release.
+        """Hold back the frame that ends the reply, and read the reply; before the release hold back every part. Raises
+        Excess if too much of an answer comes before the release.
         """
         if self.state is CallState.HOLDING:
             self._early = (*self._early, part)
@@ -243,10 +240,9 @@ class HeldStream:
     # From the lifecycle.
 
     def release(self, message: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
-
-        What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
-        False, and sends nothing, if the call is no longer held.
+        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed. What came after
+        the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns False, and sends
+        nothing, if the call is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False
@@ -275,9 +271,8 @@ class HeldStream:
         return True
 
     def refuse(self, code: int, text: str) -> bool:
-        """Answer the client with a gRPC status in the runtime's place (relay-rules A7).
-
-        Returns False, and sends nothing, if the call is no longer held.
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
+        nothing, if the call is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False

@@ -98,10 +98,8 @@ class ImageStream:
         self._link.sender.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
-        """Send DATA on as the image service's windows allow.
-
-        The client's stream window is credited at once, its connection window only when the bytes have left: that bounds
-        what waits.
+        """Send DATA on as the image service's windows allow. The client's stream window is credited at once, its
+        connection window only when the bytes have left: that bounds what waits.
         """
         self._half_closed |= data.end
         client = self._link.owner.client_out

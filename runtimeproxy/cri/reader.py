@@ -135,9 +135,8 @@ class Reader:
         self.runtime_out.drop_all()
 
     def leave(self, client: bool, code: int, why: str) -> None:
-        """Send GOAWAY with ``code`` to the peer that broke the protocol: the client, or else the runtime.
-
-        The frame leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
+        """Send GOAWAY with ``code`` to the peer that broke the protocol: the client, or else the runtime. The frame
+        leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
         """
         last = min(self.goaway.last, max(self.highest, self.goaway.highest_image)) if client else 0
         (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
@@ -254,9 +253,8 @@ class FromClient(FrameRelay):
         reader.check_open()
 
     def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> HeldStream:
-        """Start holding a call.
-
-        Its headers go on at once: streams must be opened in order, and the deadline at the runtime starts with them.
+        """Start holding a call. Its headers go on at once: streams must be opened in order, and the deadline at the
+        runtime starts with them.
         """
         reader = self._reader
         held = HeldStream(reader, route, stream, fields, half_closed)

@@ -70,11 +70,10 @@ def read_container_state(message: bytes) -> api_pb2.ContainerState:
 
 
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
-    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id.
-
-    The cgroup parent is that of the config, else that of the pause container. Resources are the last that
-    UpdatePodSandboxResources set, where the runtime has them in ``info`` (containerd 2), else those of the config; the
-    runtime spec is not used, since it describes the pause container. Raises Unreadable.
+    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id. The cgroup parent is that
+    of the config, else that of the pause container. Resources are the last that UpdatePodSandboxResources set, where
+    the runtime has them in ``info`` (containerd 2), else those of the config; the runtime spec is not used, since it
+    describes the pause container. Raises Unreadable.
     """
     response = decode(api_pb2.PodSandboxStatusResponse, message)
     status = response.status
@@ -97,10 +96,9 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
 
 
 def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
-    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id.
-
-    ``pod_id`` is "" if the response does not name the pod. Each resource field is the value in effect (from the status,
-    else from the runtime spec), else the one in the config. Raises Unreadable.
+    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id. ``pod_id`` is "" if
+    the response does not name the pod. Each resource field is the value in effect (from the status, else from the
+    runtime spec), else the one in the config. Raises Unreadable.
     """
     response = decode(api_pb2.ContainerStatusResponse, message)
     status = response.status
@@ -155,10 +153,9 @@ def _from_json(values: Json, page_size: str) -> Resources:
 
 
 def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
-    """Return the resources in effect, ``runs``, over those of the config, ``asked``.
-
-    A field that the machine does not support is not in effect and keeps the config's value. Where no swap limit was
-    asked for runtimes set one equal to the memory limit: that is returned as 0, "not set" in CRI.
+    """Return the resources in effect, ``runs``, over those of the config, ``asked``. A field that the machine does not
+    support is not in effect and keeps the config's value. Where no swap limit was asked for runtimes set one equal to
+    the memory limit: that is returned as 0, "not set" in CRI.
     """
     effective = overlay(asked, named(runs))
     if effective is None or (asked and asked.memory_swap_limit_in_bytes):
@@ -169,10 +166,9 @@ def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
 
 
 def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
-    """Return the variables that the create request set, with the values in effect.
-
-    The environment of the process also has the image's variables: they are returned only where the runtime tells
-    nothing else. A variable with bytes that are not UTF-8 is left out.
+    """Return the variables that the create request set, with the values in effect. The environment of the process also
+    has the image's variables: they are returned only where the runtime tells nothing else. A variable with bytes that
+    are not UTF-8 is left out.
     """
     runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):
@@ -192,9 +188,8 @@ def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
 
 
 def _is_base64_of(given: str, value: str) -> bool:
-    """Return whether ``given`` is the base64 of ``value``, so that a U+FFFD in that was really set.
-
-    A runtime whose CRI has the value as bytes writes them to JSON in base64, without replacing any.
+    """Return whether ``given`` is the base64 of ``value``, so that a U+FFFD in that was really set. A runtime whose CRI
+    has the value as bytes writes them to JSON in base64, without replacing any.
     """
     try:
         return b64decode(given, validate=True) == value.encode()
@@ -203,9 +198,8 @@ def _is_base64_of(given: str, value: str) -> bool:
 
 
 def _cgroup_parent(spec: Json) -> str | None:
-    """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd).
-
-    systemd's slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5)).
+    """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd). systemd's
+    slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5)).
     """
     cgroups_path = _text(_object(spec, "linux"), "cgroupsPath")
     if not cgroups_path:

@@ -29,9 +29,8 @@ class CriState:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """Return the ids of all pods and containers; also learn the runtime's name and CRI version.
-
-        Raises BackendError, Unreadable.
+        """Return the ids of all pods and containers; also learn the runtime's name and CRI version. Raises
+        BackendError, Unreadable.
         """
         try:
             return await self._listed(VERSIONS[0])
@@ -48,7 +47,6 @@ class CriState:
 
     def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
         """Yield the pods, dropping each record whose id now belongs to another pod: the runtime has lost its state.
-
         That is so where the uid differs; the records of the pod's containers are dropped with it.
         """
         for pod in pods:

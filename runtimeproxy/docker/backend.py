@@ -98,9 +98,8 @@ class Backend:
         return await self._get("GET /info", "/info", REPLY_LIMIT)
 
     async def pods_containers(self) -> list[tuple[str, str]]:
-        """List all pod sandboxes and containers of pods, running or not, as pairs of full id and type label.
-
-        Raises BackendError.
+        """List all pod sandboxes and containers of pods, running or not, as pairs of full id and type label. Raises
+        BackendError.
         """
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
@@ -111,10 +110,8 @@ class Backend:
             raise BackendError(f"{route}: the reply is not a list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
-        """Send an update of the proxy's own, once, with a timeout in seconds.
-
-        Raises BackendError. If the daemon rejects the update, the error has the daemon's message, which may repeat
-        values and must not be logged.
+        """Send an update of the proxy's own, once, with a timeout in seconds. Raises BackendError. If the daemon
+        rejects the update, the error has the daemon's message, which may repeat values and must not be logged.
         """
         route = "POST /containers/{}/update"
         if seconds <= 0:
@@ -126,11 +123,10 @@ class Backend:
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
-        """Open dockerd's stream of container events; it is open once the context is entered.
-
-        The daemon begins with the events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256
-        events). It answers a moment before it subscribes to new ones, so none is lost only if ``since_ns`` is before
-        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends.
+        """Open dockerd's stream of container events; it is open once the context is entered. The daemon begins with the
+        events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256 events). It answers a moment
+        before it subscribes to new ones, so none is lost only if ``since_ns`` is before the request. A quiet stream has
+        no timeout. Raises BackendError, from the iterator also when the stream ends.
         """
         route = "GET /events"
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
@@ -172,9 +168,8 @@ class Backend:
     async def _ask(
         self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Send a request and return the reply's status and body.
-
-        ``route`` is the method and the path's template, for error texts without values. Raises BackendError.
+        """Send a request and return the reply's status and body. ``route`` is the method and the path's template, for
+        error texts without values. Raises BackendError.
         """
         method = route.partition(" ")[0]
         with _failures(route, seconds):
@@ -184,10 +179,8 @@ class Backend:
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
     ) -> "aiohttp.ClientResponse":
-        """Send a request and return its reply once the head has come.
-
-        Connecting is tried again while the daemon's backlog is full, and while the proxy lacks file descriptors, as
-        long as another try still fits in ``seconds``.
+        """Send a request and return its reply once the head has come. Connecting is tried again while the daemon's
+        backlog is full, and while the proxy lacks file descriptors, as long as another try still fits in ``seconds``.
         """
         import aiohttp
         from yarl import URL
@@ -242,7 +235,6 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:
     """Yield the elements of a JSON list, letting the event loop serve calls in between: a full node's list takes long.
-
     Raises ValueError, and IndexError if the text ends inside the list.
     """
     at, count = _LIST_BEGINS.match(text), 0

@@ -31,10 +31,8 @@ _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 
 
 def edit_pod(body: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
-    """Put labels, annotations, resources and a cgroup parent into the create of a pod sandbox.
-
-    ``cgroup_parent`` is in the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is
-    ignored.
+    """Put labels, annotations, resources and a cgroup parent into the create of a pod sandbox. ``cgroup_parent`` is in
+    the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored.
     """
     labels = {**adjustment.labels, **_labels(adjustment.annotations)}
     return _edit_create(body, labels, {}, adjustment.resources, cgroup_parent)
@@ -48,9 +46,8 @@ def edit_container(body: bytes, adjustment: Adjustment, cgroup_parent: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set.
-
-    A field put in as 0 or "" cancels the request's own value: the container keeps what it has.
+    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set. A
+    field put in as 0 or "" cancels the request's own value: the container keeps what it has.
     """
 
     body: bytes
@@ -83,9 +80,8 @@ def left_out_of_create(changes: Changes) -> tuple[str, ...]:
 
 
 def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into a create; ``asked`` are the body's own memory limits.
-
-    Unlimited memory is 0 in a create. A swap limit changes with the memory limit.
+    """Return the fields to put into a create; ``asked`` are the body's own memory limits. Unlimited memory is 0 in a
+    create. A swap limit changes with the memory limit.
     """
     said = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
     if said.get(_MEMORY) == _UNLIMITED:
@@ -96,10 +92,9 @@ def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceVal
 
 
 def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into an update; ``asked`` are the body's own memory limits.
-
-    0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
-    daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
+    """Return the fields to put into an update; ``asked`` are the body's own memory limits. 0 and "" leave a field
+    unchanged, so an update cannot remove a memory limit; a container without one keeps none. The daemon rejects a
+    memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
     """
     said = {name: changes[name] for name in _UPDATE_FIELDS if name in changes}
     if said.get(_MEMORY) == _UNLIMITED:
@@ -119,9 +114,8 @@ def _left_out(name: str, said: Changes, present: Resources) -> bool:
 
 
 def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
-    """Return the memory limit and the swap limit from which a new swap limit is computed.
-
-    They are the update's own if it sets a swap limit, else those that the container has.
+    """Return the memory limit and the swap limit from which a new swap limit is computed. They are the update's own if
+    it sets a swap limit, else those that the container has.
     """
     held = present.memory_limit_in_bytes
     if asked.memory_swap_limit_in_bytes:

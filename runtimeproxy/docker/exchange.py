@@ -58,9 +58,8 @@ KNOWN_BYTES = 1 << 20
 
 
 class Known:
-    """Caches of complete messages, for all connections: clients and the daemon repeat theirs within a second.
-
-    A message that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
+    """Caches of complete messages, for all connections: clients and the daemon repeat theirs within a second. A message
+    that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
     """
 
     def __init__(self, longest: int = 1024) -> None:
@@ -167,9 +166,8 @@ class HeldExchange(Exchange):
         return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
     def release(self, body: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8).
-
-        Returns False, and sends nothing, if it is no longer held.
+        """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8). Returns False,
+        and sends nothing, if it is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False

@@ -117,9 +117,8 @@ class DockerFront(FrontBase):
     # What is held.
 
     def intercepts(self, route: Route) -> bool:
-        """Return whether to hold a request: a create, or one that names a known or not yet known subject with hooks.
-
-        A start or a stop is not held while no hook server is registered and no call waits.
+        """Return whether to hold a request: a create, or one that names a known or not yet known subject with hooks. A
+        start or a stop is not held while no hook server is registered and no call waits.
         """
         if route.action is Action.CREATE:
             return True
@@ -184,18 +183,15 @@ class DockerConnection:
         return self.reader.to_client, self.reader.to_daemon
 
     def client_ended(self) -> bool:
-        """Return True at the client's EOF if it must not be passed on now.
-
-        It waits for a held call. One that ``drain`` caused is not passed on at all: a daemon may end the calls of a
-        client that has sent EOF.
+        """Return True at the client's EOF if it must not be passed on now. It waits for a held call. One that ``drain``
+        caused is not passed on at all: a daemon may end the calls of a client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.between_requests
         return self.reader.client_ended() or self._end_is_ours
 
     def backend_ended(self) -> bool:
-        """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5).
-
-        It stays for the other direction of a tunnel, for a held call, and for an answer that is not sent yet.
+        """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5). It stays for the
+        other direction of a tunnel, for a held call, and for an answer that is not sent yet.
         """
         if self.reader.tunnel:
             self.pair.half_close()
@@ -211,9 +207,8 @@ class DockerConnection:
     # Draining the connection.
 
     def drain(self, refusing: bool) -> None:
-        """Accept no more requests once the client is inside none, and part when all are answered.
-
-        A client that has sent no request since it connected may still do so until ``refusing``.
+        """Accept no more requests once the client is inside none, and part when all are answered. A client that has
+        sent no request since it connected may still do so until ``refusing``.
         """
         if not self._shut and self.reader.between_requests and (refusing or self.reader.was_asked):
             self._shut = True
@@ -222,9 +217,8 @@ class DockerConnection:
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the unanswered requests, also those that may be among bytes not yet read, and unfinished answers.
-
-        Bytes that wait for a slow client count as an answer that has begun.
+        """Count the unanswered requests, also those that may be among bytes not yet read, and unfinished answers. Bytes
+        that wait for a slow client count as an answer that has begun.
         """
         if self._parted:
             return Unfinished()
@@ -266,9 +260,8 @@ class DockerConnection:
                 exchange.on_ended = fiber.cancel
 
     def speaks_http2(self) -> bool:
-        """Return whether a client that speaks HTTP/2 passes, bypassing the hook servers (relay-rules B4).
-
-        It does unless a plugin has policy Fail.
+        """Return whether a client that speaks HTTP/2 passes, bypassing the hook servers (relay-rules B4). It does
+        unless a plugin has policy Fail.
         """
         self._front.metrics.count("http2_tunnels")
         passes = not self._front.fails_anywhere()

@@ -40,9 +40,7 @@ class Lookup:
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
-        """Ask the daemon for its cgroup driver and its default runtime, and keep both.
-
-        Raises BackendError, Unreadable.
+        """Ask the daemon for its cgroup driver and its default runtime, and keep both. Raises BackendError, Unreadable.
         """
         driver, runtime = status.read_info(await self._backend.info())
         self.driver = cgroup.driver(driver)
@@ -79,9 +77,8 @@ class Lookup:
         return None if pod is None else Subject(pod, container)
 
     async def read(self, reference: str) -> tuple[str, Subject] | None:
-        """Read what a reference names, and its full id; None if it does not exist or belongs to no pod.
-
-        A record that the Store has under that id takes precedence. Raises BackendError, Unreadable.
+        """Read what a reference names, and its full id; None if it does not exist or belongs to no pod. A record that
+        the Store has under that id takes precedence. Raises BackendError, Unreadable.
         """
         reply = await self._backend.inspect(reference)
         if reply is None:
@@ -136,7 +133,6 @@ class Lookup:
 
     async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
-
         What its image added is removed, for which the image has to be read.
         """
         if not translate.is_pods(reply):
@@ -146,9 +142,8 @@ class Lookup:
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> ImageDefaults | None:
-        """Return what an image adds to its containers, from a cache if possible; None if there is no such image.
-
-        A node's containers use few images, and all of the containers are read after a restart.
+        """Return what an image adds to its containers, from a cache if possible; None if there is no such image. A
+        node's containers use few images, and all of the containers are read after a restart.
         """
         shipped = self._images.get(image_id)
         if shipped is None:

@@ -109,9 +109,8 @@ class Reader:
         return self.tunnel or self._answers.passes(buffer, size, send)
 
     def daemon_ended(self) -> bool:
-        """Return True at the daemon's EOF if the client's connection stays open: for a held call, or a kept answer.
-
-        A client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
+        """Return True at the daemon's EOF if the client's connection stays open: for a held call, or a kept answer. A
+        client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
         close, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
         A request that was sent gets EOF, not a 502 by the proxy: after EOF a Go client repeats what is safe to repeat
         (GET and HEAD, on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28).
@@ -160,9 +159,8 @@ class Reader:
         return exchange is self._pending[0]
 
     def held_whole(self, exchange: HeldExchange) -> None:
-        """Called when a held request is complete, or no more of it is read.
-
-        Its call runs once all requests before it are answered (relay-rules B7).
+        """Called when a held request is complete, or no more of it is read. Its call runs once all requests before it
+        are answered (relay-rules B7).
         """
         if self.is_turn_of(exchange):
             self._events.held(exchange)
@@ -176,7 +174,6 @@ class Reader:
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
         """Answer an unreadable request in its turn, and end the connection after the answer (relay-rules B7).
-
         ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
         """
         self._refused = True
@@ -295,9 +292,8 @@ class Reader:
     # From held exchanges.
 
     def send_request(self, exchange: HeldExchange, request: bytes, body: bytes = b"") -> None:
-        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9).
-
-        A long body is passed as ``body`` and written by itself, since joining it with the head would copy it.
+        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
+        body is passed as ``body`` and written by itself, since joining it with the head would copy it.
         """
         if self._daemon_ended and not self._events.redial():
             self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))

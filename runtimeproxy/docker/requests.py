@@ -264,9 +264,8 @@ class Requests:
             self._taker.read_client(further)
 
     def end(self) -> bool:
-        """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1).
-
-        An incomplete head is dropped: no daemon acts on it.
+        """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is
+        dropped: no daemon acts on it.
         """
         self._cut()
         self.end_waits = self._unsent

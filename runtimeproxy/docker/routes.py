@@ -29,10 +29,8 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A held request: what it asks for, and of which container.
-
-    ``reference`` is the id, id prefix or name, decoded as dockerd looks it up ("" for create); ``name`` is the name
-    that a create asks for ("" if it leaves that to dockerd).
+    """A held request: what it asks for, and of which container. ``reference`` is the id, id prefix or name, decoded as
+    dockerd looks it up ("" for create); ``name`` is the name that a create asks for ("" if it leaves that to dockerd).
     """
 
     action: Action
@@ -60,9 +58,8 @@ _UNCLEAN = re.compile(r"//|/\.\.?(?:/|\Z)")
 
 
 def route(method: str, target: str) -> Route | None:
-    """Return the route of a request to hold; None if the request passes.
-
-    A DELETE without a reference passes too: dockerd rejects it.
+    """Return the route of a request to hold; None if the request passes. A DELETE without a reference passes too:
+    dockerd rejects it.
     """
     if method not in _HELD or ("containers/" not in target and "%" not in target):
         return None

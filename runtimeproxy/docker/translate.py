@@ -59,10 +59,9 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels").
-
-    The name is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod
-    sandbox has POD for the container.
+    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels"). The name is
+    k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod sandbox has
+    POD for the container.
     """
 
     container: str
@@ -111,9 +110,8 @@ def parse_name(name: str) -> DockerName | None:
 
 
 def is_pods(body: bytes) -> bool:
-    r"""Return whether a body may be that of a pod or its container, without parsing it.
-
-    It has the name of the type label, or a \u escape, which could hide that name.
+    r"""Return whether a body may be that of a pod or its container, without parsing it. It has the name of the type
+    label, or a \u escape, which could hide that name.
     """
     return _TYPE_TEXT in body or b"\\u" in body
 
@@ -151,7 +149,6 @@ def kind_of(labels: Labels) -> str | None:
 
 def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
     """Return the pod or container with these labels. They take precedence over the name, which alone has the attempt.
-
     Raises Unreadable for a container whose labels do not name its sandbox.
     """
     parent = text_of(host, "CgroupParent")

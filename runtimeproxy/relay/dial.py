@@ -17,10 +17,8 @@ from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that say nothing about the listener: the proxy itself lacks descriptors or memory.
-
-It tries again then (fault matrix P8).
-"""
+"""Errors that say nothing about the listener: the proxy itself lacks descriptors or memory. It tries again then (fault
+matrix P8)."""
 SCARCE_RETRY_SECONDS = 0.1
 
 
@@ -42,9 +40,8 @@ def why(error: OSError) -> str:
 
 
 def dial_now(path: str) -> socket.socket | None:
-    """Connect immediately and return the socket; None if the listener's backlog is full.
-
-    Raises OSError if nobody listens.
+    """Connect immediately and return the socket; None if the listener's backlog is full. Raises OSError if nobody
+    listens.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -59,9 +56,8 @@ def dial_now(path: str) -> socket.socket | None:
 
 
 async def dial(path: str, seconds: float) -> socket.socket:
-    """Connect, trying every 5 ms while the backlog is full, for ``seconds`` at most.
-
-    Raises OSError if nobody listens, TimeoutError if the backlog stays full.
+    """Connect, trying every 5 ms while the backlog is full, for ``seconds`` at most. Raises OSError if nobody listens,
+    TimeoutError if the backlog stays full.
     """
     async with asyncio.timeout(seconds):
         while (sock := dial_now(path)) is None:
@@ -70,11 +66,10 @@ async def dial(path: str, seconds: float) -> socket.socket:
 
 
 def dial_trusted(path: str) -> socket.socket | None:
-    """Connect as ``dial_now`` does, if only root or the proxy's own user can have made the socket (fault matrix X6).
-
-    As for the proxy's own socket, its directory is checked; links are followed only above that. A sticky directory such
-    as /tmp is not enough: whoever is first there may put a socket, or a link to another one, in the server's place.
-    Raises OSError, UntrustedSocket.
+    """Connect as ``dial_now`` does, if only root or the proxy's own user can have made the socket (fault matrix X6). As
+    for the proxy's own socket, its directory is checked; links are followed only above that. A sticky directory such as
+    /tmp is not enough: whoever is first there may put a socket, or a link to another one, in the server's place. Raises
+    OSError, UntrustedSocket.
     """
     _check_place(os.path.dirname(path), path)
     sock = dial_now(path)

@@ -45,9 +45,8 @@ class Drainable(Protocol):
     """Interface of a connection that can be drained."""
 
     def drain(self, refusing: bool) -> None:
-        """Called repeatedly: ask the client to send no more calls, and close once it has received everything.
-
-        From ``refusing`` on, new calls are refused.
+        """Called repeatedly: ask the client to send no more calls, and close once it has received everything. From
+        ``refusing`` on, new calls are refused.
         """
 
     def unfinished(self) -> Unfinished:

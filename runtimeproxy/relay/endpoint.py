@@ -35,9 +35,8 @@ PIECE_BYTES = 512
 
 
 class ReadBuffer:
-    """The buffer that all endpoints of one thread read into by turns.
-
-    Data that passes unchanged needs no memory of its own.
+    """The buffer that all endpoints of one thread read into by turns. Data that passes unchanged needs no memory of its
+    own.
     """
 
     def __init__(self, size: int = SHARED_BYTES) -> None:
@@ -63,9 +62,8 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler, at most ``most`` at a time (0: as many as ``buffer`` holds).
-
-    A large read is offered to ``passes`` first, if given.
+    """A connected socket whose bytes go to a handler, at most ``most`` at a time (0: as many as ``buffer`` holds). A
+    large read is offered to ``passes`` first, if given.
     """
 
     def __init__(

@@ -54,9 +54,8 @@ class FrontBase(ABC):
         """Called with a client whose backend is away: answer or close it."""
 
     def look(self) -> None:
-        """Log if nothing listens at the backend's path, before any client comes: the path may be wrong.
-
-        A full backlog and a shortage in the proxy are not logged here; they are waited for when a client comes.
+        """Log if nothing listens at the backend's path, before any client comes: the path may be wrong. A full backlog
+        and a shortage in the proxy are not logged here; they are waited for when a client comes.
         """
         try:
             backend = dial_now(self.backend_endpoint)
@@ -82,11 +81,8 @@ class FrontBase(ABC):
             self.pair(client, backend)
 
     async def dial(self) -> socket.socket:
-        """Connect to the backend, for DIAL_SECONDS at most.
-
-        It waits while the backend's backlog is full or the proxy lacks a descriptor.
-
-        Raises OSError; TimeoutError only if it is the backend that does not accept.
+        """Connect to the backend, for DIAL_SECONDS at most. It waits while the backend's backlog is full or the proxy
+        lacks a descriptor. Raises OSError; TimeoutError only if it is the backend that does not accept.
         """
         lacking = ""
         try:
@@ -175,9 +171,8 @@ class _Unpaired:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """Shut down reading from ``refusing`` on if the client has sent nothing.
-
-        Its later requests fail with EPIPE, unsent.
+        """Shut down reading from ``refusing`` on if the client has sent nothing. Its later requests fail with EPIPE,
+        unsent.
         """
         if refusing and not self._shut and not self._has_asked():
             self._shut = True

@@ -12,11 +12,8 @@ from collections.abc import Callable
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer of a connected unix socket has closed it.
-
-    That is true as soon as its EOF can be read, and no earlier.
-
-    A socket with both directions shut down counts as hung up too, whoever shut them.
+    """Return whether the peer of a connected unix socket has closed it. That is true as soon as its EOF can be read,
+    and no earlier. A socket with both directions shut down counts as hung up too, whoever shut them.
     """
     looked = select.poll()
     looked.register(sock, 0)  # POLLHUP and POLLERR are always reported
@@ -24,9 +21,8 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 class Hangups:
-    """Watches connected unix sockets for hang-ups.
-
-    POLLHUP is set when the peer has closed, not when it has only shut down writing (tried).
+    """Watches connected unix sockets for hang-ups. POLLHUP is set when the peer has closed, not when it has only shut
+    down writing (tried).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

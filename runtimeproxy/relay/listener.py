@@ -52,7 +52,6 @@ class Listener:
 
     def withdraw(self) -> bool:
         """Stop new connections by removing the socket if it is still the one made here. May be called again.
-
         Connections that wait already can still be accepted. Returns False, and changes nothing, if the socket was
         handed over: clients wait in it for the next process. A socket that cannot be removed stays and refuses
         connections, which is logged: the rest of the shutdown must not depend on it.
@@ -69,9 +68,8 @@ class Listener:
         return self._lock is not None
 
     def close(self) -> None:
-        """Stop listening, remove the socket if it is still the one made here, and release the lock.
-
-        May be called again.
+        """Stop listening, remove the socket if it is still the one made here, and release the lock. May be called
+        again.
         """
         self.withdraw()
         self.socket.close()
@@ -81,10 +79,9 @@ class Listener:
 
 
 def inherited(environ: MutableMapping[str, str]) -> Listener | None:
-    """Return the socket that systemd handed over and remove its variables; None if there is none for this process.
-
-    The path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one
-    listening unix stream socket.
+    """Return the socket that systemd handed over and remove its variables; None if there is none for this process. The
+    path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one listening
+    unix stream socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -107,9 +104,8 @@ def inherited(environ: MutableMapping[str, str]) -> Listener | None:
 def listen(
     path: str, *, mode: int = 0o600, group: str | None = None, flag: str = "--koord-runtimeproxy-endpoint"
 ) -> Listener:
-    """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
-
-    The socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
+    """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own). The
+    socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
     directory, that is logged. ``flag`` is the flag that sets the path. Raises ConfigError for everything that prevents
     listening, with what to do.
     """
@@ -123,11 +119,10 @@ def listen(
 def claimed(
     path: str, *, flag: str, owner: str = "runtimeproxy", group_id: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Reserve ``path`` for a new socket; yield the open directory and the open lock file.
-
-    Nothing exists at ``path`` then. ``owner`` names the program in the error message for a second process. The caller
-    owns the lock and releases it by closing the file; if the body raises it is closed here. Raises ConfigError for
-    everything that prevents listening, with what to do, also for an OSError of the body.
+    """Reserve ``path`` for a new socket; yield the open directory and the open lock file. Nothing exists at ``path``
+    then. ``owner`` names the program in the error message for a second process. The caller owns the lock and releases
+    it by closing the file; if the body raises it is closed here. Raises ConfigError for everything that prevents
+    listening, with what to do, also for an OSError of the body.
     """
     if not os.path.isabs(path):
         raise ConfigError(f"{path!r} is not an absolute path; set {flag} to one")
@@ -161,9 +156,8 @@ def group_id(group: str) -> int:
 
 
 def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
-    """Open the socket's directory and check that no other user can write there.
-
-    It is created if missing, for this user alone or for the group; so are its parents, writable for this user only.
+    """Open the socket's directory and check that no other user can write there. It is created if missing, for this user
+    alone or for the group; so are its parents, writable for this user only.
     """
     for parent in reversed(Path(folder).parents):
         parent.mkdir(mode=0o755, exist_ok=True)
@@ -207,9 +201,7 @@ def folder_fault(found: os.stat_result, group_id: int | None) -> str:
 
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
-    """Lock the file beside the socket and write the process id into it.
-
-    The lock is held as long as the file is open.
+    """Lock the file beside the socket and write the process id into it. The lock is held as long as the file is open.
     """
     try:
         lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)

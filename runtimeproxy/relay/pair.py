@@ -20,11 +20,9 @@ from runtimeproxy.wire.bodies import Send
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 208 * 1024
-"""Send buffer in bytes that the kernel is asked to keep for a client.
-
-The kernel doubles it (socket(7)), so that the data of one read from the backend is written immediately. It is the
-kernel's default, and the most that an unprivileged process may ask for.
-"""
+"""Send buffer in bytes that the kernel is asked to keep for a client. The kernel doubles it (socket(7)), so that the
+data of one read from the backend is written immediately. It is the kernel's default, and the most that an unprivileged
+process may ask for."""
 
 LINGER_SECONDS = 1.0
 """How many seconds a client may still send after its last answer, so that it reads that before it sees the end."""
@@ -40,15 +38,13 @@ class Flow(Protocol):
         """Called with bytes from the backend. Raises WireError."""
 
     def client_ended(self) -> bool:
-        """Called at the client's EOF.
-
-        Return True if bytes for the backend are still to come; ``Pair.client_done`` must follow.
+        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
+        follow.
         """
 
     def client_gone(self) -> None:
-        """Called when the client has closed its socket, before or after ``client_ended``.
-
-        Only if the pair watches for hang-ups.
+        """Called when the client has closed its socket, before or after ``client_ended``. Only if the pair watches for
+        hang-ups.
         """
 
     def backend_ended(self) -> bool:
@@ -62,15 +58,13 @@ class Flow(Protocol):
 
 
 class Bulk(Protocol):
-    """Interface for large reads.
-
-    It sends the first ``size`` bytes of a reused buffer if they pass unchanged, else returns False.
+    """Interface for large reads. It sends the first ``size`` bytes of a reused buffer if they pass unchanged, else
+    returns False.
     """
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the client: send all of it by ``send``, or do nothing.
-
-        Return whether it was sent.
+        """Called with a large read from the client: send all of it by ``send``, or do nothing. Return whether it was
+        sent.
         """
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
@@ -149,10 +143,7 @@ class Pair:
         self.flush()
 
     def later(self, go_on: Callable[[], object]) -> None:
-        """Call ``go_on`` once all bytes of the present read are processed.
-
-        So its output leaves in the same write.
-        """
+        """Call ``go_on`` once all bytes of the present read are processed. So its output leaves in the same write."""
         self._later.append(go_on)
         if not self.reading:
             self._go_on()
@@ -179,13 +170,10 @@ class Pair:
             self._refuse_backend()
 
     def _refuse_backend(self) -> None:
-        """Shut down reading from the backend because the client takes no more.
-
-        Without a proxy the backend's next write would fail, too.
-
-        The client may have closed after sending bytes that the backend does not take yet, and its EOF has to follow
-        them. Until then nothing else would tell the backend that nobody reads its answers. What the client has sent
-        still goes to it.
+        """Shut down reading from the backend because the client takes no more. Without a proxy the backend's next write
+        would fail, too. The client may have closed after sending bytes that the backend does not take yet, and its EOF
+        has to follow them. Until then nothing else would tell the backend that nobody reads its answers. What the
+        client has sent still goes to it.
         """
         if self._hangups is not None:
             self._backend.refuse()
@@ -277,10 +265,8 @@ class Pair:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Close both sides if nothing can flow any more.
-
-        That is so if the backend has ended and everything was sent to the client, if both sides have ended, or if the
-        client is gone and everything was sent to the backend.
+        """Close both sides if nothing can flow any more. That is so if the backend has ended and everything was sent to
+        the client, if both sides have ended, or if the client is gone and everything was sent to the backend.
         """
         sent, delivered = not self._backend.waiting, not self._client.waiting
         both_ended = self._half_closed and self.client_ended and sent
@@ -296,17 +282,15 @@ class Pair:
         self.hold_client(self._client_held)  # the client may have been paused because the first backend was slow
 
     def shut_client(self) -> None:
-        """Shut down reading from the client; what it has sent is still read, followed by EOF.
-
-        Its later writes fail with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way
-        to close a connection on which a request may be on its way.
+        """Shut down reading from the client; what it has sent is still read, followed by EOF. Its later writes fail
+        with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way to close a connection
+        on which a request may be on its way.
         """
         self._client_socket.shutdown(socket.SHUT_RD)
 
     def finish_client(self) -> None:
-        """Shut down writing to the client after everything queued; the flow must drop what the client still sends.
-
-        The pair closes when the client has ended too.
+        """Shut down writing to the client after everything queued; the flow must drop what the client still sends. The
+        pair closes when the client has ended too.
         """
         self.flush()
         self._client.finish()
@@ -316,10 +300,8 @@ class Pair:
         self._close_if_done()
 
     def linger(self) -> None:
-        """Close both sides after LINGER_SECONDS, or later, once everything was sent to the client.
-
-        A client whose send fails (EPIPE) may not read what came before; gRPC's does not. So it may still send until
-        then.
+        """Close both sides after LINGER_SECONDS, or later, once everything was sent to the client. A client whose send
+        fails (EPIPE) may not read what came before; gRPC's does not. So it may still send until then.
         """
         self._loop.call_later(LINGER_SECONDS, self._close_if_delivered)
 

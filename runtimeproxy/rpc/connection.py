@@ -53,10 +53,9 @@ class Shortage(CallFailed):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The state of the peer at a path; ``socket`` is None if it cannot be reached.
-
-    ``socket`` changes when another socket is at the path, and with the first connection to one whose backlog was full
-    before. ``connection`` is the number of the connection that a call would use, 0 if one has to be made first.
+    """The state of the peer at a path; ``socket`` is None if it cannot be reached. ``socket`` changes when another
+    socket is at the path, and with the first connection to one whose backlog was full before. ``connection`` is the
+    number of the connection that a call would use, 0 if one has to be made first.
     """
 
     socket: Hashable
@@ -86,9 +85,7 @@ class UnaryClient:
         """The system's message of the last failed try to connect, if the proxy itself lacked something."""
 
     def peer(self) -> Peer:
-        """Return the present peer at the path.
-
-        A socket that was not connected to before is dialled, without waiting.
+        """Return the present peer at the path. A socket that was not connected to before is dialled, without waiting.
         """
         try:
             identity = self._identity()
@@ -101,10 +98,9 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
-        """Send a message to a method ("/package.Service/Method") and return the reply's message.
-
-        ``peer`` is the result of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what
-        the dialler raises beside OSError.
+        """Send a message to a method ("/package.Service/Method") and return the reply's message. ``peer`` is the result
+        of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what the dialler raises beside
+        OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
@@ -134,9 +130,8 @@ class UnaryClient:
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
-        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait.
-
-        Raises CallFailed if nobody listens.
+        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait. Raises
+        CallFailed if nobody listens.
         """
         self._lacking = ""
         try:
@@ -178,9 +173,8 @@ class UnaryClient:
         return link
 
     def _identity(self) -> _Identity:
-        """Return what identifies the socket at the path.
-
-        An inode number may be reused, but not with the same change time.
+        """Return what identifies the socket at the path. An inode number may be reused, but not with the same change
+        time.
         """
         found = os.stat(self._path)
         return found.st_dev, found.st_ino, found.st_ctime_ns
@@ -236,9 +230,8 @@ class _Link:
         return self._calls.room > self._promised
 
     async def room(self, deadline: float) -> None:
-        """Wait for room for one more call, in order of arrival, or for the end of the connection.
-
-        Raises CallFailed at the deadline.
+        """Wait for room for one more call, in order of arrival, or for the end of the connection. Raises CallFailed at
+        the deadline.
         """
         future = self._loop.create_future()
         self._waiting.append(future)
@@ -255,9 +248,7 @@ class _Link:
         self._promised -= 1
 
     def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
-        """Send a request and return its reply, to be awaited until ``deadline``.
-
-        ``leave`` must be called afterwards.
+        """Send a request and return its reply, to be awaited until ``deadline``. ``leave`` must be called afterwards.
         """
         call = _Call(loop=self._loop)
         call.stream = self._calls.open(method_path, message, deadline - self._loop.time())

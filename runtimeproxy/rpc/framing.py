@@ -40,9 +40,7 @@ class Kind(Enum):
 
 
 class CallFailed(RuntimeProxyError):
-    """A call without a reply.
-
-    ``code`` is the gRPC status code, ``text`` the peer's own message if ``kind`` is STATUS.
+    """A call without a reply. ``code`` is the gRPC status code, ``text`` the peer's own message if ``kind`` is STATUS.
     """
 
     def __init__(self, code: int, text: str, kind: Kind) -> None:
@@ -82,10 +80,8 @@ class _Call:
 
 
 class Calls(ClientConnection):
-    """The calls of one connection.
-
-    ``out`` collects bytes for the peer, ``acks`` the PING answers that may be sent a little later, ``ended`` the
-    outcomes by stream.
+    """The calls of one connection. ``out`` collects bytes for the peer, ``acks`` the PING answers that may be sent a
+    little later, ``ended`` the outcomes by stream.
     """
 
     def __init__(self, max_reply_bytes: int) -> None:
@@ -226,9 +222,8 @@ def _request_head(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The relevant fields of a header block; ``status`` is None if it has no grpc-status.
-
-    ``good``: it begins a reply. ``informational``: the headers of the reply itself are still to come.
+    """The relevant fields of a header block; ``status`` is None if it has no grpc-status. ``good``: it begins a reply.
+    ``informational``: the headers of the reply itself are still to come.
     """
 
     http_status: bytes

@@ -28,22 +28,19 @@ class Body(Protocol):
     done: bool
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end.
-
-        Raises BadMessage.
+        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end. Raises
+        BadMessage.
         """
 
     def passes(self, data: Octets, size: int) -> bool:
         """Called with a large read: follow its first ``size`` bytes and return True if all of them belong to the body.
-
         Otherwise, or where that is not easy to decide, follow none and return False.
         """
 
 
 def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
-    """Return the follower of a body, None if it has no bytes.
-
-    ``keep`` is called with each piece of a chunked body's payload.
+    """Return the follower of a body, None if it has no bytes. ``keep`` is called with each piece of a chunked body's
+    payload.
     """
     if framing is Framing.CHUNKED:
         return ChunkedBody(keep)
@@ -99,10 +96,8 @@ class _Line(Enum):
 
 
 PASSING_CHUNKS = 128
-"""Most chunks per read that may pass unchanged: checking more would keep other connections waiting too long.
-
-Go's clients and dockerd send about 4 to 32 KiB per chunk.
-"""
+"""Most chunks per read that may pass unchanged: checking more would keep other connections waiting too long. Go's
+clients and dockerd send about 4 to 32 KiB per chunk."""
 _END_OF_LINE = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?\r\n")
 _PLAIN_NEXT_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})\r\n")
@@ -142,11 +137,8 @@ class ChunkedBody:
         return at
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Follow the chunks if each begins in the usual form.
-
-        No line may be split at the start or the end of the bytes.
-
-        At the end the CRLF behind a chunk's data may be without the next chunk's size.
+        """Follow the chunks if each begins in the usual form. No line may be split at the start or the end of the
+        bytes. At the end the CRLF behind a chunk's data may be without the next chunk's size.
         """
         at, left, line, chunks = 0, self._left, self._next, 0
         if self._line or line is _Line.TRAILER:
@@ -185,9 +177,7 @@ class ChunkedBody:
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, else keep its beginning.
-
-        Return the index behind it. Raises BadMessage.
+        """Process a line if its end has come, else keep its beginning. Return the index behind it. Raises BadMessage.
         """
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)

@@ -30,11 +30,8 @@ class ClientConnection(ABC):
         """True once the peer takes no new streams."""
         self._told = False
         self._acknowledged = False
-        """True once the server acknowledged the table size of 0, so that each header block must stand alone.
-
-        Before that each block is translated, also one that no call waits for: the decoder's dynamic table depends on
-        it.
-        """
+        """True once the server acknowledged the table size of 0, so that each header block must stand alone. Before
+        that each block is translated, also one that no call waits for: the decoder's dynamic table depends on it."""
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._fragment: bytearray | None = None

@@ -27,10 +27,8 @@ QUEUED_SETTINGS = 2_500
 QUEUED_BYTES = 4 << 20
 """Most bytes of queued frames without flow control: trailers and resets behind their stream's DATA."""
 MERGED_BYTES = 4_096
-"""DATA payloads that wait one behind the other are merged up to so many bytes.
-
-A client that opens no window may wait long; merged, what its credit allows stays within few frames.
-"""
+"""DATA payloads that wait one behind the other are merged up to so many bytes. A client that opens no window may wait
+long; merged, what its credit allows stays within few frames."""
 
 
 class Source(Protocol):
@@ -128,9 +126,8 @@ class FlowControlledSender:
         return stream in self.queues
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
-        """Send DATA as the windows allow, split as needed, or queue it behind what waits of its stream.
-
-        ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
+        """Send DATA as the windows allow, split as needed, or queue it behind what waits of its stream. ``charge``
+        bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
         if self.take(stream, len(payload)):
             self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload))
@@ -142,9 +139,8 @@ class FlowControlledSender:
             self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
-        """Deduct a DATA frame that the caller sends now from the windows.
-
-        Return False, deducting nothing, if it must wait.
+        """Deduct a DATA frame that the caller sends now from the windows. Return False, deducting nothing, if it must
+        wait.
         """
         beyond = self._stream_windows.get(stream)
         room = min(self.window, self.max_frame)
@@ -208,7 +204,6 @@ class FlowControlledSender:
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
         """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
-
         What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
         WireError as ``apply_settings`` does.
         """
@@ -235,9 +230,8 @@ class FlowControlledSender:
         self.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
 
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Apply SETTINGS of the peer; ``catch_up`` sends what they allow.
-
-        Raises WireError if a window grows above 2^31-1.
+        """Apply SETTINGS of the peer; ``catch_up`` sends what they allow. Raises WireError if a window grows above
+        2^31-1.
         """
         for identifier, value in entries:
             if identifier == http2.MAX_FRAME_SIZE:
@@ -328,9 +322,7 @@ class FlowControlledSender:
             raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
-        """Count DATA that the peer sent and that leaves at once.
-
-        Raises WireError if it exceeds the connection window.
+        """Count DATA that the peer sent and that leaves at once. Raises WireError if it exceeds the connection window.
         """
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:

@@ -19,9 +19,7 @@ from runtimeproxy.errors import WireError
 Header = tuple[bytes, bytes]
 Field = tuple[int, list[tuple[bool, bytes]]]
 """A field as it is encoded in a block: a static index or 0, and its strings: none, its value, or its name and value.
-
-Each string is a pair: whether it is Huffman-coded, and its bytes.
-"""
+Each string is a pair: whether it is Huffman-coded, and its bytes."""
 
 T = TypeVar("T")
 
@@ -70,10 +68,8 @@ def check(block: bytes) -> None:
 
 
 def path(fields: Sequence[Field]) -> bytes:
-    """Return the :path among a request's fields.
-
-    If its first slash is missing it is added: grpc-go took both for the same method (CVE-2026-33186). Raises
-    AmbiguousPath if there is none or more than one, WireError if it is broken.
+    """Return the :path among a request's fields. If its first slash is missing it is added: grpc-go took both for the
+    same method (CVE-2026-33186). Raises AmbiguousPath if there is none or more than one, WireError if it is broken.
     """
     found = find(fields, _PATH)
     if len(found) != 1:
@@ -83,9 +79,8 @@ def path(fields: Sequence[Field]) -> bytes:
 
 
 def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: int | None = None) -> list[Header]:
-    """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes.
-
-    Raises WireError if one of them is broken.
+    """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes. Raises
+    WireError if one of them is broken.
     """
     found: list[Header] = []
     for index, strings in fields:
@@ -192,10 +187,9 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 
 
 class Blocks:
-    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1).
-
-    Until the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing.
-    After that, blocks pass unchanged, except for a size update put before the first one after each ACK.
+    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1). Until
+    the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing. After
+    that, blocks pass unchanged, except for a size update put before the first one after each ACK.
     """
 
     def __init__(self) -> None:

@@ -26,9 +26,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Rule(Enum):
-    """The rules for messages, each with the status that answers a breach: the complete list of refused forms.
-
-    Go accepts the forms marked (Go) in one way or another; a relay cannot know that every recipient does so too.
+    """The rules for messages, each with the status that answers a breach: the complete list of refused forms. Go
+    accepts the forms marked (Go) in one way or another; a relay cannot know that every recipient does so too.
     """
 
     HEAD_BYTES = 431, "a head has at most 1 MiB"
@@ -152,11 +151,10 @@ class ResponseHead(_Head):
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
-    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet.
-
-    Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
-    BadMessage as soon as an unfinished head can no longer become valid in its control characters, line ends or length;
-    other breaches are found when the head is parsed.
+    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet. Pass as
+    ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises BadMessage as
+    soon as an unfinished head can no longer become valid in its control characters, line ends or length; other breaches
+    are found when the head is parsed.
     """
     end = buffer.find(b"\r\n\r\n", max(start, seen - 3)) + 4
     if end >= 4 and end - start <= HEAD_LIMIT:
@@ -177,9 +175,8 @@ _AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
-    """Return the rule that control characters break.
-
-    Of two breaches it is the one that is found first however the bytes are split.
+    """Return the rule that control characters break. Of two breaches it is the one that is found first however the
+    bytes are split.
     """
     first = _AT_ONCE.search(raw)
     return Rule.CONTROL if first is None or first[0] == b"\0" else Rule.LINE_END
@@ -256,9 +253,8 @@ _cached_request = lru_cache(maxsize=1024)(_request)
 
 
 def response_head(raw: bytes, method: str) -> ResponseHead:
-    """Parse the head of a response to a request with ``method``, including its empty line. Raises BadMessage.
-
-    Framing is checked as strictly as in requests; field values may contain anything that the daemon puts there.
+    """Parse the head of a response to a request with ``method``, including its empty line. Raises BadMessage. Framing
+    is checked as strictly as in requests; field values may contain anything that the daemon puts there.
     """
     # Other methods have no influence on the answer; as cache keys a client could make any number of them.
     bodiless = method if method in ("HEAD", "CONNECT") else ""
@@ -349,9 +345,7 @@ def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
 
 
 def _expects(found: _Found, version: Version) -> bool:
-    """Return whether 100 Continue is expected; HTTP/1.0 has no interim answers (RFC 9110, 10.1.1).
-
-    Raises BadMessage.
+    """Return whether 100 Continue is expected; HTTP/1.0 has no interim answers (RFC 9110, 10.1.1). Raises BadMessage.
     """
     expected = found.get("expect")
     if expected is None:
@@ -372,9 +366,8 @@ _FRAMING_NAMES = frozenset({b"content-length", b"trailer", b"transfer-encoding"}
 
 
 def with_length(raw: bytes, length: int) -> bytes:
-    """Return a parsed head changed to a body of ``length`` bytes (relay-rules B8).
-
-    One Content-Length replaces the first line that gives or announces the framing, or is added at the end.
+    """Return a parsed head changed to a body of ``length`` bytes (relay-rules B8). One Content-Length replaces the
+    first line that gives or announces the framing, or is added at the end.
     """
     first, *fields = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
     framing = [place for place, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]

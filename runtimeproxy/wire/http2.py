@@ -64,10 +64,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def block_frames(
     kind: int, flags: int, stream: int, prefix: bytes, block: bytes, max_frame: int = DEFAULT_FRAME_SIZE
 ) -> bytes:
-    """Return the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed.
-
-    Of ``flags`` only END_STREAM and PRIORITY_FLAG are used; ``prefix`` is the part before the fragment
-    (``split_block``).
+    """Return the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed. Of ``flags`` only
+    END_STREAM and PRIORITY_FLAG are used; ``prefix`` is the part before the fragment (``split_block``).
     """
     payload = prefix + block
     flags &= END_STREAM | PRIORITY_FLAG
@@ -113,9 +111,8 @@ def settings_payload(entries: Iterable[tuple[int, int]]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the (identifier, value) pairs of a SETTINGS payload in order.
-
-    Raises WireError if a length or a value is not allowed (RFC 9113, 6.5).
+    """Return the (identifier, value) pairs of a SETTINGS payload in order. Raises WireError if a length or a value is
+    not allowed (RFC 9113, 6.5).
     """
     if len(payload) % 6:
         raise WireError("SETTINGS frame whose length is not a multiple of 6")
@@ -129,9 +126,8 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_u32(payload: bytes, offset: int = 0) -> int:
-    """Return 31 bits at an offset (a stream id, an increment), without the reserved bit.
-
-    Raises WireError if the payload is too short.
+    """Return 31 bits at an offset (a stream id, an increment), without the reserved bit. Raises WireError if the
+    payload is too short.
     """
     if len(payload) < offset + 4:
         raise WireError("frame is too short for its type")
@@ -140,9 +136,8 @@ def read_u32(payload: bytes, offset: int = 0) -> int:
 
 
 def unpad(payload: bytes, flags: int) -> bytes:
-    """Return a DATA payload without its padding.
-
-    Raises WireError if the padding is longer than the payload (RFC 9113, 6.1).
+    """Return a DATA payload without its padding. Raises WireError if the padding is longer than the payload (RFC 9113,
+    6.1).
     """
     if not flags & PADDED:
         return payload
@@ -152,9 +147,8 @@ def unpad(payload: bytes, flags: int) -> bytes:
 
 
 def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
-    """Split a HEADERS or PUSH_PROMISE payload into (priority or promised stream id, fragment), without padding.
-
-    Raises WireError if they do not fit (RFC 9113, 6.2 and 6.6).
+    """Split a HEADERS or PUSH_PROMISE payload into (priority or promised stream id, fragment), without padding. Raises
+    WireError if they do not fit (RFC 9113, 6.2 and 6.6).
     """
     fragment = unpad(payload, flags) if flags & PADDED else payload
     if kind == PUSH_PROMISE:
@@ -169,9 +163,8 @@ def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
 
 
 class FrameBuffer:
-    """Collects whole frames from any split of the bytes.
-
-    For the proxy's own connections, which process frames one by one; a relay cuts DATA through instead.
+    """Collects whole frames from any split of the bytes. For the proxy's own connections, which process frames one by
+    one; a relay cuts DATA through instead.
     """
 
     def __init__(self, limit: int = DEFAULT_FRAME_SIZE) -> None:

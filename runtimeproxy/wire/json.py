@@ -25,18 +25,14 @@ Patch = tuple[int, int, str]
 
 _TWICE = object()
 _BROKEN = (ValueError, RecursionError, IndexError)
-"""The exceptions of Python's decoder: JSONDecodeError, UnicodeError and a number too long are ValueErrors.
-
-IndexError means that the text ended: the code indexes it without checking the length.
-"""
+"""The exceptions of Python's decoder: JSONDecodeError, UnicodeError and a number too long are ValueErrors. IndexError
+means that the text ended: the code indexes it without checking the length."""
 
 
 def fold(key: str) -> str:
-    """Return the form of a key in which Go compares it with a struct's field.
-
-    Letter case is ignored, U+017F counts as s, U+212A as k.
-
-    Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
+    """Return the form of a key in which Go compares it with a struct's field. Letter case is ignored, U+017F counts as
+    s, U+212A as k. Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for
+    that name.
     """
     return _remembered_fold(key) if len(key) <= _LONGEST_REMEMBERED else _fold(key)
 
@@ -60,9 +56,8 @@ class Object:
         self._folded: dict[str, Any] | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a member as Go fills a field of a struct; null counts as absent.
-
-        Raises WireError if the key occurs twice after folding: Go merges some of such values and replaces others.
+        """Return a member as Go fills a field of a struct; null counts as absent. Raises WireError if the key occurs
+        twice after folding: Go merges some of such values and replaces others.
         """
         if self._folded is None:
             self._folded = self._fold()
@@ -87,10 +82,9 @@ class Object:
 
 
 def parse(text: bytes) -> Any:
-    """Return the value of a JSON text: objects as Object, arrays as list.
-
-    Raises WireError if it is not JSON; also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
-    behind the value, and numbers and nesting beyond what Python's parser accepts.
+    """Return the value of a JSON text: objects as Object, arrays as list. Raises WireError if it is not JSON; also for
+    a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything behind the value, and numbers and nesting
+    beyond what Python's parser accepts.
     """
     try:
         return _DECODER.decode(text.decode())
@@ -99,9 +93,8 @@ def parse(text: bytes) -> Any:
 
 
 def has_more_tokens(text: bytes, limit: int) -> bool:
-    """Return whether a text has more strings, commas and opening brackets than ``limit``, without building objects.
-
-    A JSON text has at most one value more than that.
+    """Return whether a text has more strings, commas and opening brackets than ``limit``, without building objects. A
+    JSON text has at most one value more than that.
     """
     if len(text) <= limit or len(text) - len(text.translate(None, _TOKENS)) <= limit:
         return False
@@ -121,9 +114,8 @@ class Edit(Protocol):
     """Interface of a change of one value."""
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Called with the index ``at`` of the value: append its patches, return the index of its end.
-
-        Patches must be in the order of the text.
+        """Called with the index ``at`` of the value: append its patches, return the index of its end. Patches must be
+        in the order of the text.
         """
 
     def made(self) -> str:
@@ -131,10 +123,8 @@ class Edit(Protocol):
 
 
 def rewrite(text: bytes, edit: Edit) -> bytes:
-    """Return the JSON text with its value edited; the same object if nothing changes.
-
-    Raises WireError where ``parse`` does, if a value is not of the kind that the edit is for, and if the key of a
-    member to edit occurs twice.
+    """Return the JSON text with its value edited; the same object if nothing changes. Raises WireError where ``parse``
+    does, if a value is not of the kind that the edit is for, and if the key of a member to edit occurs twice.
     """
     patches: list[Patch] = []
     try:
@@ -167,10 +157,8 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Edit members of an object, named as the fields of a Go struct, or, if ``exact``, as the keys of a map.
-
-    A missing member is added behind the last one, under the exact name given here; a missing object, or null, is
-    created.
+    """Edit members of an object, named as the fields of a Go struct, or, if ``exact``, as the keys of a map. A missing
+    member is added behind the last one, under the exact name given here; a missing object, or null, is created.
     """
 
     edits: Mapping[str, Edit]
@@ -209,7 +197,6 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class Elements:
     """Edit a list of texts: ``changed`` by index, ``added`` behind the last one; a missing list, or null, is created.
-
     An index that the list does not have raises WireError.
     """
 
@@ -266,9 +253,8 @@ class Chosen:
 
 
 def _equal(found: Any, wanted: Value) -> bool:
-    """Return whether two JSON values are equal.
-
-    1 is neither 1.0 nor true, and the order of an object's members is ignored.
+    """Return whether two JSON values are equal. 1 is neither 1.0 nor true, and the order of an object's members is
+    ignored.
     """
     if isinstance(found, Object):
         members = dict(found.members)
@@ -336,9 +322,8 @@ _AT_ONCE = 256
 
 @lru_cache(maxsize=64)
 def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
-    """Return a match function for runs of members with simple keys and values whose names are not in ``names``.
-
-    It skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
+    """Return a match function for runs of members with simple keys and values whose names are not in ``names``. It
+    skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
     are those of Docker's API, hence few. Python before 3.11.5 mistakes groups that are possessive (gh-106052): only
     single characters are repeated so here.
     """

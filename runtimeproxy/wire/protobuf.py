@@ -70,19 +70,14 @@ Edit = Callable[[bytes, Found], Iterator[Patch]]
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """Yield the fields of a message in order; a group is one field.
-
-    Raises WireError if the bytes are not protobuf.
-    """
+    """Yield the fields of a message in order; a group is one field. Raises WireError if the bytes are not protobuf."""
     return (Field(*field) for field in _walk(message))
 
 
 def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
-    """Return whether a message has more fields than ``limit``.
-
-    The fields of the nested messages named by ``shape`` count, too.
-
-    Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not protobuf.
+    """Return whether a message has more fields than ``limit``. The fields of the nested messages named by ``shape``
+    count, too. Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not
+    protobuf.
     """
     if len(message) <= 2 * limit:
         return False  # no field is shorter than a tag and a length
@@ -130,9 +125,8 @@ def varint(value: int) -> bytes:
 
 
 def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
-    """Return the message with the edit of each field number applied; the same object if nothing changes.
-
-    Raises WireError if the message, or a nested message that an edit has to parse, is malformed.
+    """Return the message with the edit of each field number applied; the same object if nothing changes. Raises
+    WireError if the message, or a nested message that an edit has to parse, is malformed.
     """
     pieces = _rewritten(message, 0, len(message), edits)
     return b"".join(pieces) if pieces else message
@@ -160,9 +154,8 @@ def string_field(value: str) -> Edit:
 
 
 def message_field(edits: Mapping[int, Edit]) -> Edit:
-    """Return the edit of a singular message.
-
-    If it occurs twice, its value is the merge of both: they are joined at the last one's place.
+    """Return the edit of a singular message. If it occurs twice, its value is the merge of both: they are joined at the
+    last one's place.
     """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
@@ -180,12 +173,9 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
 
 
 def entries_field(values: Mapping[str, Edit]) -> Edit:
-    """Return the edit of the values of map entries.
-
-    The field may also be a repeated message whose field 1 is a text that names the element.
-
-    Of entries with the same key the last one is effective and is edited. New entries go behind the last one of the
-    field, in the order of their keys.
+    """Return the edit of the values of map entries. The field may also be a repeated message whose field 1 is a text
+    that names the element. Of entries with the same key the last one is effective and is edited. New entries go behind
+    the last one of the field, in the order of their keys.
     """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:

@@ -56,10 +56,8 @@ class CriCall(Call):
 
     @read_once
     def id(self) -> str:
-        """Return the id in the request's first field. Raises Unreadable.
-
-        Runtimes also accept the beginning of an id, as crictl's users type it; once the subject is known this is the
-        full id.
+        """Return the id in the request's first field. Raises Unreadable. Runtimes also accept the beginning of an id,
+        as crictl's users type it; once the subject is known this is the full id.
         """
         return translate.read_id(self.message)
 
@@ -90,10 +88,8 @@ class CriCall(Call):
         self._held.answer()
 
     def release_buffers(self) -> None:
-        """Return the request's bytes to the memory budget.
-
-        Of a call that changes no record the message is dropped, too: it may wait for minutes until its unknown outcome
-        is read from the runtime.
+        """Return the request's bytes to the memory budget. Of a call that changes no record the message is dropped,
+        too: it may wait for minutes until its unknown outcome is read from the runtime.
         """
         self._held.free()
         if self.operation in hookpoints.UNRECORDED:

@@ -24,9 +24,8 @@ _A = TypeVar("_A", RequestedPod, RequestedContainer)
 
 
 class CreateCall(DockerCall, Generic[_A]):
-    """A create of a pod sandbox or of a container in a pod.
-
-    ``asked`` is what the body asks for, or a text that says why that cannot be read.
+    """A create of a pod sandbox or of a container in a pod. ``asked`` is what the body asks for, or a text that says
+    why that cannot be read.
     """
 
     _released: bytes | None = None
@@ -54,7 +53,6 @@ class CreateCall(DockerCall, Generic[_A]):
     @property
     def released(self) -> _A:
         """Return what the daemon was asked for. An edited body is parsed again, as an edit also obeys dockerd's checks.
-
         Raises Unreadable.
         """
         if self._released is None:
@@ -77,7 +75,6 @@ class CreatePodCall(CreateCall[RequestedPod]):
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request; None until dockerd's cgroup driver is known, as its parent needs it.
-
         Raises Unreadable.
         """
         asked, driver = self.asked, self._daemon.lookup.driver

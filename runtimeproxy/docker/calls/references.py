@@ -56,9 +56,8 @@ class ReferenceCall(DockerCall):
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
-        """Return the subject from the Store; None if it is not there.
-
-        If a dockerd event has made the Store forget it since the call found it, the call is ``state_unknown``.
+        """Return the subject from the Store; None if it is not there. If a dockerd event has made the Store forget it
+        since the call found it, the call is ``state_unknown``.
         """
         known = self._daemon.lookup.known(self._id) if self._id else None
         self.state_unknown |= self._found and known is None
@@ -117,10 +116,9 @@ class StartCall(ReferenceCall):
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
-
-        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
-        call is ``state_unknown`` from then on.
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). Returns
+        the resources that were set. Raises BackendError; if the update may have been applied all the same, the call is
+        ``state_unknown`` from then on.
         """
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
@@ -161,9 +159,8 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def said(self) -> EffectiveUpdate:
-        """Return what the request asks for, and what ``edited`` added to it; Docker's update has no annotations.
-
-        Raises Unreadable.
+        """Return what the request asks for, and what ``edited`` added to it; Docker's update has no annotations. Raises
+        Unreadable.
         """
         return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
 
@@ -194,9 +191,8 @@ class UpdateCall(ReferenceCall):
         return super().send(body)
 
     def _is_recorded(self) -> bool:
-        """Return whether the record will have the update: the container is known and the request can be read.
-
-        Otherwise the update's event causes the container to be read again.
+        """Return whether the record will have the update: the container is known and the request can be read. Otherwise
+        the update's event causes the container to be read again.
         """
         try:
             return bool(self._id and self.said)
