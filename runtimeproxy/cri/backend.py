@@ -74,9 +74,7 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none. Raises BackendError, and Unreadable, also if neither status nor list
-        names the container's pod.
-        """
+        """Read a container; None if there is none. Raises BackendError; Unreadable also if nothing names its pod."""
         reply = await self._status(version, _CONTAINER_STATUS, container_id)
         if reply is None:
             return None
@@ -154,7 +152,6 @@ class Backend:
             raise BackendError(f"UpdateContainerResources: {error}", _kind(error), not_done=not_done) from None
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._client.close()
 
 

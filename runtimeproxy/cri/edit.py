@@ -41,8 +41,7 @@ _MEMORY = "memory_limit_in_bytes"
 _SWAP = "memory_swap_limit_in_bytes"
 _UNLIMITED = -1
 _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
-"""Fields that no update changes: the OCI runtime spec has ``oomScoreAdj`` in ``process``, ``runc update`` sets only
-``linux.resources``."""
+"""Fields that no update changes: ``runc update`` sets only ``linux.resources``; ``oomScoreAdj`` is in ``process``."""
 
 
 class SettableValues(NamedTuple):

@@ -35,8 +35,7 @@ _PING_BYTES = 8
 
 
 ALIVE_SECONDS = 1.0
-"""Seconds after which a silent peer may have hung, so that PINGs pass on to it. Keepalive PINGs are only sent after a
-longer silence."""
+"""Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs come even later."""
 ACKS_AT_ONCE = 16
 """Most ACKs of the proxy's own that wait to be sent; grpc-go has at most one PING under way."""
 

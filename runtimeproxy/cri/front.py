@@ -36,8 +36,7 @@ from runtimeproxy.wire import http2
 log = logging.getLogger(__name__)
 
 ACK_SECONDS = 0.02
-"""Seconds for which ACKs of PINGs wait for other frames to leave with. A peer that measures the round trip by a PING
-sees a longer one."""
+"""Seconds for which ACKs of PINGs wait for other frames; a peer that measures the round trip sees a longer one."""
 
 
 class CriFront(FrontBase):

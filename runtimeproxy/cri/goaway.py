@@ -18,8 +18,7 @@ from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.flow import FlowControlledSender
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
-"""Paths of methods that stream without end; before the first event only the path distinguishes one from a unary
-call."""
+"""Paths of methods that stream without end; before the first event only the path tells one from a unary call."""
 
 GONE = "the runtime ended its connection before it answered"
 

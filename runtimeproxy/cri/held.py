@@ -271,9 +271,7 @@ class HeldStream:
         return True
 
     def refuse(self, code: int, text: str) -> bool:
-        """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
-        nothing, if the call is no longer held.
-        """
+        """Answer with a status in the runtime's place (relay-rules A7); False, with nothing sent, if no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED

@@ -253,9 +253,7 @@ class FromClient(FrameRelay):
         reader.check_open()
 
     def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> HeldStream:
-        """Start holding a call. Its headers go on at once: streams must be opened in order, and the deadline at the
-        runtime starts with them.
-        """
+        """Hold a call. Its headers go on at once: streams open in order, and the runtime's deadline starts then."""
         reader = self._reader
         held = HeldStream(reader, route, stream, fields, half_closed)
         reader.highest = stream

@@ -29,9 +29,7 @@ class CriState:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """Return the ids of all pods and containers; also learn the runtime's name and CRI version. Raises
-        BackendError, Unreadable.
-        """
+        """Return all ids; also learn the runtime's name and CRI version. Raises BackendError, Unreadable."""
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:

@@ -109,9 +109,7 @@ def read_id(message: bytes) -> str:
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
-    """Read an UpdateContainerResourcesRequest and return the container's id, its Linux resources, the annotations.
-    Raises Unreadable.
-    """
+    """Read an UpdateContainerResourcesRequest: the id, the Linux resources and the annotations. Raises Unreadable."""
     request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
     if not request.container_id:
         raise Unreadable(_WITHOUT_ID)

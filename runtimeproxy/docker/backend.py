@@ -98,9 +98,7 @@ class Backend:
         return await self._get("GET /info", "/info", REPLY_LIMIT)
 
     async def pods_containers(self) -> list[tuple[str, str]]:
-        """List all pod sandboxes and containers of pods, running or not, as pairs of full id and type label. Raises
-        BackendError.
-        """
+        """List all pods' sandboxes and containers, running or not, as (full id, type label). Raises BackendError."""
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
         body = await self._get(route, path, LIST_LIMIT)

@@ -41,8 +41,7 @@ from runtimeproxy.wire.http1 import BadMessage
 log = logging.getLogger(__name__)
 
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
-"""The hook points of creates. Those of a container's cover a pod's: a container's create needs what the pod's hooks
-changed."""
+"""The hook points of creates. A container's cover a pod's: its create needs what the pod's hooks changed."""
 
 
 class DockerFront(FrontBase):

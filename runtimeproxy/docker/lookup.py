@@ -40,8 +40,7 @@ class Lookup:
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
-        """Ask the daemon for its cgroup driver and its default runtime, and keep both. Raises BackendError, Unreadable.
-        """
+        """Ask the daemon for its cgroup driver and default runtime, and keep both. Raises BackendError, Unreadable."""
         driver, runtime = status.read_info(await self._backend.info())
         self.driver = cgroup.driver(driver)
         self._default_runtime = runtime or status.DEFAULT_RUNTIME

@@ -58,9 +58,7 @@ _UNCLEAN = re.compile(r"//|/\.\.?(?:/|\Z)")
 
 
 def route(method: str, target: str) -> Route | None:
-    """Return the route of a request to hold; None if the request passes. A DELETE without a reference passes too:
-    dockerd rejects it.
-    """
+    """Return the route of a request to hold; None if it passes, like a DELETE of no reference: dockerd rejects it."""
     if method not in _HELD or ("containers/" not in target and "%" not in target):
         return None
     return _route(method, target) if len(target) <= _CACHED_LENGTH else _route.__wrapped__(method, target)

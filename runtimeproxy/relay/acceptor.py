@@ -28,12 +28,10 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start accepting."""
         self._timer = None
         self._loop.add_reader(self._listener, self.accept)
 
     def stop(self) -> None:
-        """Stop accepting."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()

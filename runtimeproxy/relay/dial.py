@@ -17,8 +17,7 @@ from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that say nothing about the listener: the proxy itself lacks descriptors or memory. It tries again then (fault
-matrix P8)."""
+"""Errors that do not concern the listener: the proxy lacks descriptors or memory, and tries again (fault matrix P8)."""
 SCARCE_RETRY_SECONDS = 0.1
 
 
@@ -40,9 +39,7 @@ def why(error: OSError) -> str:
 
 
 def dial_now(path: str) -> socket.socket | None:
-    """Connect immediately and return the socket; None if the listener's backlog is full. Raises OSError if nobody
-    listens.
-    """
+    """Connect at once and return the socket; None if the backlog is full. Raises OSError if nobody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)

@@ -37,7 +37,6 @@ class Unfinished:
     """Tunnels, and answers without an end of their own."""
 
     def __bool__(self) -> bool:
-        """Return whether anything is unfinished."""
         return bool(self.calls or self.answers or self.streams)
 
 
@@ -111,7 +110,6 @@ class Drain:
 
 
 def total(each: Iterable[Unfinished]) -> Unfinished:
-    """Return the sum of all."""
     calls = answers = streams = 0
     for one in each:
         calls, answers, streams = calls + one.calls, answers + one.answers, streams + one.streams

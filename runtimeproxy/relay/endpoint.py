@@ -35,9 +35,7 @@ PIECE_BYTES = 512
 
 
 class ReadBuffer:
-    """The buffer that all endpoints of one thread read into by turns. Data that passes unchanged needs no memory of its
-    own.
-    """
+    """The buffer that all endpoints of a thread read into in turn: what passes unchanged needs no memory of its own."""
 
     def __init__(self, size: int = SHARED_BYTES) -> None:
         self.octets = bytearray(size)

@@ -171,9 +171,7 @@ class _Unpaired:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """Shut down reading from ``refusing`` on if the client has sent nothing. Its later requests fail with EPIPE,
-        unsent.
-        """
+        """From ``refusing`` on stop reading if the client has sent nothing: later requests fail with EPIPE, unsent."""
         if refusing and not self._shut and not self._has_asked():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)

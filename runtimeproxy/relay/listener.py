@@ -68,9 +68,7 @@ class Listener:
         return self._lock is not None
 
     def close(self) -> None:
-        """Stop listening, remove the socket if it is still the one made here, and release the lock. May be called
-        again.
-        """
+        """Stop listening, remove the socket if it is still the one made here, release the lock. May be called again."""
         self.withdraw()
         self.socket.close()
         if self._lock is not None:
@@ -201,8 +199,7 @@ def folder_fault(found: os.stat_result, group_id: int | None) -> str:
 
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
-    """Lock the file beside the socket and write the process id into it. The lock is held as long as the file is open.
-    """
+    """Lock the file beside the socket and write the process id into it. The lock is held while the file is open."""
     try:
         lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
     except OSError as error:

@@ -38,14 +38,10 @@ class Flow(Protocol):
         """Called with bytes from the backend. Raises WireError."""
 
     def client_ended(self) -> bool:
-        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
-        follow.
-        """
+        """Called at the client's EOF. True: bytes for the backend still come, and ``Pair.client_done`` must follow."""
 
     def client_gone(self) -> None:
-        """Called when the client has closed its socket, before or after ``client_ended``. Only if the pair watches for
-        hang-ups.
-        """
+        """Called if the pair watches for hang-ups: the client closed its socket, perhaps before ``client_ended``."""
 
     def backend_ended(self) -> bool:
         """Called at the backend's EOF. Return True if the connection goes on; ``Pair.backend_done`` ends it."""
@@ -58,14 +54,10 @@ class Flow(Protocol):
 
 
 class Bulk(Protocol):
-    """Interface for large reads. It sends the first ``size`` bytes of a reused buffer if they pass unchanged, else
-    returns False.
-    """
+    """Interface for large reads: each sends the first ``size`` bytes of a reused buffer if they pass unchanged."""
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the client: send all of it by ``send``, or do nothing. Return whether it was
-        sent.
-        """
+        """Called with a large read from the client: send all of it by ``send``, or nothing; return whether it was."""
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Called with a large read from the backend, in the same way."""
@@ -201,7 +193,6 @@ class Pair:
         self.read_on(other)
 
     def detach(self, other: Endpoint) -> None:
-        """Remove an attached connection."""
         self._others.remove(other)
 
     def read_on(self, other: Endpoint) -> None:

@@ -37,8 +37,7 @@ MAX_REPLY_BYTES = 4 * 2**20
 ACK_SECONDS = 0.02
 """Seconds that the answer to a peer's PING waits for other data to be sent with: each write wakes the peer."""
 LONGEST_RETRY_SECONDS = 0.1
-"""Longest pause in seconds between two tries of a call that the peer sends back; the first is RETRY_SECONDS, each
-further one twice as long."""
+"""Longest pause in seconds between tries of a call that the peer sends back; it doubles from RETRY_SECONDS on."""
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
@@ -85,8 +84,7 @@ class UnaryClient:
         """The system's message of the last failed try to connect, if the proxy itself lacked something."""
 
     def peer(self) -> Peer:
-        """Return the present peer at the path. A socket that was not connected to before is dialled, without waiting.
-        """
+        """Return the present peer at the path. A socket that was not connected to before is dialled without waiting."""
         try:
             identity = self._identity()
             if identity != self._connected_to:
@@ -130,9 +128,7 @@ class UnaryClient:
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
-        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait. Raises
-        CallFailed if nobody listens.
-        """
+        """Return a connection that takes a call now; None if that needs a wait. Raises CallFailed if nobody listens."""
         self._lacking = ""
         try:
             identity = self._identity()
@@ -173,9 +169,7 @@ class UnaryClient:
         return link
 
     def _identity(self) -> _Identity:
-        """Return what identifies the socket at the path. An inode number may be reused, but not with the same change
-        time.
-        """
+        """Identify the socket at the path: an inode number may be reused, but not with the same change time."""
         found = os.stat(self._path)
         return found.st_dev, found.st_ino, found.st_ctime_ns
 
@@ -187,8 +181,6 @@ class UnaryClient:
 
 
 class _Call(Pending[bytes]):
-    """A reply that is awaited."""
-
     stream = 0
     deadline: Deadline
 
@@ -230,9 +222,7 @@ class _Link:
         return self._calls.room > self._promised
 
     async def room(self, deadline: float) -> None:
-        """Wait for room for one more call, in order of arrival, or for the end of the connection. Raises CallFailed at
-        the deadline.
-        """
+        """Wait for room for one more call, in order, or the connection's end. Raises CallFailed at the deadline."""
         future = self._loop.create_future()
         self._waiting.append(future)
         late = self._deadlines.add(deadline, partial(_end_late, future))
@@ -248,8 +238,7 @@ class _Link:
         self._promised -= 1
 
     def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
-        """Send a request and return its reply, to be awaited until ``deadline``. ``leave`` must be called afterwards.
-        """
+        """Send a request and return its reply, to be awaited until ``deadline``. ``leave`` must be called after it."""
         call = _Call(loop=self._loop)
         call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
         call.deadline = self._deadlines.add(deadline, partial(self._expire, call))

@@ -40,8 +40,7 @@ class Kind(Enum):
 
 
 class CallFailed(RuntimeProxyError):
-    """A call without a reply. ``code`` is the gRPC status code, ``text`` the peer's own message if ``kind`` is STATUS.
-    """
+    """A call without a reply. ``code`` is the gRPC status code, ``text`` the peer's message if ``kind`` is STATUS."""
 
     def __init__(self, code: int, text: str, kind: Kind) -> None:
         super().__init__(text)

@@ -28,9 +28,7 @@ class Body(Protocol):
     done: bool
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Called with bytes, from ``at`` on: follow them and return the index where the body's bytes end. Raises
-        BadMessage.
-        """
+        """Called with bytes, from ``at`` on: follow them, return the index where the body ends. Raises BadMessage."""
 
     def passes(self, data: Octets, size: int) -> bool:
         """Called with a large read: follow its first ``size`` bytes and return True if all of them belong to the body.
@@ -39,9 +37,7 @@ class Body(Protocol):
 
 
 def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
-    """Return the follower of a body, None if it has no bytes. ``keep`` is called with each piece of a chunked body's
-    payload.
-    """
+    """Return a body's follower, None if it has no bytes. ``keep`` gets each piece of a chunked body's payload."""
     if framing is Framing.CHUNKED:
         return ChunkedBody(keep)
     if framing is Framing.UNTIL_CLOSE:
@@ -78,11 +74,9 @@ class EndlessBody:
     done = False
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Accept all bytes."""
         return len(data)
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Accept all bytes."""
         return True
 
 
@@ -107,8 +101,7 @@ _PLAIN_LINES = {
 }
 """The usual form in which a chunk begins, without extensions, by the kind of the next line."""
 _OF_HEADS = rb"(?i:connection|content-length|expect|host|transfer-encoding|upgrade)"
-"""Fields that must not be trailers (RFC 9110, 6.5.1): a recipient that merges trailers into the head would frame by
-them."""
+"""Fields that must not be trailers (RFC 9110, 6.5.1): a recipient that merges them into the head frames by them."""
 _TRAILER_LINE = re.compile(rb"(?!" + _OF_HEADS + rb":)[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LIMITS = {
     _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
@@ -177,8 +170,7 @@ class ChunkedBody:
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, else keep its beginning. Return the index behind it. Raises BadMessage.
-        """
+        """Process a line if its end has come, else keep its beginning. Return the index behind. Raises BadMessage."""
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1

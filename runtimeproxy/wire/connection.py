@@ -127,7 +127,6 @@ class ClientConnection(ABC):
             self.sender.open_window(increment)
 
     def acknowledge(self, ack: bytes) -> None:
-        """Send the ACK of a PING."""
         self.sender.inject(ack)
 
     # Handlers of frames on streams, for the subclass.

@@ -139,9 +139,7 @@ class FlowControlledSender:
             self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
-        """Deduct a DATA frame that the caller sends now from the windows. Return False, deducting nothing, if it must
-        wait.
-        """
+        """Deduct a DATA frame sent now from the windows. Return False, deducting nothing, if it must wait."""
         beyond = self._stream_windows.get(stream)
         room = min(self.window, self.max_frame)
         if beyond is not None:
@@ -230,9 +228,7 @@ class FlowControlledSender:
         self.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
 
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Apply SETTINGS of the peer; ``catch_up`` sends what they allow. Raises WireError if a window grows above
-        2^31-1.
-        """
+        """Obey the peer's SETTINGS; ``catch_up`` sends what they allow. Raises WireError if a window exceeds 2^31-1."""
         for identifier, value in entries:
             if identifier == http2.MAX_FRAME_SIZE:
                 self.max_frame = value
@@ -322,8 +318,7 @@ class FlowControlledSender:
             raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
-        """Count DATA that the peer sent and that leaves at once. Raises WireError if it exceeds the connection window.
-        """
+        """Count DATA that the peer sent and that leaves at once. Raises WireError above the connection window."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")

@@ -79,9 +79,7 @@ def path(fields: Sequence[Field]) -> bytes:
 
 
 def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: int | None = None) -> list[Header]:
-    """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes. Raises
-    WireError if one of them is broken.
-    """
+    """Return the pairs of some or all names, in order, values cut to ``limit`` bytes. Raises WireError if broken."""
     found: list[Header] = []
     for index, strings in fields:
         name, value = _STATIC[index]

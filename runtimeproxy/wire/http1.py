@@ -78,7 +78,6 @@ class Rule(Enum):
 
     @property
     def text(self) -> str:
-        """Return the rule's text."""
         return self.value[1]
 
 
@@ -175,9 +174,7 @@ _AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
-    """Return the rule that control characters break. Of two breaches it is the one that is found first however the
-    bytes are split.
-    """
+    """Return the rule that control characters break: of two, the one found first however the bytes are split."""
     first = _AT_ONCE.search(raw)
     return Rule.CONTROL if first is None or first[0] == b"\0" else Rule.LINE_END
 
@@ -345,8 +342,7 @@ def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
 
 
 def _expects(found: _Found, version: Version) -> bool:
-    """Return whether 100 Continue is expected; HTTP/1.0 has no interim answers (RFC 9110, 10.1.1). Raises BadMessage.
-    """
+    """Return whether 100 Continue is expected; HTTP/1.0 does not have it (RFC 9110, 10.1.1). Raises BadMessage."""
     expected = found.get("expect")
     if expected is None:
         return False

@@ -56,7 +56,6 @@ read_head = _HEAD.unpack_from
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return one frame."""
     length = len(payload)
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
@@ -83,22 +82,18 @@ def header_frames(stream: int, block: bytes, end: bool, max_frame: int = DEFAULT
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """Return a WINDOW_UPDATE frame."""
     return frame(WINDOW_UPDATE, 0, stream, _U32.pack(increment))
 
 
 def rst_stream(stream: int, code: int) -> bytes:
-    """Return an RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, _U32.pack(code))
 
 
 def goaway(last_stream: int, code: int, debug: bytes = b"") -> bytes:
-    """Return a GOAWAY frame."""
     return frame(GOAWAY, 0, 0, _U32.pack(last_stream) + _U32.pack(code) + debug)
 
 
 def settings(entries: dict[int, int]) -> bytes:
-    """Return a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, settings_payload(entries.items()))
 
 
@@ -111,9 +106,7 @@ def settings_payload(entries: Iterable[tuple[int, int]]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the (identifier, value) pairs of a SETTINGS payload in order. Raises WireError if a length or a value is
-    not allowed (RFC 9113, 6.5).
-    """
+    """Return a SETTINGS payload's (identifier, value) pairs. Raises WireError if they are illegal (RFC 9113, 6.5)."""
     if len(payload) % 6:
         raise WireError("SETTINGS frame whose length is not a multiple of 6")
     entries = list(_SETTING.iter_unpack(payload))
@@ -126,9 +119,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_u32(payload: bytes, offset: int = 0) -> int:
-    """Return 31 bits at an offset (a stream id, an increment), without the reserved bit. Raises WireError if the
-    payload is too short.
-    """
+    """Return 31 bits (a stream id, an increment), without the reserved bit. Raises WireError if they are cut short."""
     if len(payload) < offset + 4:
         raise WireError("frame is too short for its type")
     value: int = _U32.unpack_from(payload, offset)[0]
@@ -136,9 +127,7 @@ def read_u32(payload: bytes, offset: int = 0) -> int:
 
 
 def unpad(payload: bytes, flags: int) -> bytes:
-    """Return a DATA payload without its padding. Raises WireError if the padding is longer than the payload (RFC 9113,
-    6.1).
-    """
+    """Return a DATA payload without its padding. Raises WireError if that exceeds the payload (RFC 9113, 6.1)."""
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

@@ -114,9 +114,7 @@ class Edit(Protocol):
     """Interface of a change of one value."""
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
-        """Called with the index ``at`` of the value: append its patches, return the index of its end. Patches must be
-        in the order of the text.
-        """
+        """Called with the value's index: append its patches, in the order of the text; return the index of its end."""
 
     def made(self) -> str:
         """Called where there is no value: return the text of a new one, "" for none."""
@@ -151,7 +149,6 @@ class Put:
         return end
 
     def made(self) -> str:
-        """Return the value's text."""
         return _text(self.value)
 
 
@@ -228,7 +225,6 @@ class Elements:
         return [_text(element) for element in self.added]
 
     def made(self) -> str:
-        """Return a list of the new elements."""
         _all_found(self.changed)
         return _text(list(self.added)) if self.added else ""
 
@@ -248,14 +244,11 @@ class Chosen:
         return self.choose(None).made()
 
 
-# -- changes
-# ------------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------------------------
 
 
 def _equal(found: Any, wanted: Value) -> bool:
-    """Return whether two JSON values are equal. 1 is neither 1.0 nor true, and the order of an object's members is
-    ignored.
-    """
+    """Return whether two JSON values are equal. 1 is neither 1.0 nor true; the order of members is ignored."""
     if isinstance(found, Object):
         members = dict(found.members)
         return members == wanted and len(members) == len(found.members)
@@ -312,8 +305,7 @@ def _length(source: str, start: int, end: int) -> int:
     return end - start if source.isascii() else len(source[start:end].encode())
 
 
-# -- positions
-# ----------------------------------------------------------------------------------------------------------
+# -- positions -------------------------------------------------------------------------------------------------------
 
 
 _AT_ONCE = 256

@@ -46,8 +46,7 @@ class Field(NamedTuple):
 
 
 Piece = bytes | memoryview
-"""Part of the output. Unchanged parts are views, so that a long message is copied only once, when all pieces are
-joined."""
+"""Part of the output. Unchanged parts are views: a long message is copied only once, when all pieces are joined."""
 
 Patch = tuple[int, int, Sequence[Piece]]
 """Start, end, and the replacement."""
@@ -154,9 +153,7 @@ def string_field(value: str) -> Edit:
 
 
 def message_field(edits: Mapping[int, Edit]) -> Edit:
-    """Return the edit of a singular message. If it occurs twice, its value is the merge of both: they are joined at the
-    last one's place.
-    """
+    """Return the edit of a singular message. Of several occurrences the merge goes to the last one's place."""
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         parts = found.of_type(LENGTH_DELIMITED)

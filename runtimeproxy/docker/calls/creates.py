@@ -24,9 +24,7 @@ _A = TypeVar("_A", RequestedPod, RequestedContainer)
 
 
 class CreateCall(DockerCall, Generic[_A]):
-    """A create of a pod sandbox or of a container in a pod. ``asked`` is what the body asks for, or a text that says
-    why that cannot be read.
-    """
+    """A create of a pod sandbox or a container; ``asked`` is what the body asks for, or why that cannot be read."""
 
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
@@ -52,9 +50,7 @@ class CreateCall(DockerCall, Generic[_A]):
 
     @property
     def released(self) -> _A:
-        """Return what the daemon was asked for. An edited body is parsed again, as an edit also obeys dockerd's checks.
-        Raises Unreadable.
-        """
+        """Return what the daemon was asked for, parsed anew if edited: edits heed its checks too. Raises Unreadable."""
         if self._released is None:
             return self.asked
         made = translate.read_create(self._released, self._name)

@@ -159,9 +159,7 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def said(self) -> EffectiveUpdate:
-        """Return what the request asks for, and what ``edited`` added to it; Docker's update has no annotations. Raises
-        Unreadable.
-        """
+        """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
 
     def order_key(self) -> str:
