@@ -74,7 +74,9 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none. Raises BackendError; Unreadable also if nothing names its pod."""
+        """Read a container; None if there is none. Raises BackendError, and Unreadable, also if neither status nor list
+        names the container's pod.
+        """
         reply = await self._status(version, _CONTAINER_STATUS, container_id)
         if reply is None:
             return None
@@ -112,10 +114,11 @@ class Backend:
         return listing.containers(await self._ask(version, "ListContainers", listing.containers_request()))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
-        """Ask for a status, verbose first, then plain; None if there is no such pod or container. The runtime collects
-        the verbose part from other sources, which may fail where the plain status does not: containerd's sandbox
-        controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers NOT_FOUND for a missing pod
-        or container (cri-dockerd: UNKNOWN), so after another status a list decides.
+        """Ask for a status, verbose first, then plain; None if there is no such pod or container.
+
+        The runtime collects the verbose part from other sources, which may fail where the plain status does not:
+        containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
+        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides.
         """
         for verbosely in (True, False) if verbose else (False,):
             try:

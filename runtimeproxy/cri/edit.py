@@ -41,7 +41,8 @@ _MEMORY = "memory_limit_in_bytes"
 _SWAP = "memory_swap_limit_in_bytes"
 _UNLIMITED = -1
 _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
-"""Fields that no update changes: ``runc update`` sets only ``linux.resources``; ``oomScoreAdj`` is in ``process``."""
+"""Fields that no update changes: the OCI runtime spec has ``oomScoreAdj`` in ``process``, ``runc update`` sets only
+``linux.resources``."""
 
 
 class SettableValues(NamedTuple):
@@ -80,6 +81,7 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put annotations, envs and resources into a CreateContainerRequest, and a cgroup parent into its pod's config.
+
     ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own
     field is ignored, since the parent may also come from the pod's record.
     """
@@ -142,11 +144,12 @@ def values_for_update(
     *,
     accepts_unlimited_memory: bool = False,
 ) -> SettableValues:
-    """Split changes into those that an update can carry and the names of those that it cannot set. ``present`` is what
-    the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a field unchanged, and
-    no runtime changes the OOM score of a process that it has started. ``accepts_unlimited_memory``: the runtime accepts
-    -1 as "no memory limit"; where the container has no limit anyhow, 0 says so to every runtime. A swap limit changes
-    with the memory limit.
+    """Split changes into those that an update can carry and the names of those that it cannot set.
+
+    ``present`` is what the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a
+    field unchanged, and no runtime changes the OOM score of a process that it has started.
+    ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
+    0 says so to every runtime. A swap limit changes with the memory limit.
     """
     held, request = present or NO_RESOURCES, asked or NO_RESOURCES
     said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
@@ -196,9 +199,10 @@ def _keys_absent(message: bytes, *entries: Mapping[str, object]) -> bool:
 
 
 def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
-    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten. A
-    value that the message already has is searched for by its encoded bytes, which may also occur by chance: the request
-    is then rewritten without need, which costs time but gives the same result.
+    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
+
+    A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
+    request is then rewritten without need, which costs time but gives the same result.
     """
     for name, value in changes.items():
         if not value:

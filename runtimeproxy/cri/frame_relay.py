@@ -218,9 +218,10 @@ class FrameRelay(ABC):
         return at
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start. The
-        second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of the
-        proxy's own wait to be put between the two.
+        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start.
+
+        The second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of
+        the proxy's own wait to be put between the two.
         """
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
@@ -369,10 +370,11 @@ class FrameRelay(ABC):
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK. grpc-go
-        sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes and two
-        wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out whether
-        the GOAWAY has arrived.
+        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK.
+
+        grpc-go sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes
+        and two wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out
+        whether the GOAWAY has arrived.
         """
         source, sink = self.source, self.sink
         if flags & http2.ACK:

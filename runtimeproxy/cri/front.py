@@ -147,9 +147,10 @@ class CriConnection:
         """Do nothing: ``client_ended`` has already ended the kubelet's connection at EOF."""
 
     def backend_ended(self) -> bool:
-        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5). Its other
-        calls end at once, and new streams are refused, so that the client opens another connection. Returns False if no
-        answer waits.
+        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5).
+
+        Its other calls end at once, and new streams are refused, so that the client opens another connection. Returns
+        False if no answer waits.
         """
         reader = self.reader
         waits = reader.keeps_answers

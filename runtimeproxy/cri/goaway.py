@@ -58,9 +58,10 @@ class Goaway:
         self._refusing = False
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the GOAWAY to send the client for the runtime's. Its last stream id is raised to the highest image
-        stream, but never above one that was sent before. Calls above the runtime's own id are reset with
-        REFUSED_STREAM.
+        """Return the GOAWAY to send the client for the runtime's.
+
+        Its last stream id is raised to the highest image stream, but never above one that was sent before. Calls above
+        the runtime's own id are reset with REFUSED_STREAM.
         """
         owner, own = self._owner, http2.read_u32(payload)
         lost = [held for held in owner.held if held.stream > own]
@@ -86,8 +87,9 @@ class Goaway:
                 owner.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
 
     def drain(self, refusing: bool) -> None:
-        """Ask the client by GOAWAY to open no more streams; with ``refusing`` name the last one. May be repeated. A
-        client that has opened no stream yet has connected for a call that is still to come, and gets no GOAWAY until
+        """Ask the client by GOAWAY to open no more streams; with ``refusing`` name the last one. May be repeated.
+
+        A client that has opened no stream yet has connected for a call that is still to come, and gets no GOAWAY until
         ``refusing``.
         """
         if not self._asked and (refusing or self._owner.highest or self.highest_image):
@@ -107,8 +109,9 @@ class Goaway:
 
     def unfinished(self) -> tuple[int, int, int]:
         """Return how many calls wait for their answers, how many answers have begun, and how many streams are endless.
-        A complete answer that waits for the client's credit counts among the first. Image calls that wait for the image
-        service are not counted.
+
+        A complete answer that waits for the client's credit counts among the first. Image calls that wait for the
+        image service are not counted.
         """
         owner = self._owner
         count = Counter(owner.open.values())

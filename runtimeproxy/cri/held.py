@@ -240,9 +240,10 @@ class HeldStream:
     # From the lifecycle.
 
     def release(self, message: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed. What came after
-        the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns False, and sends
-        nothing, if the call is no longer held.
+        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
+
+        What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
+        False, and sends nothing, if the call is no longer held.
         """
         if self.state is not CallState.HOLDING:
             return False
@@ -271,7 +272,9 @@ class HeldStream:
         return True
 
     def refuse(self, code: int, text: str) -> bool:
-        """Answer with a status in the runtime's place (relay-rules A7); False, with nothing sent, if no longer held."""
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
+        nothing, if the call is no longer held.
+        """
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED

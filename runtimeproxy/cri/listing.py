@@ -25,7 +25,9 @@ _M = TypeVar("_M", bound=Message)
 
 
 def pods_request(pod_id: str = "") -> bytes:
-    """Make a ListPodSandboxRequest for all pods, or for one; a ListContainersRequest with that id is the same bytes."""
+    """Make a ListPodSandboxRequest for all pods, or for one. Its filter has the id in the same field as
+    ListContainersRequest, so the two are the same bytes.
+    """
     return containers_request(pod_id)
 
 

@@ -70,10 +70,11 @@ def read_container_state(message: bytes) -> api_pb2.ContainerState:
 
 
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
-    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id. The cgroup parent is that
-    of the config, else that of the pause container. Resources are the last that UpdatePodSandboxResources set, where
-    the runtime has them in ``info`` (containerd 2), else those of the config; the runtime spec is not used, since it
-    describes the pause container. Raises Unreadable.
+    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id.
+
+    The cgroup parent is that of the config, else that of the pause container. Resources are the last that
+    UpdatePodSandboxResources set, where the runtime has them in ``info`` (containerd 2), else those of the config; the
+    runtime spec is not used, since it describes the pause container. Raises Unreadable.
     """
     response = decode(api_pb2.PodSandboxStatusResponse, message)
     status = response.status
@@ -96,9 +97,10 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
 
 
 def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
-    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id. ``pod_id`` is "" if
-    the response does not name the pod. Each resource field is the value in effect (from the status, else from the
-    runtime spec), else the one in the config. Raises Unreadable.
+    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id.
+
+    ``pod_id`` is "" if the response does not name the pod. Each resource field is the value in effect (from the status,
+    else from the runtime spec), else the one in the config. Raises Unreadable.
     """
     response = decode(api_pb2.ContainerStatusResponse, message)
     status = response.status
@@ -153,9 +155,10 @@ def _from_json(values: Json, page_size: str) -> Resources:
 
 
 def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
-    """Return the resources in effect, ``runs``, over those of the config, ``asked``. A field that the machine does not
-    support is not in effect and keeps the config's value. Where no swap limit was asked for runtimes set one equal to
-    the memory limit: that is returned as 0, "not set" in CRI.
+    """Return the resources in effect, ``runs``, over those of the config, ``asked``.
+
+    A field that the machine does not support is not in effect and keeps the config's value. Where no swap limit was
+    asked for runtimes set one equal to the memory limit: that is returned as 0, "not set" in CRI.
     """
     effective = overlay(asked, named(runs))
     if effective is None or (asked and asked.memory_swap_limit_in_bytes):
@@ -166,9 +169,10 @@ def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
 
 
 def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
-    """Return the variables that the create request set, with the values in effect. The environment of the process also
-    has the image's variables: they are returned only where the runtime tells nothing else. A variable with bytes that
-    are not UTF-8 is left out.
+    """Return the variables that the create request set, with the values in effect.
+
+    The environment of the process also has the image's variables: they are returned only where the runtime tells
+    nothing else. A variable with bytes that are not UTF-8 is left out.
     """
     runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):

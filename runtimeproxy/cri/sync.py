@@ -29,7 +29,9 @@ class CriState:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """Return all ids; also learn the runtime's name and CRI version. Raises BackendError, Unreadable."""
+        """Return the ids of all pods and containers; also learn the runtime's name and CRI version. Raises
+        BackendError, Unreadable.
+        """
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:

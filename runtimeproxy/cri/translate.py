@@ -71,9 +71,10 @@ def read_pod(message: bytes) -> PodInfo:
 
 
 def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
-    """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod. The second is
-    the pod's metadata, labels, annotations and cgroup parent; None if there is no sandbox config. Raises Unreadable.
-    The envs of a short message stay encoded until they are needed.
+    """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
+
+    The second is the pod's metadata, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
+    Unreadable. The envs of a short message stay encoded until they are needed.
     """
     request: Any
     envs: Mapping[str, str] | None = None

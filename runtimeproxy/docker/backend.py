@@ -121,10 +121,11 @@ class Backend:
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
-        """Open dockerd's stream of container events; it is open once the context is entered. The daemon begins with the
-        events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256 events). It answers a moment
-        before it subscribes to new ones, so none is lost only if ``since_ns`` is before the request. A quiet stream has
-        no timeout. Raises BackendError, from the iterator also when the stream ends.
+        """Open dockerd's stream of container events; it is open once the context is entered.
+
+        The daemon begins with the events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256
+        events). It answers a moment before it subscribes to new ones, so none is lost only if ``since_ns`` is before
+        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends.
         """
         route = "GET /events"
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"

@@ -92,9 +92,10 @@ def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceVal
 
 
 def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into an update; ``asked`` are the body's own memory limits. 0 and "" leave a field
-    unchanged, so an update cannot remove a memory limit; a container without one keeps none. The daemon rejects a
-    memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
+    """Return the fields to put into an update; ``asked`` are the body's own memory limits.
+
+    0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
+    daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
     """
     said = {name: changes[name] for name in _UPDATE_FIELDS if name in changes}
     if said.get(_MEMORY) == _UNLIMITED:

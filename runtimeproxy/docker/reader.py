@@ -109,8 +109,9 @@ class Reader:
         return self.tunnel or self._answers.passes(buffer, size, send)
 
     def daemon_ended(self) -> bool:
-        """Return True at the daemon's EOF if the client's connection stays open: for a held call, or a kept answer. A
-        client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
+        """Return True at the daemon's EOF if the client's connection stays open: for a held call, or a kept answer.
+
+        A client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
         close, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
         A request that was sent gets EOF, not a 502 by the proxy: after EOF a Go client repeats what is safe to repeat
         (GET and HEAD, on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28).

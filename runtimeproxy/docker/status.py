@@ -95,9 +95,10 @@ def read_image(reply: bytes) -> ImageDefaults:
 def read_inspect(
     inspected: Object, shipped: ImageDefaults | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
-    """Return what an inspected container was created with; None if it belongs to no pod. ``inspected`` is the result of
-    ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone, whose additions then stay in.
-    ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
+    """Return what an inspected container was created with; None if it belongs to no pod.
+
+    ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
+    whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
     config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
     shipped = shipped or ImageDefaults()
@@ -141,19 +142,21 @@ def read_state(reply: bytes) -> InspectedState:
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
-    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim. An image
-    committed from a pod's container has the kubelet's labels, too. Without them the container would count as one
-    without a pod.
+    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim.
+
+    An image committed from a pod's container has the kubelet's labels, too. Without them the container would count as
+    one without a pod.
     """
     kept = _KUBELETS if translate.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
 
 def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
-    """Return the request's own env entries: those before the image's, which dockerd added. If the request had none
-    dockerd adds all of the image's entries, else the first entry of each key that is new (runconfig's merge). Where
-    several splits are possible the one with the fewest own entries is returned. Where this image cannot have led to the
-    list, all entries that the image has are removed.
+    """Return the request's own env entries: those before the image's, which dockerd added.
+
+    If the request had none dockerd adds all of the image's entries, else the first entry of each key that is new
+    (runconfig's merge). Where several splits are possible the one with the fewest own entries is returned. Where this
+    image cannot have led to the list, all entries that the image has are removed.
     """
     if list(merged) == list(shipped):
         return []

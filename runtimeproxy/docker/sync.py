@@ -25,10 +25,12 @@ REPLAY_SECONDS = 5.0
 
 
 class EventFollower:
-    """Follows one daemon for one Store. ``on_gone`` is called with the full id of a container that was destroyed or
-    renamed: what is remembered of it outside the Store is no longer valid (relay-rules B10). ``on_connected`` is
-    awaited after each connect; a BackendError from it counts like a lost connection. ``on_missed`` is called after
-    that, and whenever an event may have been missed. ``wall_clock_ns`` returns nanoseconds since 1970.
+    """Follows one daemon for one Store.
+
+    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
+    outside the Store is no longer valid (relay-rules B10). ``on_connected`` is awaited after each connect; a
+    BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may
+    have been missed. ``wall_clock_ns`` returns nanoseconds since 1970.
     """
 
     def __init__(

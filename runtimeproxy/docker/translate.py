@@ -59,9 +59,10 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels"). The name is
-    k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod sandbox has
-    POD for the container.
+    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels").
+
+    The name is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod
+    sandbox has POD for the container.
     """
 
     container: str

@@ -52,6 +52,7 @@ class Listener:
 
     def withdraw(self) -> bool:
         """Stop new connections by removing the socket if it is still the one made here. May be called again.
+
         Connections that wait already can still be accepted. Returns False, and changes nothing, if the socket was
         handed over: clients wait in it for the next process. A socket that cannot be removed stays and refuses
         connections, which is logged: the rest of the shutdown must not depend on it.
@@ -77,9 +78,10 @@ class Listener:
 
 
 def inherited(environ: MutableMapping[str, str]) -> Listener | None:
-    """Return the socket that systemd handed over and remove its variables; None if there is none for this process. The
-    path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one listening
-    unix stream socket.
+    """Return the socket that systemd handed over and remove its variables; None if there is none for this process.
+
+    The path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one
+    listening unix stream socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -102,8 +104,9 @@ def inherited(environ: MutableMapping[str, str]) -> Listener | None:
 def listen(
     path: str, *, mode: int = 0o600, group: str | None = None, flag: str = "--koord-runtimeproxy-endpoint"
 ) -> Listener:
-    """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own). The
-    socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
+    """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
+
+    The socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
     directory, that is logged. ``flag`` is the flag that sets the path. Raises ConfigError for everything that prevents
     listening, with what to do.
     """
@@ -117,10 +120,11 @@ def listen(
 def claimed(
     path: str, *, flag: str, owner: str = "runtimeproxy", group_id: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Reserve ``path`` for a new socket; yield the open directory and the open lock file. Nothing exists at ``path``
-    then. ``owner`` names the program in the error message for a second process. The caller owns the lock and releases
-    it by closing the file; if the body raises it is closed here. Raises ConfigError for everything that prevents
-    listening, with what to do, also for an OSError of the body.
+    """Reserve ``path`` for a new socket; yield the open directory and the open lock file.
+
+    Nothing exists at ``path`` then. ``owner`` names the program in the error message for a second process. The caller
+    owns the lock and releases it by closing the file; if the body raises it is closed here. Raises ConfigError for
+    everything that prevents listening, with what to do, also for an OSError of the body.
     """
     if not os.path.isabs(path):
         raise ConfigError(f"{path!r} is not an absolute path; set {flag} to one")

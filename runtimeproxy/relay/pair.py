@@ -38,7 +38,9 @@ class Flow(Protocol):
         """Called with bytes from the backend. Raises WireError."""
 
     def client_ended(self) -> bool:
-        """Called at the client's EOF. True: bytes for the backend still come, and ``Pair.client_done`` must follow."""
+        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
+        follow.
+        """
 
     def client_gone(self) -> None:
         """Called if the pair watches for hang-ups: the client closed its socket, perhaps before ``client_ended``."""
@@ -57,7 +59,9 @@ class Bulk(Protocol):
     """Interface for large reads: each sends the first ``size`` bytes of a reused buffer if they pass unchanged."""
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the client: send all of it by ``send``, or nothing; return whether it was."""
+        """Called with a large read from the client: send all of it by ``send``, or do nothing. Return whether it was
+        sent.
+        """
 
     def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Called with a large read from the backend, in the same way."""
@@ -162,10 +166,11 @@ class Pair:
             self._refuse_backend()
 
     def _refuse_backend(self) -> None:
-        """Shut down reading from the backend because the client takes no more. Without a proxy the backend's next write
-        would fail, too. The client may have closed after sending bytes that the backend does not take yet, and its EOF
-        has to follow them. Until then nothing else would tell the backend that nobody reads its answers. What the
-        client has sent still goes to it.
+        """Shut down reading from the backend because the client takes no more.
+
+        Without a proxy the backend's next write would fail, too. The client may have closed after sending bytes that
+        the backend does not take yet, and its EOF has to follow them. Until then nothing else would tell the backend
+        that nobody reads its answers. What the client has sent still goes to it.
         """
         if self._hangups is not None:
             self._backend.refuse()
@@ -273,9 +278,10 @@ class Pair:
         self.hold_client(self._client_held)  # the client may have been paused because the first backend was slow
 
     def shut_client(self) -> None:
-        """Shut down reading from the client; what it has sent is still read, followed by EOF. Its later writes fail
-        with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way to close a connection
-        on which a request may be on its way.
+        """Shut down reading from the client; what it has sent is still read, followed by EOF.
+
+        Its later writes fail with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way
+        to close a connection on which a request may be on its way.
         """
         self._client_socket.shutdown(socket.SHUT_RD)
 

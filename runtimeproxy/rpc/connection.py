@@ -52,9 +52,10 @@ class Shortage(CallFailed):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The state of the peer at a path; ``socket`` is None if it cannot be reached. ``socket`` changes when another
-    socket is at the path, and with the first connection to one whose backlog was full before. ``connection`` is the
-    number of the connection that a call would use, 0 if one has to be made first.
+    """The state of the peer at a path; ``socket`` is None if it cannot be reached.
+
+    ``socket`` changes when another socket is at the path, and with the first connection to one whose backlog was full
+    before. ``connection`` is the number of the connection that a call would use, 0 if one has to be made first.
     """
 
     socket: Hashable
@@ -96,9 +97,10 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
-        """Send a message to a method ("/package.Service/Method") and return the reply's message. ``peer`` is the result
-        of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what the dialler raises beside
-        OSError.
+        """Send a message to a method ("/package.Service/Method") and return the reply's message.
+
+        ``peer`` is the result of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what
+        the dialler raises beside OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
@@ -128,7 +130,9 @@ class UnaryClient:
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
-        """Return a connection that takes a call now; None if that needs a wait. Raises CallFailed if nobody listens."""
+        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait. Raises
+        CallFailed if nobody listens.
+        """
         self._lacking = ""
         try:
             identity = self._identity()

@@ -170,7 +170,7 @@ class ChunkedBody:
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, else keep its beginning. Return the index behind. Raises BadMessage."""
+        """Process a line if its end has come, or keep its beginning. Return the index behind it. Raises BadMessage."""
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1

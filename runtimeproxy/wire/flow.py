@@ -202,6 +202,7 @@ class FlowControlledSender:
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
         """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
+
         What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
         WireError as ``apply_settings`` does.
         """

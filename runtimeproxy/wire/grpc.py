@@ -64,9 +64,10 @@ def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
 
 
 def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
-    """Return the decompressed body of exactly one framed message. ``encoding`` is the header grpc-encoding (b"" if
-    absent). Raises WireError if the bytes are not one whole message, or if the compression is unknown; TooLong if the
-    body would be longer than ``limit`` bytes.
+    """Return the decompressed body of exactly one framed message.
+
+    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one whole message,
+    or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
     """
     if missing(framed):
         raise WireError("not exactly one whole gRPC message")

@@ -79,7 +79,9 @@ def path(fields: Sequence[Field]) -> bytes:
 
 
 def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: int | None = None) -> list[Header]:
-    """Return the pairs of some or all names, in order, values cut to ``limit`` bytes. Raises WireError if broken."""
+    """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes. Raises
+    WireError if one of them is broken.
+    """
     found: list[Header] = []
     for index, strings in fields:
         name, value = _STATIC[index]
@@ -185,9 +187,10 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 
 
 class Blocks:
-    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1). Until
-    the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing. After
-    that, blocks pass unchanged, except for a size update put before the first one after each ACK.
+    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1).
+
+    Until the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing.
+    After that, blocks pass unchanged, except for a size update put before the first one after each ACK.
     """
 
     def __init__(self) -> None:

@@ -150,10 +150,11 @@ class ResponseHead(_Head):
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
-    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet. Pass as
-    ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises BadMessage as
-    soon as an unfinished head can no longer become valid in its control characters, line ends or length; other breaches
-    are found when the head is parsed.
+    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet.
+
+    Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
+    BadMessage as soon as an unfinished head can no longer become valid in its control characters, line ends or length;
+    other breaches are found when the head is parsed.
     """
     end = buffer.find(b"\r\n\r\n", max(start, seen - 3)) + 4
     if end >= 4 and end - start <= HEAD_LIMIT:

@@ -30,9 +30,11 @@ means that the text ended: the code indexes it without checking the length."""
 
 
 def fold(key: str) -> str:
-    """Return the form of a key in which Go compares it with a struct's field. Letter case is ignored, U+017F counts as
-    s, U+212A as k. Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for
-    that name.
+    """Return the form of a key in which Go compares it with a struct's field.
+
+    Letter case is ignored, U+017F counts as s, U+212A as k.
+
+    Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
     """
     return _remembered_fold(key) if len(key) <= _LONGEST_REMEMBERED else _fold(key)
 
@@ -82,9 +84,10 @@ class Object:
 
 
 def parse(text: bytes) -> Any:
-    """Return the value of a JSON text: objects as Object, arrays as list. Raises WireError if it is not JSON; also for
-    a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything behind the value, and numbers and nesting
-    beyond what Python's parser accepts.
+    """Return the value of a JSON text: objects as Object, arrays as list.
+
+    Raises WireError if it is not JSON; also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
+    behind the value, and numbers and nesting beyond what Python's parser accepts.
     """
     try:
         return _DECODER.decode(text.decode())
@@ -314,8 +317,9 @@ _AT_ONCE = 256
 
 @lru_cache(maxsize=64)
 def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
-    """Return a match function for runs of members with simple keys and values whose names are not in ``names``. It
-    skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
+    """Return a match function for runs of members with simple keys and values whose names are not in ``names``.
+
+    It skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
     are those of Docker's API, hence few. Python before 3.11.5 mistakes groups that are possessive (gh-106052): only
     single characters are repeated so here.
     """

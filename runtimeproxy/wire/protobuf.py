@@ -74,9 +74,11 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
-    """Return whether a message has more fields than ``limit``. The fields of the nested messages named by ``shape``
-    count, too. Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not
-    protobuf.
+    """Return whether a message has more fields than ``limit``.
+
+    The fields of the nested messages named by ``shape`` count, too.
+
+    Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not protobuf.
     """
     if len(message) <= 2 * limit:
         return False  # no field is shorter than a tag and a length
@@ -153,7 +155,9 @@ def string_field(value: str) -> Edit:
 
 
 def message_field(edits: Mapping[int, Edit]) -> Edit:
-    """Return the edit of a singular message. Of several occurrences the merge goes to the last one's place."""
+    """Return the edit of a singular message. If it occurs twice, its value is the merge of both: they are joined at the
+    last one's place.
+    """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         parts = found.of_type(LENGTH_DELIMITED)
@@ -170,9 +174,12 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
 
 
 def entries_field(values: Mapping[str, Edit]) -> Edit:
-    """Return the edit of the values of map entries. The field may also be a repeated message whose field 1 is a text
-    that names the element. Of entries with the same key the last one is effective and is edited. New entries go behind
-    the last one of the field, in the order of their keys.
+    """Return the edit of the values of map entries.
+
+    The field may also be a repeated message whose field 1 is a text that names the element.
+
+    Of entries with the same key the last one is effective and is edited. New entries go behind the last one of the
+    field, in the order of their keys.
     """
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:

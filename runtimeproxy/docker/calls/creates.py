@@ -50,7 +50,9 @@ class CreateCall(DockerCall, Generic[_A]):
 
     @property
     def released(self) -> _A:
-        """Return what the daemon was asked for, parsed anew if edited: edits heed its checks too. Raises Unreadable."""
+        """Return what the daemon was asked for. An edited body is parsed again, as an edit also obeys dockerd's checks.
+        Raises Unreadable.
+        """
         if self._released is None:
             return self.asked
         made = translate.read_create(self._released, self._name)

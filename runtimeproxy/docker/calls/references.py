@@ -116,9 +116,10 @@ class StartCall(ReferenceCall):
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). Returns
-        the resources that were set. Raises BackendError; if the update may have been applied all the same, the call is
-        ``state_unknown`` from then on.
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
+
+        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
+        call is ``state_unknown`` from then on.
         """
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
