@@ -50,10 +50,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def run(config: Config) -> int:
-    """Run the proxy until SIGTERM or SIGINT and return the exit code.
-
-    Raises ConfigError if the socket cannot be opened.
-    """
+    """Run the proxy until SIGTERM or SIGINT and return the exit code. Raises ConfigError if the socket cannot be
+    opened."""
     listener = inherited(os.environ) or listen(
         config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
     )
@@ -67,10 +65,8 @@ def run(config: Config) -> int:
 
 
 def _check_apart(config: Config, listener: Listener) -> None:
-    """Raise ConfigError if a remote endpoint is the proxy's own socket, however its path is spelt.
-
-    Otherwise each connection would open another one to the proxy itself.
-    """
+    """Raise ConfigError if a remote endpoint is the proxy's own socket, however its path is spelt. Otherwise each
+    connection would open another one to the proxy itself."""
     ours = _file(listener.path)
     for flag, path in (
         ("--remote-runtime-service-endpoint", config.runtime_endpoint),
@@ -82,10 +78,8 @@ def _check_apart(config: Config, listener: Listener) -> None:
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return the device and inode that a path leads to, following links.
-
-    None if nothing is there, as before a runtime's start.
-    """
+    """Return the device and inode that a path leads to, following links. None if nothing is there, as before a
+    runtime's start."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
@@ -145,10 +139,8 @@ class Front(Protocol):
         """Called once the socket listens: log if nothing listens at the runtime's path."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Called at shutdown: finish the calls in progress, then close the clients' connections.
-
-        Return after ``seconds`` at most, and as soon as ``at_once`` is set.
-        """
+        """Called at shutdown: finish the calls in progress, then close the clients' connections. Return after
+        ``seconds`` at most, and as soon as ``at_once`` is set."""
 
     async def close(self) -> None:
         """Called after the drain: end the background work."""
@@ -257,10 +249,8 @@ def _originals_file(config: Config) -> File | None:
 
 
 def _settle_memory() -> None:
-    """Exempt the objects made at start-up from garbage collection, and collect rarely.
-
-    Fewer pauses remain on the data path.
-    """
+    """Exempt the objects made at start-up from garbage collection, and collect rarely. Fewer pauses remain on the data
+    path."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)

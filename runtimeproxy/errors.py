@@ -34,10 +34,8 @@ class BackendFailure(Enum):
 
 
 class BackendError(RuntimeProxyError):
-    """The container runtime failed or is away.
-
-    ``not_done``: the runtime has surely not done what it was asked for; False if nobody knows.
-    """
+    """The container runtime failed or is away. ``not_done``: the runtime has surely not done what it was asked for;
+    False if nobody knows."""
 
     def __init__(
         self, message: str, kind: BackendFailure = BackendFailure.UNAVAILABLE, *, not_done: bool = False

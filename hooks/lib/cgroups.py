@@ -55,10 +55,8 @@ def _in_version_2(setting: str, value: int | str, before: str) -> str:
 
 
 def overwrite(file: Path, content: str) -> None:
-    """Write an existing cgroup file in one write; the file is never created.
-
-    Raises OSError: FileNotFoundError if the kernel has no such file, others if the kernel refuses the content.
-    """
+    """Write an existing cgroup file in one write; the file is never created. Raises OSError: FileNotFoundError if the
+    kernel has no such file, others if the kernel refuses the content."""
     handle = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
     try:
         os.write(handle, f"{content}\n".encode())  # with its line end: an empty write would not clear the setting
@@ -97,9 +95,7 @@ class Cgroups:
 
     def write(self, path: str, setting: str, value: int | str) -> None:
         """Write one of SETTINGS, the value in CRI's terms (shares, microseconds per period, bytes, -1 for unlimited).
-
-        Raises OSError; FileNotFoundError if the cgroup or its controller does not exist.
-        """
+        Raises OSError; FileNotFoundError if the cgroup or its controller does not exist."""
         file = self.file(path, *SETTINGS[setting])
         overwrite(file, _in_version_2(setting, value, file.read_text()) if self.v2 else str(value))
 
@@ -114,10 +110,8 @@ class Cgroups:
         return next((path for path in paths if any(self._directories(path))), None)
 
     def pids(self, path: str) -> list[int]:
-        """Return the ids of all processes in a cgroup and below it; none if it no longer exists.
-
-        A process in another PID namespace, which this process cannot see, is left out.
-        """
+        """Return the ids of all processes in a cgroup and below it; none if it no longer exists. A process in another
+        PID namespace, which this process cannot see, is left out."""
         return self._ids(path, _PROCESSES)
 
     def tids(self, path: str) -> list[int]:
@@ -159,10 +153,8 @@ def _inside(top: Path, path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Return the path with all links resolved.
-
-    The kernel resolves it, which costs less than resolving link by link as os.path does.
-    """
+    """Return the path with all links resolved. The kernel resolves it, which costs less than resolving link by link as
+    os.path does."""
     try:
         handle = os.open(path, os.O_PATH)
     except OSError:

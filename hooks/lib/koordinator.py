@@ -74,10 +74,8 @@ def qos(labels: Mapping[str, str]) -> Qos:
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
-    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver.
-
-    A path that names none means Guaranteed.
-    """
+    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver. A path that names none means
+    Guaranteed."""
     return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
 
 
@@ -188,9 +186,7 @@ def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
 
 def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
     """Return a value of a JSON object as Go reads one of a map: by exactly this key (names of resources, ...).
-
-    Otherwise like ``member``.
-    """
+    Otherwise like ``member``."""
     found = None if value is None else _held(value, key).get(key)
     return default if found is None else _checked(found, kind, value, key)
 
@@ -203,10 +199,8 @@ def _held(value: Any, name: str) -> dict[str, Any]:
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
-    """Return what was found if it is of a kind, else raise Malformed.
-
-    ``holder`` is the object that contains it, or the name of its source.
-    """
+    """Return what was found if it is of a kind, else raise Malformed. ``holder`` is the object that contains it, or the
+    name of its source."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not _is_one(found, kinds):
         source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")
@@ -248,10 +242,8 @@ _SUFFIXES: Mapping[str, _Ratio] = {
 
 
 def quantity(value: Any, what: str) -> int:
-    """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0.
-
-    Raises Malformed, naming ``what``, if it is not a quantity or beyond 64 bits.
-    """
+    """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0. Raises
+    Malformed, naming ``what``, if it is not a quantity or beyond 64 bits."""
     return _whole(_ratio(value, what), 1, what)
 
 

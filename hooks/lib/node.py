@@ -112,10 +112,8 @@ class Settings:
     group_identity: GroupIdentities = GroupIdentities()
 
     def normalized(self, quota: int) -> int:
-        """Return a CPU quota divided by this node's normalization ratio, if that is above 1, and rounded up.
-
-        A quota that is not positive (-1, unlimited) stays, and no quota gets below the kernel's least.
-        """
+        """Return a CPU quota divided by this node's normalization ratio, if that is above 1, and rounded up. A quota
+        that is not positive (-1, unlimited) stays, and no quota gets below the kernel's least."""
         ratio = self.cpu_normalization_ratio
         return max(math.ceil(quota / ratio), min(quota, LEAST_QUOTA)) if ratio > 1 and quota > 0 else quota
 
@@ -233,10 +231,8 @@ def _nearest(key: str, rules: Mapping[str, _Rule]) -> str:
 
 
 def parse(content: bytes, origin: str) -> Settings:
-    """Return the settings in a file's content; ``origin`` is the file's name in errors.
-
-    Raises ConfigError with the file, the key and the rule.
-    """
+    """Return the settings in a file's content; ``origin`` is the file's name in errors. Raises ConfigError with the
+    file, the key and the rule."""
     try:
         return Settings(**_record(_SETTINGS, _loaded(content), ""))
     except ConfigError as error:
@@ -283,11 +279,8 @@ class Node:
 
     @property
     def settings(self) -> Settings:
-        """Return the file's present settings.
-
-        If the file is bad, that is logged once and the last good settings stay. They also stay while the file is empty,
-        because it is being written then.
-        """
+        """Return the file's present settings. If the file is bad, that is logged once and the last good settings stay.
+        They also stay while the file is empty, because it is being written then."""
         self.look()
         return self._settings
 

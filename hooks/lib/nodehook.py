@@ -48,10 +48,8 @@ class NodeHook(Hook):
             self.cgroups = Cgroups(arguments.cgroup_root)
 
     def warn_once(self, trouble: Hashable, text: str, *values: object) -> None:
-        """Log ``text`` with its ``values``, as ``logging`` does, only the first time for this ``trouble``.
-
-        A problem of the node would be logged again with every pod. May be called in any thread.
-        """
+        """Log ``text`` with its ``values``, as ``logging`` does, only the first time for this ``trouble``. A problem of
+        the node would be logged again with every pod. May be called in any thread."""
         with self._lock:
             if trouble in self._said:
                 return

@@ -60,10 +60,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The limits for a class or a pod, in percent; ``..._of`` by cache id, which override the common value.
-
-    Raises ValueError naming the rule, never the value.
-    """
+    """The limits for a class or a pod, in percent; ``..._of`` by cache id, which override the common value. Raises
+    ValueError naming the rule, never the value."""
 
     l3: Range | None = None
     mb: int | None = None
@@ -80,10 +78,8 @@ class Wish:
 
 
 def cache_mask(wanted: Range, cache: Cache) -> int:
-    """Return the mask of a range: both ends rounded up to whole ways, as koordlet does.
-
-    A mask narrower than the kernel accepts (95 to 100 % of 11 ways: empty) is extended downwards, then upwards.
-    """
+    """Return the mask of a range: both ends rounded up to whole ways, as koordlet does. A mask narrower than the kernel
+    accepts (95 to 100 % of 11 ways: empty) is extended downwards, then upwards."""
     start, end = (_ceil(cache.ways * percentage, _FULL) for percentage in wanted)
     bits = max(cache.min_bits, 1)
     start = max(min(start, end - bits), 0)
@@ -97,10 +93,8 @@ def bandwidth_value(percentage: int, bandwidth: Bandwidth) -> int:
 
 
 def _intel(percentage: int, bandwidth: Bandwidth) -> int:
-    """Return the percentage rounded up to the machine's steps.
-
-    The kernel refuses less than the minimum or more than 100.
-    """
+    """Return the percentage rounded up to the machine's steps. The kernel refuses less than the minimum or more than
+    100."""
     stepped = _ceil(percentage, bandwidth.step) * bandwidth.step
     return min(max(stepped, bandwidth.minimum), _FULL)
 
@@ -118,10 +112,8 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 
 def schemata(machine: Machine, wish: Wish) -> str:
-    """Return the text to write to a group's schemata file; "" if nothing is limited.
-
-    It contains only what is limited; the kernel keeps the rest. Ids that the machine does not have are left out.
-    """
+    """Return the text to write to a group's schemata file; "" if nothing is limited. It contains only what is limited;
+    the kernel keeps the rest. Ids that the machine does not have are left out."""
     values: dict[str, dict[int, str]] = {}
     for name, cache in machine.caches.items():
         ranges = {each: wish.l3_of.get(each, wish.l3) for each in cache.ids}
@@ -140,10 +132,8 @@ def unknown_ids(machine: Machine, wish: Wish) -> bool:
 
 
 def parse_schemata(text: str) -> dict[str, dict[int, str]]:
-    """Return the content of a schemata file: values by cache id by resource.
-
-    Lines without ids ("L3:uninitialized") have no values and are left out, whatever their resource.
-    """
+    """Return the content of a schemata file: values by cache id by resource. Lines without ids ("L3:uninitialized")
+    have no values and are left out, whatever their resource."""
     found: dict[str, dict[int, str]] = {}
     for line in text.splitlines():
         name, _, values = line.partition(":")
@@ -156,9 +146,7 @@ def parse_schemata(text: str) -> dict[str, dict[int, str]]:
 
 def machine_of(root_schemata: str, info: Mapping[str, Mapping[str, str]], vendor: str) -> Machine:
     """Return what a node can limit, from its root schemata, the texts of INFO_FILES by resource, and the CPU's vendor.
-
-    A resource whose texts cannot be used is left out with a note.
-    """
+    A resource whose texts cannot be used is left out with a note."""
     lines = parse_schemata(root_schemata)
     caches: dict[str, Cache] = {}
     bandwidth, notes = None, []

@@ -20,10 +20,8 @@ _NOT_GROUPS = frozenset({"", ".", "..", "info", "mon_groups", "mon_data"})
 
 
 class Resctrl:
-    """The groups under ``root``, named by their directories; all state is on disk.
-
-    Methods raise OSError if the kernel refuses, and ValueError for a name that is not a group's.
-    """
+    """The groups under ``root``, named by their directories; all state is on disk. Methods raise OSError if the kernel
+    refuses, and ValueError for a name that is not a group's."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root

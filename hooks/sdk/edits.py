@@ -41,10 +41,8 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 class Sealed:
-    """Refuses to have attributes replaced or added: such an edit would be lost without notice.
-
-    The ``__init__`` of a subclass ends with ``self._sealed = True``; names that begin with "_" stay free.
-    """
+    """Refuses to have attributes replaced or added: such an edit would be lost without notice. The ``__init__`` of a
+    subclass ends with ``self._sealed = True``; names that begin with "_" stay free."""
 
     _assignable: ClassVar[frozenset[str]] = frozenset()
     """The attributes that have a setter."""
@@ -159,11 +157,8 @@ _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
 
 
 def _update_refusal(name: str, sent: Resources, value: int | str, alone: bool) -> str:
-    """Return why an update cannot change a field to a value; "" if it can.
-
-    A cpuset that the kubelet's own update sets can be cleared in it; an update ``alone``, one of the proxy's own, has
-    none.
-    """
+    """Return why an update cannot change a field to a value; "" if it can. A cpuset that the kubelet's own update sets
+    can be cleared in it; an update ``alone``, one of the proxy's own, has none."""
     if value == getattr(sent, name):
         return ""
     if name == "oom_score_adj":
@@ -240,10 +235,8 @@ class EditableResources(Sealed):
         return (self._set[name] if name in self._set else getattr(self._before, name)) or None
 
     def set(self, name: str, value: int | str) -> None:
-        """Set a number or a cpuset by its name.
-
-        Raises NotSayable if the protocol cannot express that or it would be refused.
-        """
+        """Set a number or a cpuset by its name. Raises NotSayable if the protocol cannot express that or it would be
+        refused."""
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
         why = self._fixed or _REFUSALS[name](name, self._before, value)
@@ -267,12 +260,8 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message for the answer.
-
-        None if nothing was set, an echo otherwise; in an update only what was set.
-
-        A cpuset is cleared only by an echo, in an update too.
-        """
+        """Return the message for the answer. None if nothing was set, an echo otherwise; in an update only what was
+        set. A cpuset is cleared only by an echo, in an update too."""
         said = self._set | {name: each.said for name, each in vars(self).items() if name in MAP_FIELDS and each.said}
         if not said:
             return None

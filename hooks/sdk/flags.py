@@ -38,10 +38,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def server_name(hooks: Sequence[str]) -> str:
-    """Return the name of a server with several hooks: their names joined by "-".
-
-    Each is cut to its share if the socket's default path would be too long.
-    """
+    """Return the name of a server with several hooks: their names joined by "-". Each is cut to its share if the
+    socket's default path would be too long."""
     joined = "-".join(hooks)
     if len(joined) <= _LONGEST_NAME:
         return joined

@@ -40,10 +40,8 @@ _SQUEEZED = frozenset(map(_squeezed, METHODS))
 
 
 def _mistake(cls: type, name: str) -> str:
-    """Return why an attribute that looks like a hook method would never be called; "" if it is fine.
-
-    None in place of a method is fine: that is how a subclass leaves out a hook point of its parent.
-    """
+    """Return why an attribute that looks like a hook method would never be called; "" if it is fine. None in place of a
+    method is fine: that is how a subclass leaves out a hook point of its parent."""
     value = getattr(cls, name, None)
     if name in METHODS:
         return "" if value is None else _unfit(cls, name, value)
@@ -100,10 +98,8 @@ class Hook:
         """Called before the command line is parsed: add the hook's own flags; none by default."""
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Called before the first call, with the values of the flags.
-
-        Raises ValueError with what to do if one is wrong.
-        """
+        """Called before the first call, with the values of the flags. Raises ValueError with what to do if one is
+        wrong."""
 
 
 def hook_name(hook: Hook) -> str:
@@ -119,11 +115,8 @@ def points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
 def ask(
     hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
 ) -> HookAnswer:
-    """Return the answer of several hooks: each sees the edits of the ones before it.
-
-    ``wait`` runs an ``async`` method to its end. Raises whatever a method raises; the hooks after it are not asked
-    then.
-    """
+    """Return the answer of several hooks: each sees the edits of the ones before it. ``wait`` runs an ``async`` method
+    to its end. Raises whatever a method raises; the hooks after it are not asked then."""
     context = _CONTEXTS[point.subject](point, request)
     name = _NAMES[point.name]
     for hook in hooks:

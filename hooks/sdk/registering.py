@@ -83,10 +83,8 @@ class Registration:
         self._trouble = ""
 
     def write(self) -> None:
-        """Write the file, creating its directory if missing, and remove other files with this server's socket.
-
-        Raises ConfigError with what to do if that fails, or if the file belongs to another hook server that listens.
-        """
+        """Write the file, creating its directory if missing, and remove other files with this server's socket. Raises
+        ConfigError with what to do if that fails, or if the file belongs to another hook server that listens."""
         other = self._other(self._found())
         if other and listens(other):
             raise ConfigError(
@@ -104,12 +102,8 @@ class Registration:
         self._remove_older()  # only once the new file exists: under Fail no call may pass in between
 
     def look_after(self) -> None:
-        """Write the file again if it was removed or changed.
-
-        A problem is logged once, and tried again at the next call.
-
-        A file that now belongs to another hook server is left to it as long as that one listens.
-        """
+        """Write the file again if it was removed or changed. A problem is logged once, and tried again at the next
+        call. A file that now belongs to another hook server is left to it as long as that one listens."""
         found = self._found()
         if found == self._content:
             return
@@ -191,10 +185,8 @@ class Registration:
         return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
 
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found.
-
-        "" if there is none, or if it is this server's own.
-        """
+        """Return the socket of another hook server whose registration was found. "" if there is none, or if it is this
+        server's own."""
         return "" if self._is_own(found) else _endpoint(found or b"")
 
     def _found(self) -> bytes | None:

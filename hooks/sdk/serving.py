@@ -80,10 +80,8 @@ class HookServer(grpc.GenericRpcHandler):
         self._server.start()
 
     def stop(self, grace_seconds: float) -> int:
-        """Stop listening, cut calls off that do not end within ``grace_seconds``, and remove the socket.
-
-        Returns how many calls still run in their threads: their callers are cut off, but the threads cannot be stopped.
-        """
+        """Stop listening, cut calls off that do not end within ``grace_seconds``, and remove the socket. Returns how
+        many calls still run in their threads: their callers are cut off, but the threads cannot be stopped."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -30,10 +30,8 @@ class SocketPath:
         self._made = identity(path)
 
     def close(self) -> None:
-        """Remove the socket if it is still the one made here, and release the lock. May be called again.
-
-        A socket that cannot be removed stays, which is logged.
-        """
+        """Remove the socket if it is still the one made here, and release the lock. May be called again. A socket that
+        cannot be removed stays, which is logged."""
         if self._lock is None:
             return
         if identity(self.path) == self._made:

@@ -35,10 +35,8 @@ _SPOKEN: Sequence[tuple[type[Exception], int]] = (
 
 
 def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[int, str]:
-    """Log what was raised at a hook point, and return its status code and text.
-
-    ``server`` is named in place of a hook if the exception came from making the answer.
-    """
+    """Log what was raised at a hook point, and return its status code and text. ``server`` is named in place of a hook
+    if the exception came from making the answer."""
     hook, frames = _asked(list(traceback.walk_tb(error.__traceback__)))
     name = hook_name(hook) if hook else server
     _log(error, f"{name} at {point.name}", request.name, _place(hook, frames))

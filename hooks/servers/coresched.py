@@ -50,10 +50,8 @@ OSError."""
 
 
 def sched_core(command: int, pid: int, scope: int) -> int:
-    """Call prctl(PR_SCHED_CORE); nothing else in this hook accesses the kernel's cookies.
-
-    Raises OSError: ProcessLookupError for a process that has ended, PermissionError, NOT_SUPPORTED.
-    """
+    """Call prctl(PR_SCHED_CORE); nothing else in this hook accesses the kernel's cookies. Raises OSError:
+    ProcessLookupError for a process that has ended, PermissionError, NOT_SUPPORTED."""
     cookie = ctypes.c_uint64()
     address = ctypes.addressof(cookie) if command == GET else 0
     arguments = [ctypes.c_ulong(each) for each in (command, pid, scope, address)]
@@ -116,11 +114,8 @@ class CoreSched(NodeHook):
         self._state = arguments.core_sched_state
 
     def post_start_container(self, container: ContainerContext) -> None:
-        """Give the container its group's cookie.
-
-        Raises Malformed if the cgroup's path is invalid or the pod of an exclusive group has no uid, OSError if the
-        kernel refuses.
-        """
+        """Give the container its group's cookie. Raises Malformed if the cgroup's path is invalid or the pod of an
+        exclusive group has no uid, OSError if the kernel refuses."""
         name = group_of(container.pod.labels, container.pod.uid)
         if name is None:
             return
@@ -144,11 +139,8 @@ class CoreSched(NodeHook):
                 self.warn_once("kernel", text, error.strerror)
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
-        """Remove the pod's containers without processes from their groups.
-
-        The kubelet stops an old sandbox again long after the pod has a new one in the same cgroup, whose containers
-        live.
-        """
+        """Remove the pod's containers without processes from their groups. The kubelet stops an old sandbox again long
+        after the pod has a new one in the same cgroup, whose containers live."""
         if self.cgroups.absent:
             return  # without cgroups it is unknown which containers have processes
         below = f"{pod.cgroup_parent.rstrip('/')}/"

@@ -71,10 +71,8 @@ class GroupIdentity(NodeHook):
 def bvt(
     settings: GroupIdentities, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str
 ) -> int:
-    """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class.
-
-    Raises Malformed if the annotation of an LS pod is not JSON or its value is out of range.
-    """
+    """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class. Raises Malformed if the
+    annotation of an LS pod is not JSON or its value is out of range."""
     qos_class = qos(labels)
     name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]
     value: int = getattr(settings, name) if settings.enable else 0

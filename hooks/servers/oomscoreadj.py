@@ -49,11 +49,8 @@ class OomScoreAdj(NodeHook):
 
 
 def asked(annotations: Mapping[str, str], container: str) -> int | None:
-    """Return the value for a container: its own, else the pod's, else None.
-
-    Raises Malformed if the annotation that applies is not a JSON object of whole numbers, not a number, or out of
-    range.
-    """
+    """Return the value for a container: its own, else the pod's, else None. Raises Malformed if the annotation that
+    applies is not a JSON object of whole numbers, not a number, or out of range."""
     spec = read_json(annotations, OOM_SCORE_ADJ_SPEC, dict) or {}
     if not all(value is None or type(value) is int for value in spec.values()):
         raise Malformed(f"annotation {OOM_SCORE_ADJ_SPEC}", "must be a JSON object of whole numbers")

@@ -120,11 +120,8 @@ class Rdt(NodeHook):
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
-        """Move the container's threads into its group, unless the runtime has done so.
-
-        The group is ensured once more: a late second stop of a dead sandbox may have removed it while it was empty.
-        Raises Malformed.
-        """
+        """Move the container's threads into its group, unless the runtime has done so. The group is ensured once more:
+        a late second stop of a dead sandbox may have removed it while it was empty. Raises Malformed."""
         group, wish = self._membership(container)
         if wish is None or not self._ensured(group, wish):
             return
@@ -139,10 +136,8 @@ class Rdt(NodeHook):
             self._say("move", error.errno, f"threads of a container stay where they are: {error.strerror}")
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
-        """Remove the pod's group, unless threads are in it.
-
-        The kubelet stops a dead sandbox once more before it removes it, when the pod may already run in a new one.
-        """
+        """Remove the pod's group, unless threads are in it. The kubelet stops a dead sandbox once more before it
+        removes it, when the pod may already run in a new one."""
         group = _pod_group(pod.uid)
         self._written.pop(group, None)
         try:
@@ -171,17 +166,13 @@ class Rdt(NodeHook):
         return group, Wish(l3=settings.l3, mb=settings.mb)
 
     def _ensured(self, group: str, wish: Wish) -> bool:
-        """Ensure that a group exists with its limits; return whether it exists.
-
-        Limits that were written are not written again, as that interrupts the CPUs of a cache.
-        """
+        """Ensure that a group exists with its limits; return whether it exists. Limits that were written are not
+        written again, as that interrupts the CPUs of a cache."""
         return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
 
     def _limit(self, group: str, wish: Wish) -> bool:
-        """Write limits into a group, which is created if necessary; return whether it exists.
-
-        A group that would limit nothing is not created.
-        """
+        """Write limits into a group, which is created if necessary; return whether it exists. A group that would limit
+        nothing is not created."""
         lines = schemata(self._machine, wish)
         if not lines:
             return self.resctrl.exists(group)

@@ -51,9 +51,7 @@ def bench(
     server: hook_client.Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
 ) -> Figures:
     """Make ``calls`` calls, ``concurrency`` of them at a time on one connection as the proxy does, after a warm-up.
-
-    Raises HookCallFailed if the very first call fails.
-    """
+    Raises HookCallFailed if the very first call fails."""
 
     async def whole() -> Figures:
         async with hook_client.connection(server.endpoint) as client:

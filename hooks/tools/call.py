@@ -42,10 +42,8 @@ class Called:
 
 
 def call(server: hook_client.Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
-    """Ask a hook server at a hook point.
-
-    Raises ConfigError if the request cannot be sent there, HookCallFailed if the server refuses or fails.
-    """
+    """Ask a hook server at a hook point. Raises ConfigError if the request cannot be sent there, HookCallFailed if the
+    server refuses or fails."""
     body = request.encoded(point, given)
     try:
         answer, seconds = uvloop.run(_ask(server, point, body, timeout_seconds))

@@ -58,10 +58,8 @@ class Server:
 
 
 def find(text: str) -> Server:
-    """Return the hook server that a socket's path or a registration file (``*.json``) names.
-
-    Raises ConfigError for an invalid endpoint, and for a file that cannot be read or is not a registration.
-    """
+    """Return the hook server that a socket's path or a registration file (``*.json``) names. Raises ConfigError for an
+    invalid endpoint, and for a file that cannot be read or is not a registration."""
     if not text.endswith(".json"):
         return Server(parse_endpoint(text, "SERVER"))
     try:

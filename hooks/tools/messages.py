@@ -142,10 +142,8 @@ async def echo(subject: TriedServer, point: HookPoint) -> None:
 
 
 def mixed(sent: HookRequest, said: HookAnswer) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the numbers that an answer repeats and those that it leaves out; none if it is not a mixture of both.
-
-    A changed number is no evidence: both an echo and a partial answer have those.
-    """
+    """Return the numbers that an answer repeats and those that it leaves out; none if it is not a mixture of both. A
+    changed number is no evidence: both an echo and a partial answer have those."""
     asked, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), said))
     numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(asked, name))}
     repeated = [name for name, value in numbers.items() if getattr(answered, name) == value]

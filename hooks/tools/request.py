@@ -129,10 +129,8 @@ _REQUEST: Mapping[str, Reader] = {"pod": _message(PodInfo, _POD), "container": _
 
 
 def at_point(point: HookPoint, request: HookRequest) -> HookRequest:
-    """Return the part of a request that the proxy sends at a hook point, as the hook server reads it.
-
-    Raises ConfigError if the request has no container at a container's hook point.
-    """
+    """Return the part of a request that the proxy sends at a hook point, as the hook server reads it. Raises
+    ConfigError if the request has no container at a container's hook point."""
     return codec.decode_request(point, encoded(point, request))
 
 

@@ -20,10 +20,8 @@ AtPoint = Callable[[TriedServer, HookPoint], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule and its test.
-
-    ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer came in time.
-    """
+    """A rule and its test. ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer
+    came in time."""
 
     name: str
     sentence: str
@@ -33,10 +31,8 @@ class Rule:
 
 
 def _each(trial: AtPoint) -> Trial:
-    """Return the trial of a rule at each hook point where a plain request is answered.
-
-    The first failure is reported.
-    """
+    """Return the trial of a rule at each hook point where a plain request is answered. The first failure is
+    reported."""
 
     async def try_all(subject: TriedServer) -> None:
         if not subject.sound:

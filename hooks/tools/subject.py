@@ -36,10 +36,8 @@ Outcome = HookAnswer | Status
 PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
 """The good outcomes of a request that a kubelet could have caused: an answer, or a refusal by policy."""
 ODD = PLAIN | {grpc.INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
-"""The good outcomes of a request that lacks what every pod has: also a status that says so.
-
-UNKNOWN and INTERNAL, the statuses of a handler that crashed, are not among them, nor is a broken connection.
-"""
+"""The good outcomes of a request that lacks what every pod has: also a status that says so. UNKNOWN and INTERNAL, the
+statuses of a handler that crashed, are not among them, nor is a broken connection."""
 NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
 """The good outcome of a call of a method that does not exist."""
 
@@ -62,10 +60,8 @@ def code(outcome: Outcome) -> int:
 
 
 def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
-    """Raise Broken unless an outcome is an answer or one of the good codes.
-
-    ``after`` says what came before the call.
-    """
+    """Raise Broken unless an outcome is an answer or one of the good codes. ``after`` says what came before the
+    call."""
     if isinstance(outcome, Status) and outcome.code not in good:
         raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
 
@@ -141,10 +137,8 @@ class TriedServer:
         return request.at_point(point, self.given)
 
     async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
-        """Call a hook point, by default with the plain request. Raises Late.
-
-        An answer at a Post point counts as an empty one: the proxy ignores its content.
-        """
+        """Call a hook point, by default with the plain request. Raises Late. An answer at a Post point counts as an
+        empty one: the proxy ignores its content."""
         try:
             message = self._bodies[point] if body is None else body
             answer = await hook_client.ask(client, point, message, self.timeout_seconds)

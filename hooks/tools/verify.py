@@ -43,9 +43,7 @@ class Verdict:
 
 def verify(subject: TriedServer, show: Callable[[str], None]) -> bool:
     """Check a hook server against every rule, showing each verdict as it is found; return whether no rule is broken.
-
-    Raises HookCallFailed if nothing listens at the socket.
-    """
+    Raises HookCallFailed if nothing listens at the socket."""
     return uvloop.run(_verify(subject, show))
 
 

@@ -74,10 +74,8 @@ def _run(**given: str | None) -> int:
 
 
 def words(error: Exception) -> str:
-    """Return the message about an error for the user.
-
-    The text of a foreign exception may quote a value, so only its class and its place are shown.
-    """
+    """Return the message about an error for the user. The text of a foreign exception may quote a value, so only its
+    class and its place are shown."""
     if isinstance(error, RuntimeProxyError | OSError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -89,10 +87,8 @@ def words(error: Exception) -> str:
 def configuration(
     flags: Mapping[str, str], environ: Mapping[str, str], default_file: str = DEFAULT_FILE
 ) -> config.Config:
-    """Return the configuration, with the file that is named, or else the default file if it is there.
-
-    Raises ConfigError for every value, key or file that is wrong, and for a group that does not exist.
-    """
+    """Return the configuration, with the file that is named, or else the default file if it is there. Raises
+    ConfigError for every value, key or file that is wrong, and for a group that does not exist."""
     named = config.file_named(flags, environ)
     path = default_file if named is None else named
     try:

@@ -72,10 +72,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The text of an Unreadable that is remembered.
-
-    An exception object would keep the frames that it passed through alive.
-    """
+    """The text of an Unreadable that is remembered. An exception object would keep the frames that it passed through
+    alive."""
 
     text: str
 
@@ -133,24 +131,18 @@ class Call(ABC):
 
     @abstractmethod
     def order_key(self) -> str:
-        """Return the id or name of the container or pod whose calls keep their order (relay-rules C6).
-
-        Raises Unreadable.
-        """
+        """Return the id or name of the container or pod whose calls keep their order (relay-rules C6). Raises
+        Unreadable."""
 
     @abstractmethod
     def subject(self, store: Store) -> Subject | None:
-        """Return the call's subject, from the request and the Store; None if the Store does not have it.
-
-        Raises Unreadable.
-        """
+        """Return the call's subject, from the request and the Store; None if the Store does not have it. Raises
+        Unreadable."""
 
     @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the call's subject and return it; None if the runtime does not have it either.
-
-        Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
-        """
+        """Ask the runtime for the call's subject and return it; None if the runtime does not have it either. Raises
+        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read."""
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Return the request for the Pre hook, from the present record."""
@@ -167,10 +159,8 @@ class Call(ABC):
         return {}
 
     def unedited(self, store: Store) -> bool:
-        """Return whether the Store certainly changes nothing in this request where no hook server is asked.
-
-        The request is not decoded for that.
-        """
+        """Return whether the Store certainly changes nothing in this request where no hook server is asked. The request
+        is not decoded for that."""
         return True
 
     @abstractmethod
@@ -182,10 +172,8 @@ class Call(ABC):
         """Answer the client in the runtime's place; the runtime never gets the request."""
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the subject as it is after the runtime agreed, with the id that the runtime gave.
-
-        Raises Unreadable if the reply lacks what is needed.
-        """
+        """Return the subject as it is after the runtime agreed, with the id that the runtime gave. Raises Unreadable if
+        the reply lacks what is needed."""
         return subject
 
     @abstractmethod

@@ -73,11 +73,8 @@ class Dispatcher:
         return adjustment
 
     async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing.
-
-        The kubelet stops a pod several times: a plugin whose call for the stop has succeeded is not called for it
-        again.
-        """
+        """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing. The
+        kubelet stops a pod several times: a plugin whose call for the stop has succeeded is not called for it again."""
         once = point.operation is Operation.STOP_POD_SANDBOX
         know = self._note_stop.setdefault(request.pod.id, set()) if once else set()
         plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
@@ -109,9 +106,7 @@ class Dispatcher:
 
     def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str, name: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
-
-        ``detail`` is the runtime's message, ``name`` the container's name. Raises HookError if one has policy Fail.
-        """
+        ``detail`` is the runtime's message, ``name`` the container's name. Raises HookError if one has policy Fail."""
         self.refused_with(f"the update before {point.operation.value}", name, adjustment.owners)
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.plugins_for(point):
@@ -120,9 +115,7 @@ class Dispatcher:
 
     def refused_with(self, what: str, name: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
-
-        ``owners`` maps fields to the plugins that set them.
-        """
+        ``owners`` maps fields to the plugins that set them."""
         if owners:
             fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
             more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
@@ -131,22 +124,15 @@ class Dispatcher:
             log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=kind)
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
-        """Return when a plugin's time ends, on the clock.
-
-        Half of what is left is reserved for the plugins ``behind`` it, as far as their timeouts can use it, so that one
-        server that hangs does not make all others fail.
-        """
+        """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
+        it, as far as their timeouts can use it, so that one server that hangs does not make all others fail."""
         now = self._clock()
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
     def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
-        """Count the bad fields of an answer.
-
-        Under Ignore only these fields are dropped, each logged once per hook server.
-
-        Raises HookError under policy Fail.
-        """
+        """Count the bad fields of an answer. Under Ignore only these fields are dropped, each logged once per hook
+        server. Raises HookError under policy Fail."""
         for field in {rule.field for rule in broken}:
             self._metrics.count("hook_bad_fields", plugin=plugin.name, hook=point.name, field=field)
         if plugin.policy is FailurePolicy.FAIL:

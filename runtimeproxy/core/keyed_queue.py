@@ -35,10 +35,8 @@ class KeyedQueue:
         """The turns of each key, in order of arrival; keys without turns are absent."""
 
     def take(self, key: str) -> Turn:
-        """Append a turn to a key's queue and return it; it stays there until ``leave``.
-
-        ``wait`` waits for its place at the front.
-        """
+        """Append a turn to a key's queue and return it; it stays there until ``leave``. ``wait`` waits for its place at
+        the front."""
         turn = Turn(key)
         queue = self.queues.setdefault(key, {})
         if queue:
@@ -58,11 +56,8 @@ class KeyedQueue:
             self._deadlines.over(late)
 
     def leave(self, turn: Turn) -> None:
-        """Remove a turn from its queue and wake the next one.
-
-        The next one goes on in a later iteration of the event loop: otherwise thousands would run nested in one
-        another.
-        """
+        """Remove a turn from its queue and wake the next one. The next one goes on in a later iteration of the event
+        loop: otherwise thousands would run nested in one another."""
         queue = self.queues[turn.key]
         del queue[turn]
         if not queue:

@@ -48,10 +48,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a held call.
-
-    ``budget_seconds`` is for all its hook calls together; pods with ``skip_label`` get no hook calls.
-    """
+    """Limits of a held call. ``budget_seconds`` is for all its hook calls together; pods with ``skip_label`` get no
+    hook calls."""
 
     budget_seconds: float
     skip_label: tuple[str, str]
@@ -89,17 +87,13 @@ class Lifecycle:
         return self._dispatcher.registered(HOOK_POINTS)
 
     def start_and_stop_pass(self) -> bool:
-        """Return whether a call that changes no record can pass without a hold.
-
-        It can if no hook server is registered and no call waits.
-        """
+        """Return whether a call that changes no record can pass without a hold. It can if no hook server is registered
+        and no call waits."""
         return not self.hooked and not self._queue.queues
 
     def under_way(self, operation: Operation | None = None) -> set[str]:
-        """Return the subjects of the calls under way, all or those of one operation.
-
-        They are ids, or names where there is no id yet.
-        """
+        """Return the subjects of the calls under way, all or those of one operation. They are ids, or names where there
+        is no id yet."""
         keys = set()
         for call in self._under_way:
             with suppress(Unreadable):
@@ -112,12 +106,8 @@ class Lifecycle:
         await self._unknown_outcomes.stop()
 
     def run(self, call: Call) -> Fiber[None]:
-        """Run one call from its hold to its answer; return the fiber that runs it.
-
-        It runs immediately, as far as it gets without waiting.
-
-        Cancelling the fiber ends the call.
-        """
+        """Run one call from its hold to its answer; return the fiber that runs it. It runs immediately, as far as it
+        gets without waiting. Cancelling the fiber ends the call."""
         fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
         self.running.add(fiber)
         fiber.start(self._run(call, fiber))
@@ -248,10 +238,8 @@ class Lifecycle:
     async def _prepared(
         self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Prepare the runtime for an adjustment.
-
-        A failure counts as that of the plugins that own the adjustment (relay-rules C9).
-        """
+        """Prepare the runtime for an adjustment. A failure counts as that of the plugins that own the adjustment
+        (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
             held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
@@ -320,9 +308,7 @@ class Lifecycle:
 
     async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
         """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).
-
-        The answer waits for them until half of the time left to the caller's deadline is over.
-        """
+        The answer waits for them until half of the time left to the caller's deadline is over."""
         now = self._clock()
         latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
         try:
@@ -342,10 +328,8 @@ class Lifecycle:
     # Uncertain state.
 
     def _mark_uncertain(self, call: Call, adjustment: Adjustment) -> None:
-        """Mark the subject's state as unknown.
-
-        The runtime may or may not have carried out the call (relay-rules C3).
-        """
+        """Mark the subject's state as unknown. The runtime may or may not have carried out the call (relay-rules
+        C3)."""
         if call.operation not in _CREATES:  # what a create made has an id that was never received
             call.state_unknown = True
         elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
@@ -353,10 +337,8 @@ class Lifecycle:
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
     def _forget_uncertain(self, call: Call) -> None:
-        """Forget the record of a call's subject if its state is unknown.
-
-        Those who read the runtime now are notified: what they have read of the subject may be older than the call.
-        """
+        """Forget the record of a call's subject if its state is unknown. Those who read the runtime now are notified:
+        what they have read of the subject may be older than the call."""
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)
@@ -369,10 +351,8 @@ class Lifecycle:
     # Failures.
 
     def _apply_policies(self, call: Call, subject: Subject | None, error: Exception) -> None:
-        """Apply the policies of the plugins that could not be asked, because of an error before the release.
-
-        Raises HookError if the call is refused for it.
-        """
+        """Apply the policies of the plugins that could not be asked, because of an error before the release. Raises
+        HookError if the call is refused for it."""
         match error:
             case Unreadable():
                 self._unreadable(call, error)
@@ -395,10 +375,8 @@ class Lifecycle:
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
-        """Count and log an error in the proxy itself.
-
-        Its text may hold values, so only its class and place are logged.
-        """
+        """Count and log an error in the proxy itself. Its text may hold values, so only its class and place are
+        logged."""
         self._metrics.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
@@ -408,11 +386,8 @@ class Lifecycle:
 
 
 async def _aside(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
-    """Await ``ask()`` in a task of its own, ``seconds`` at most. Raises TimeoutError.
-
-    ``ask`` is called inside that task: the call may be cancelled before the task begins, and a coroutine would never be
-    awaited.
-    """
+    """Await ``ask()`` in a task of its own, ``seconds`` at most. Raises TimeoutError. ``ask`` is called inside that
+    task: the call may be cancelled before the task begins, and a coroutine would never be awaited."""
 
     async def within() -> T:
         async with asyncio.timeout(seconds):

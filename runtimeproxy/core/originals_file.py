@@ -83,11 +83,8 @@ class Failed(RuntimeProxyError):
 
 
 def path_of(folder: str | None, socket_path: str) -> str | None:
-    """Return the file's path for a listening socket; None if the file is turned off.
-
-    ``folder`` is the value of --originals-dir: None means the socket's own directory, "" no file. Each socket has a
-    file of its own.
-    """
+    """Return the file's path for a listening socket; None if the file is turned off. ``folder`` is the value of
+    --originals-dir: None means the socket's own directory, "" no file. Each socket has a file of its own."""
     if folder == "":
         return None
     if folder is None:
@@ -104,10 +101,8 @@ def is_in_memory(folder: str) -> bool:
 
 
 def owner(mode: str, runtime_endpoint: str) -> str:
-    """Return the text that identifies a file's proxy.
-
-    It has the format's version, the boot id, the mode and the runtime's path.
-    """
+    """Return the text that identifies a file's proxy. It has the format's version, the boot id, the mode and the
+    runtime's path."""
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -361,10 +356,8 @@ class Originals:
         return False
 
     def _failed(self, error: Failed) -> None:
-        """Count a failure, and log the first one.
-
-        It has no effect before the next restart, so nothing else shows it.
-        """
+        """Count a failure, and log the first one. It has no effect before the next restart, so nothing else shows
+        it."""
         self._metrics.count("originals_failures", reason=error.reason)
         if not self._complained and self._file is not None:
             self._complained = True

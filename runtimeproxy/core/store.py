@@ -42,10 +42,8 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids noted since the watch began.
-
-    ``kept`` are those committed, with the pods of containers; ``invalidated`` those dropped or invalidated.
-    """
+    """Ids noted since the watch began. ``kept`` are those committed, with the pods of containers; ``invalidated`` those
+    dropped or invalidated."""
 
     kept: set[str] = field(default_factory=set)
     invalidated: set[str] = field(default_factory=set)
@@ -88,17 +86,13 @@ class Store:
         return self._containers.get(container_id)
 
     def whole_pod_id(self, beginning: str) -> str:
-        """Return the id of the only pod whose id begins with this text.
-
-        The text itself if there is none or more than one.
-        """
+        """Return the id of the only pod whose id begins with this text. The text itself if there is none or more than
+        one."""
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins with this text.
-
-        The text itself if there is none or more than one.
-        """
+        """Return the id of the only container whose id begins with this text. The text itself if there is none or more
+        than one."""
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
@@ -112,10 +106,8 @@ class Store:
     # What the runtime reports.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for a pod that was read from the runtime.
-
-        The known one, else one made of it and the kept values.
-        """
+        """Return the record for a pod that was read from the runtime. The known one, else one made of it and the kept
+        values."""
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
@@ -135,10 +127,8 @@ class Store:
         self._kept.update(kept)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
-        """Return the original values to keep of an id; None if there are none.
-
-        They come from its record, or from the time when that was forgotten.
-        """
+        """Return the original values to keep of an id; None if there are none. They come from its record, or from the
+        time when that was forgotten."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return original_values_of(record)
@@ -153,10 +143,8 @@ class Store:
         return set(self._kept)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        """Call ``on_change`` if kept values are involved.
-
-        That is so if any of the records, old or new, differs from what the kubelet asked for.
-        """
+        """Call ``on_change`` if kept values are involved. That is so if any of the records, old or new, differs from
+        what the kubelet asked for."""
         hooked = self._kept.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective
@@ -224,11 +212,8 @@ class Store:
     # Drops.
 
     def forget(self, any_id: str) -> None:
-        """Drop the record of a container or a pod, to be read anew; an unknown id is no error.
-
-        A pod's containers stay. The kubelet's original values are kept where hooks replaced them: no runtime reports
-        them.
-        """
+        """Drop the record of a container or a pod, to be read anew; an unknown id is no error. A pod's containers stay.
+        The kubelet's original values are kept where hooks replaced them: no runtime reports them."""
         kept = self.original_values(any_id)
         self._drop(any_id)
         if kept is not None:
@@ -248,10 +233,8 @@ class Store:
         return pod, container
 
     def tombstone(self, any_id: str) -> None:
-        """Drop all of an id whose subject the runtime destroyed for good, and ignore later commits of it.
-
-        The news may come while a call is under way that would commit an older state.
-        """
+        """Drop all of an id whose subject the runtime destroyed for good, and ignore later commits of it. The news may
+        come while a call is under way that would commit an older state."""
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
         if len(self._tombstones) > BURIED:

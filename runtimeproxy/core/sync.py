@@ -34,17 +34,12 @@ LEFT_SECONDS = 5.0
 READERS = 4
 """How many records are read at one time."""
 YIELD_SECONDS = 0.002
-"""How many seconds a reader waits before each read while calls are held.
-
-So a held call waits for no more than the reads in progress, and a full node is read in 5 s even if calls are held all
-that time (fault matrix S1).
-"""
+"""How many seconds a reader waits before each read while calls are held. So a held call waits for no more than the
+reads in progress, and a full node is read in 5 s even if calls are held all that time (fault matrix S1)."""
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
-"""Longest wait in seconds between two tries while the runtime is away.
-
-If it is there and returns no list, perhaps because that is too long, the wait grows up to the time between two passes.
-"""
+"""Longest wait in seconds between two tries while the runtime is away. If it is there and returns no list, perhaps
+because that is too long, the wait grows up to the time between two passes."""
 
 _AWAY = frozenset({BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE})
 
@@ -66,10 +61,8 @@ class Runtime(Protocol):
         """Called for each pod that the Store lacks: read and return it; None if it does not exist."""
 
     async def container(self, container_id: str) -> Subject | None:
-        """Called for each container that the Store lacks: read and return it with its pod.
-
-        None if one of them does not exist.
-        """
+        """Called for each container that the Store lacks: read and return it with its pod. None if one of them does not
+        exist."""
 
 
 class Sync:

@@ -19,11 +19,8 @@ from runtimeproxy.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
-"""When the runtime is asked, in seconds from the end of the call.
-
-Most of what the runtime still carries out is done within a second; a stop takes as long as its grace period, and
-dockershim gives one up after 119 s.
-"""
+"""When the runtime is asked, in seconds from the end of the call. Most of what the runtime still carries out is done
+within a second; a stop takes as long as its grace period, and dockershim gives one up after 119 s."""
 MOST_CALLS = 1000
 """Most calls that are unsettled at one time; beyond that the oldest is given up."""
 MOST_QUESTIONS = 4
@@ -62,10 +59,8 @@ class UnknownOutcomes:
         return [entry.call for entry in self._entries]
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
-        """Ask the runtime for the outcome of a call that has just ended.
-
-        ``finish`` is awaited if the runtime carried it out.
-        """
+        """Ask the runtime for the outcome of a call that has just ended. ``finish`` is awaited if the runtime carried
+        it out."""
         if self._stopped:
             return
         if len(self._entries) >= self._most_calls:
@@ -75,10 +70,8 @@ class UnknownOutcomes:
         self._wait(entry)
 
     def answered(self, key: str, operation: Operation) -> None:
-        """Drop the calls that asked for the same as a call that the runtime has now agreed to.
-
-        Their outcome does not matter any more.
-        """
+        """Drop the calls that asked for the same as a call that the runtime has now agreed to. Their outcome does not
+        matter any more."""
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
             self._end(entry, "repeated")
 

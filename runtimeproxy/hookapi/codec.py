@@ -46,10 +46,8 @@ def request_fields(point: HookPoint) -> dict[int, str]:
 
 
 def encode(point: HookPoint, request: HookRequest) -> bytes:
-    """Return the encoded request for a hook point.
-
-    Raises ValueError if the request has no container at a container's point, or a number that its field cannot hold.
-    """
+    """Return the encoded request for a hook point. Raises ValueError if the request has no container at a container's
+    point, or a number that its field cannot hold."""
     pod, container = request.pod, request.container
     if point.subject is SubjectKind.POD:
         return _pod_request(pod)
@@ -60,10 +58,8 @@ def encode(point: HookPoint, request: HookRequest) -> bytes:
 
 
 def decode(point: HookPoint, body: bytes) -> HookAnswer:
-    """Return the decoded answer of a hook server. Raises WireError if it cannot be parsed.
-
-    Equal bytes may give the same object, so its maps are read-only.
-    """
+    """Return the decoded answer of a hook server. Raises WireError if it cannot be parsed. Equal bytes may give the
+    same object, so its maps are read-only."""
     key = point.subject, body
     known = ANSWERS.get(key)
     if known is None:
@@ -77,10 +73,8 @@ def decode_request(point: HookPoint, body: bytes) -> HookRequest:
 
 
 def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
-    """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out.
-
-    Raises ValueError if a number is one that its field cannot hold.
-    """
+    """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out. Raises
+    ValueError if a number is one that its field cannot hold."""
     return _write_pod_answer(answer) if point.subject is SubjectKind.POD else _write_container_answer(answer)
 
 
@@ -150,10 +144,8 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 
 def _pod_part(pod: PodInfo) -> bytes:
-    """Encode what a container's request says of its pod.
-
-    It is cached with the pod's value, which takes about as much memory.
-    """
+    """Encode what a container's request says of its pod. It is cached with the pod's value, which takes about as much
+    memory."""
     message = api_pb2.ContainerResourceHookRequest()
     try:
         _write_pod_meta(message.pod_meta, pod)
@@ -170,12 +162,8 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Encode what a container's request says of the container.
-
-    A cgroup parent of its own overrides the pod's by coming later.
-
-    It is not cached for a container without an id, whose value is used only once, in its create.
-    """
+    """Encode what a container's request says of the container. A cgroup parent of its own overrides the pod's by coming
+    later. It is not cached for a container without an id, whose value is used only once, in its create."""
     message, envs = api_pb2.ContainerResourceHookRequest(), container.envs
     try:
         meta = message.container_meta
@@ -326,10 +314,8 @@ def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a message's map as a dict.
-
-    ``dict()`` itself would call three functions of the abstract base class per entry.
-    """
+    """Return a message's map as a dict. ``dict()`` itself would call three functions of the abstract base class per
+    entry."""
     found = {}
     for key in entries:
         found[key] = entries[key]
@@ -356,9 +342,7 @@ def _frozen(answer: HookAnswer) -> HookAnswer:
 
 def _encodable(value: _V) -> _V:
     """Return a value without what cannot be encoded as UTF-8: such entries of maps are left out, such texts become "".
-
-    A replacement character would not do: an echo of "" means "no change", an echo of anything else would be one.
-    """
+    A replacement character would not do: an echo of "" means "no change", an echo of anything else would be one."""
     return replace(value, **{field.name: _of_text(getattr(value, field.name)) for field in fields(value)})
 
 

@@ -22,10 +22,8 @@ take."""
 
 
 class Cache(dict[_K, _V]):
-    """Values by key, looked up as in any dict; the oldest are evicted when all together would exceed ``most_bytes``.
-
-    A value of more than an eighth of that is not cached: it would evict too many others.
-    """
+    """Values by key, looked up as in any dict; the oldest are evicted when all together would exceed ``most_bytes``. A
+    value of more than an eighth of that is not cached: it would evict too many others."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -46,17 +44,12 @@ class Cache(dict[_K, _V]):
 
 
 POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
-"""What a container's hook message says of its pod, by the identity of the pod's value.
-
-The value is cached too, so that no other object can have its identity. All containers of a pod share one value until a
-call changes it.
-"""
+"""What a container's hook message says of its pod, by the identity of the pod's value. The value is cached too, so that
+no other object can have its identity. All containers of a pod share one value until a call changes it."""
 
 CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
-"""What a hook message says of the container itself, by the identity of the container's value, in the same way.
-
-A start asks twice about one value; other calls only once.
-"""
+"""What a hook message says of the container itself, by the identity of the container's value, in the same way. A start
+asks twice about one value; other calls only once."""
 
 ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
 """Decoded answers, by the kind of subject and the encoded bytes: a hook server mostly repeats an earlier answer, or an

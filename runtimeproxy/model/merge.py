@@ -62,10 +62,8 @@ def echo(request: HookRequest) -> HookAnswer:
 
 
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
-    """Return what an answer changes of the request, in all its parts.
-
-    Owners, confirmers and conflicts are empty: ``combine`` adds them.
-    """
+    """Return what an answer changes of the request, in all its parts. Owners, confirmers and conflicts are empty:
+    ``combine`` adds them."""
     sent = echo(request)
     values: dict[str, Any] = {}
     for name, compare in _COMPARE.items():
@@ -150,10 +148,8 @@ _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class BrokenRule:
-    """A rule of hook-api that an answer breaks; ``field`` is a name such as "envs" or "resources.cpu_quota".
-
-    Neither field nor rule contains a key or a value.
-    """
+    """A rule of hook-api that an answer breaks; ``field`` is a name such as "envs" or "resources.cpu_quota". Neither
+    field nor rule contains a key or a value."""
 
     field: str
     rule: str
@@ -163,10 +159,8 @@ class BrokenRule:
 
 
 def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
-    """Return the good part of a change of ``sent``, and each rule that the rest breaks.
-
-    A bad value removes its own field, and the fields that have no meaning without it; in a map only its own entry.
-    """
+    """Return the good part of a change of ``sent``, and each rule that the rest breaks. A bad value removes its own
+    field, and the fields that have no meaning without it; in a map only its own entry."""
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
     for name in ("labels", "annotations", "envs"):
@@ -337,10 +331,8 @@ def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
 
 
 def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
-    """Return the request with an adjustment applied, as the next plugin gets it.
-
-    At the container's hook points a new cgroup parent is set on the container; the pod stays as it is.
-    """
+    """Return the request with an adjustment applied, as the next plugin gets it. At the container's hook points a new
+    cgroup parent is set on the container; the pod stays as it is."""
     if request.container is None:
         return HookRequest(adjusted_pod(request.pod, adjustment, request.pod.id))
     return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))

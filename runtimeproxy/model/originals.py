@@ -93,11 +93,8 @@ _I = TypeVar("_I", PodInfo, ContainerInfo)
 
 
 def _restored(info: _I, kept: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
-    """Return the original value, the effective value, and the kept pairs that still hold.
-
-    What the runtime does not report is as the hook set it; if it reports another value, somebody else has set that
-    since.
-    """
+    """Return the original value, the effective value, and the kept pairs that still hold. What the runtime does not
+    report is as the hook set it; if it reports another value, somebody else has set that since."""
     told = _fields(info)
     standing = {name: pair for name, pair in kept.pairs.items() if told.get(name) in (None, pair[1])}
     if not standing:

@@ -36,10 +36,8 @@ def hook_view(subject: Subject) -> HookRequest:
 
 
 def hooked(subject: Subject) -> list[str]:
-    """Return the names of the fields in which a container differs from what the kubelet asked for.
-
-    Names are as in ``Adjustment.owners``.
-    """
+    """Return the names of the fields in which a container differs from what the kubelet asked for. Names are as in
+    ``Adjustment.owners``."""
     if subject.container is None:
         return []
     info = subject.container.original
@@ -114,20 +112,16 @@ def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
 def _of_hooks(
     read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the entries that hooks have set.
-
-    For a pod that was ``read``, the entries that the kubelet does not give.
-    """
+    """Return the entries that hooks have set. For a pod that was ``read``, the entries that the kubelet does not
+    give."""
     if read:
         return {key: value for key, value in present.items() if key not in asked}
     return {key: value for key, value in present.items() if known.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return the subject of a container that was read.
-
-    If the runtime does not report the pod's cgroup parent, the container's is used.
-    """
+    """Return the subject of a container that was read. If the runtime does not report the pod's cgroup parent, the
+    container's is used."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -136,10 +130,8 @@ def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
 
 
 def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
-    """Return the cgroup parent to put into a container's create; None leaves the kubelet's.
-
-    It is the one of this call's hooks, else the one that the pod's hooks gave the pod.
-    """
+    """Return the cgroup parent to put into a container's create; None leaves the kubelet's. It is the one of this
+    call's hooks, else the one that the pod's hooks gave the pod."""
     if adjustment.cgroup_parent is not None:
         return adjustment.cgroup_parent
     hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
@@ -149,10 +141,8 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 def _owners(
     known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
 ) -> tuple[tuple[str, str], ...]:
-    """Return the owners of resource fields.
-
-    A map field has no owner, as each of its entries may be another plugin's.
-    """
+    """Return the owners of resource fields. A map field has no owner, as each of its entries may be another
+    plugin's."""
     for name in set_now:
         known.pop(name, None)
         if owner := adjustment.owners.get(f"resources.{name}"):
@@ -214,10 +204,8 @@ def told_of_update(subject: Subject, asked: RequestedUpdate) -> HookRequest:
 
 
 def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
-    """Return the fields whose result differs from what the runtime would hold after the unchanged request alone.
-
-    A plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin.
-    """
+    """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
+    plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
     container = container_of(subject)
     owners = dict(container.owners)
     names = set(adjustment.resources)
@@ -244,11 +232,8 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
 
 
 def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
-    """Return the container after an update; ``adjustment`` says which plugins set what was added.
-
-    The kubelet's values and the runtime's stay apart; a field that was released empty left the runtime's value as it
-    was.
-    """
+    """Return the container after an update; ``adjustment`` says which plugins set what was added. The kubelet's values
+    and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
     before, asked = container_of(subject), named(said.asked.resources)
     known, present, annotations = before.original, before.effective, said.asked.annotations
     original = effective = _with(known, overlay(known.resources, asked), annotations)

@@ -54,11 +54,8 @@ NO_RESOURCES = Resources()
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one.
-
-    ``cgroup_parent`` is None where the runtime does not report it; "" is the runtime's default. Hook servers get "" for
-    both.
-    """
+    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one. ``cgroup_parent`` is None where the
+    runtime does not report it; "" is the runtime's default. Hook servers get "" for both."""
 
     id: str = ""
     name: str = ""
@@ -75,10 +72,8 @@ class PodInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """What is known of a container; ``id`` is "" until the runtime gave one.
-
-    ``cgroup_parent`` is the parent that it was created under; "" means its pod's.
-    """
+    """What is known of a container; ``id`` is "" until the runtime gave one. ``cgroup_parent`` is the parent that it
+    was created under; "" means its pod's."""
 
     id: str = ""
     pod_id: str = ""
@@ -105,11 +100,8 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """A container as the kubelet asked for it and as it is after the hooks.
-
-    ``owners`` pairs resource fields with the plugins that set them, as far as known; for a container that was read they
-    are unknown.
-    """
+    """A container as the kubelet asked for it and as it is after the hooks. ``owners`` pairs resource fields with the
+    plugins that set them, as far as known; for a container that was read they are unknown."""
 
     original: ContainerInfo
     effective: ContainerInfo
@@ -118,10 +110,8 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a call is about: a pod, or a container together with its pod.
-
-    ``renewed``: the container's call has newer knowledge of the pod than the Store.
-    """
+    """What a call is about: a pod, or a container together with its pod. ``renewed``: the container's call has newer
+    knowledge of the pod than the Store."""
 
     pod: PodRecord
     container: ContainerRecord | None = None
@@ -232,10 +222,8 @@ def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
 
 
 def is_echo(sent: Resources, said: Resources) -> bool:
-    """Return whether an answer is a whole echo and not a partial answer.
-
-    proto3 has no field presence, so it is an echo if it repeats all numbers that were sent, and any were.
-    """
+    """Return whether an answer is a whole echo and not a partial answer. proto3 has no field presence, so it is an echo
+    if it repeats all numbers that were sent, and any were."""
     numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
     return bool(numbers) and all(getattr(said, name) for name in numbers)
 

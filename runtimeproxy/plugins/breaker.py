@@ -49,11 +49,8 @@ class Breaker:
         self._era = 0
 
     def admit(self, server: Hashable, now: float) -> int | None:
-        """Return the number of an attempt; None if the hook server must not be asked now.
-
-        ``server`` must stay equal as long as the same process has the socket: a new one is probed at once. An attempt
-        must be ended by ``end``.
-        """
+        """Return the number of an attempt; None if the hook server must not be asked now. ``server`` must stay equal as
+        long as the same process has the socket: a new one is probed at once. An attempt must be ended by ``end``."""
         if server != self._server:
             self._meet(server)
         if self.state is BreakerState.OPEN and now >= self._until:

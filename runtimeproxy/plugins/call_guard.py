@@ -22,10 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class CallGuard:
-    """Guards the calls to all plugins; ``registered`` returns those of a hook point.
-
-    ``budget_seconds`` is the budget for all plugins of a call whose caller's deadline does not shorten it.
-    """
+    """Guards the calls to all plugins; ``registered`` returns those of a hook point. ``budget_seconds`` is the budget
+    for all plugins of a call whose caller's deadline does not shorten it."""
 
     def __init__(
         self,
@@ -40,10 +38,8 @@ class CallGuard:
         self._budget_seconds = budget_seconds
 
     async def ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
-        """Ask a plugin, unless it must not be asked now, and record the result.
-
-        ``end`` is when its share of the budget ends, on the clock given to the constructor. Raises HookError.
-        """
+        """Ask a plugin, unless it must not be asked now, and record the result. ``end`` is when its share of the budget
+        ends, on the clock given to the constructor. Raises HookError."""
         now = self._clock()
         seconds = min(plugin.timeout_seconds, end - now)
         if seconds <= 0:

@@ -28,10 +28,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
-    """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points.
-
-    The object, with what is known of the server's failures, stays until its own registration changes.
-    """
+    """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points. The
+    object, with what is known of the server's failures, stays until its own registration changes."""
 
     name: str
     endpoint: str
@@ -62,10 +60,8 @@ _RESULTS = {
 
 
 class Manager:
-    """Follows a registration directory, which need not exist.
-
-    ``client_factory`` makes the client for (plugin name, socket path).
-    """
+    """Follows a registration directory, which need not exist. ``client_factory`` makes the client for (plugin name,
+    socket path)."""
 
     def __init__(
         self,
@@ -93,10 +89,8 @@ class Manager:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read the directory, then follow it, so that plugins registered before the start serve the first call.
-
-        Waits at most PATIENCE_SECONDS for a directory that does not respond.
-        """
+        """Read the directory, then follow it, so that plugins registered before the start serve the first call. Waits
+        at most PATIENCE_SECONDS for a directory that does not respond."""
         looked = asyncio.Event()
         self._task = asyncio.create_task(self._follow(looked), name="plugins manager")
         with suppress(TimeoutError):

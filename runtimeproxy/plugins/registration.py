@@ -54,10 +54,8 @@ class Registration:
 
 
 def parse(name: str, content: bytes) -> Registration:
-    """Parse the content of the file ``name``.
-
-    Unknown keys and hook names are accepted with a warning. Raises ConfigError naming the file, the key and the rule.
-    """
+    """Parse the content of the file ``name``. Unknown keys and hook names are accepted with a warning. Raises
+    ConfigError naming the file, the key and the rule."""
     entry = _object(name, content)
     listed = entry.get(HOOKS, [])
     if not isinstance(listed, list) or not all(isinstance(hook, str) for hook in listed):

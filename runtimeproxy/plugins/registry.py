@@ -37,10 +37,8 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to log; ``registration`` is the one in effect from now on, None if there is none.
-
-    ``reason`` says why content was rejected.
-    """
+    """One change to log; ``registration`` is the one in effect from now on, None if there is none. ``reason`` says why
+    content was rejected."""
 
     kind: ChangeKind
     name: str

@@ -44,10 +44,8 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to the folders that the paths lead to now.
-
-        It may block for ever if one leads into a dead mount.
-        """
+        """Set the watches to the folders that the paths lead to now. It may block for ever if one leads into a dead
+        mount."""
         try:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
@@ -80,10 +78,8 @@ class Watcher:
         self._names = dict(watches)
 
     async def changed(self) -> None:
-        """Wait until the directory may have changed, at most for the poll interval.
-
-        The watches must be renewed then.
-        """
+        """Wait until the directory may have changed, at most for the poll interval. The watches must be renewed
+        then."""
         try:
             async with asyncio.timeout(self._poll_seconds):
                 await self._event()
@@ -143,10 +139,8 @@ def _hops(path: str) -> Iterator[str]:
 
 
 def _behind_first_link(path: str) -> str | None:
-    """Return a path with its first link resolved; None if it has none.
-
-    ".." is kept, as a link before it may lead elsewhere.
-    """
+    """Return a path with its first link resolved; None if it has none. ".." is kept, as a link before it may lead
+    elsewhere."""
     folder, *names = "/", *path.split("/")[1:]
     for place, name in enumerate(names, start=1):
         here = os.path.join(folder, name)

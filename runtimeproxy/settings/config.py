@@ -64,10 +64,8 @@ class _Given:
 
 
 def file_named(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the path of the file that a flag or the environment names; None if neither does.
-
-    Raises ConfigError if it is not a valid path.
-    """
+    """Return the path of the file that a flag or the environment names; None if neither does. Raises ConfigError if it
+    is not a valid path."""
     given = _first((_from_flags(flags), _from_environment(environ)), FILE_OPTION.name)
     return None if given is None else str(FILE_OPTION.read(given.text, given.origin))
 

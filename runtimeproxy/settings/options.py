@@ -46,10 +46,8 @@ RUNTIME_ENDPOINTS = {Mode.CONTAINERD: "/var/run/containerd/containerd.sock", Mod
 
 
 def parse_endpoint(text: str, origin: str) -> str:
-    """Return the socket path of an endpoint spelt ``/path``, ``unix:/path`` or ``unix:///path``.
-
-    Raises ConfigError, naming ``origin``, for every other spelling and for a path that no socket can have.
-    """
+    """Return the socket path of an endpoint spelt ``/path``, ``unix:/path`` or ``unix:///path``. Raises ConfigError,
+    naming ``origin``, for every other spelling and for a path that no socket can have."""
     path = text.removeprefix("unix:")
     if path != text:
         path = path.removeprefix("//")
@@ -61,10 +59,8 @@ def parse_endpoint(text: str, origin: str) -> str:
 
 
 def parse_duration(text: str, origin: str) -> float:
-    """Return the seconds of ``500ms``, ``2s``, ``1m`` or a plain number of seconds.
-
-    Raises ConfigError, naming ``origin``, for anything else and for zero.
-    """
+    """Return the seconds of ``500ms``, ``2s``, ``1m`` or a plain number of seconds. Raises ConfigError, naming
+    ``origin``, for anything else and for zero."""
     seconds = parse_pause(text, origin)
     if not seconds:
         raise ConfigError(f"{origin}: {text!r} is not a time limit: write one above zero, like 500ms, 2s or 1m")

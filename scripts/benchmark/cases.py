@@ -76,12 +76,8 @@ POINTS = {
 
 
 class Figures(NamedTuple):
-    """The figures of one case on one way.
-
-    Microseconds, calls per second, CPU microseconds per call, memory growth in MiB.
-
-    The last two are those of the pipe or the proxy, nan for the direct way.
-    """
+    """The figures of one case on one way. Microseconds, calls per second, CPU microseconds per call, memory growth in
+    MiB. The last two are those of the pipe or the proxy, nan for the direct way."""
 
     p50: float
     p99: float
@@ -94,10 +90,8 @@ Round = dict[tuple[Case, str], Figures]
 
 
 class Limit(NamedTuple):
-    """A limit for the ratio of a figure on ``way`` to the same on ``base``, or to that of another case ``of``.
-
-    It is an upper bound, or with ``least`` a lower one.
-    """
+    """A limit for the ratio of a figure on ``way`` to the same on ``base``, or to that of another case ``of``. It is an
+    upper bound, or with ``least`` a lower one."""
 
     case: Case
     figure: str

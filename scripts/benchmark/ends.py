@@ -43,10 +43,8 @@ def framed(message: bytes) -> bytes:
 
 
 class GrpcEnd:
-    """One end of a grpc-go connection.
-
-    Header blocks, whose coding costs Python ten times what it costs Go, are cached until their table grows.
-    """
+    """One end of a grpc-go connection. Header blocks, whose coding costs Python ten times what it costs Go, are cached
+    until their table grows."""
 
     def __init__(self) -> None:
         self.frames = http2.FrameBuffer().feed
@@ -140,10 +138,8 @@ class Client(ABC):
 
     @abstractmethod
     def prepare(self, route: str) -> Call:
-        """Called once per route: create what its calls are about, return a call that can be repeated.
-
-        Raises DemoError.
-        """
+        """Called once per route: create what its calls are about, return a call that can be repeated. Raises
+        DemoError."""
 
     @abstractmethod
     def container(self) -> str:

@@ -72,10 +72,8 @@ _STATE = "--core-sched-state={folder}/coresched.json"
 
 @dataclass(frozen=True, slots=True)
 class HookServer:
-    """One row: a hook, a hook point, a pod's labels and annotations, and the changed parts.
-
-    The hook has its name on the command line.
-    """
+    """One row: a hook, a hook point, a pod's labels and annotations, and the changed parts. The hook has its name on
+    the command line."""
 
     name: str
     point_name: str
@@ -132,10 +130,8 @@ HOOK_SERVERS: Sequence[HookServer] = (
 
 
 def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
-    """Return which parts of an answer differ from the request.
-
-    Hook servers of the SDK answer with an echo, except that the resources are left out if none was set.
-    """
+    """Return which parts of an answer differ from the request. Hook servers of the SDK answer with an echo, except that
+    the resources are left out if none was set."""
     subject = request.container or request.pod
     sent = HookAnswer(
         labels={} if request.container else request.pod.labels,
@@ -186,10 +182,7 @@ Round = dict[str, Figures]
 
 
 def one_round(share: float, servers: Sequence[HookServer] = HOOK_SERVERS) -> Round:
-    """Start all servers anew and measure them one after the other, with ``share`` of the calls.
-
-    Raises DemoError.
-    """
+    """Start all servers anew and measure them one after the other, with ``share`` of the calls. Raises DemoError."""
     calls = max(int(CALLS * share / PORTIONS), 1)
     with tempfile.TemporaryDirectory(prefix="rp-bench-", dir=MEMORY if MEMORY.is_dir() else None) as made:
         folder, found = Path(made), {}

@@ -32,10 +32,8 @@ _CRI_HEAD = ("content-type: application/grpc", "te: trailers", "grpc-timeout: 12
 
 
 class Run(NamedTuple):
-    """The calls of one or more runs: the microseconds of each, and the seconds of all together.
-
-    ``meanwhile`` is how many calls ended while each one was in progress, including itself; it may be empty.
-    """
+    """The calls of one or more runs: the microseconds of each, and the seconds of all together. ``meanwhile`` is how
+    many calls ended while each one was in progress, including itself; it may be empty."""
 
     microseconds: Sequence[int] = ()
     seconds: float = 0.0
@@ -80,12 +78,8 @@ class Kubelet:
 
 
 def read_log(text: str, calls: int, status: int) -> Run:
-    """Return the run in h2load's log.
-
-    Its columns are tab-separated: start in microseconds, HTTP status (-1 = failed), duration in microseconds.
-
-    Raises DemoError unless it has ``calls`` requests with the status.
-    """
+    """Return the run in h2load's log. Its columns are tab-separated: start in microseconds, HTTP status (-1 = failed),
+    duration in microseconds. Raises DemoError unless it has ``calls`` requests with the status."""
     rows = [tuple(map(int, line.split("\t")[:3])) for line in text.splitlines()]
     good = sum(found == status for _, found, _ in rows)
     if not good == len(rows) == calls:
@@ -147,10 +141,8 @@ class H2load:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``size`` bytes, a multiple of BUFFER_BYTES, in one call on a connection of its own.
-
-    A GET is an export from the daemon; a POST is an import, whose reply says how many bytes came, including framing.
-    """
+    """``size`` bytes, a multiple of BUFFER_BYTES, in one call on a connection of its own. A GET is an export from the
+    daemon; a POST is an import, whose reply says how many bytes came, including framing."""
 
     method: str
     target: str
@@ -216,10 +208,8 @@ EXEC_OUTPUT = b"\1\0\0\0\0\0\0\6ready\n"
 
 @dataclass(frozen=True, slots=True)
 class Execs:
-    """Docker's execs as ``docker exec`` makes them, ``concurrency`` at a time.
-
-    They are timed from the create to the output's end.
-    """
+    """Docker's execs as ``docker exec`` makes them, ``concurrency`` at a time. They are timed from the create to the
+    output's end."""
 
     path: Path
     container: str

@@ -156,10 +156,8 @@ _KNOWN = re.compile(r"the runtime's state is known: (\d+) pods, (\d+) containers
 
 
 def full_node(mode: str, pods: int, containers: int) -> FullNode:
-    """Start a proxy on a node with so many pods, each of so many containers (fault matrix S1, promise 13).
-
-    A hook server that is never called is registered, so that everything is read. Raises DemoError.
-    """
+    """Start a proxy on a node with so many pods, each of so many containers (fault matrix S1, promise 13). A hook
+    server that is never called is registered, so that everything is read. Raises DemoError."""
     node = (fullnode.__name__, mode, str(pods), str(containers))
     with served(mode, (DIRECT, PROXY), runtime=node) as running:
         ready, proxy = start_seconds(running, "start"), running.programs[PROXY]

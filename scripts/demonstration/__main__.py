@@ -19,10 +19,8 @@ from tests.engines.containerd import EngineError
 
 
 def demonstrate(name: str, folder: Path, reason: str) -> bool:
-    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected.
-
-    Raises EngineError and DemoError.
-    """
+    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Raises
+    EngineError and DemoError."""
     mode, pods = MODES[name], new_pods()
     with mode.fake(folder, reason) if reason else mode.engine() as (socket, kubelet):
         groups = rdt.choose(folder, runtime_is_fake=bool(reason))

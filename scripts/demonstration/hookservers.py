@@ -39,10 +39,8 @@ class HookServer(NamedTuple):
 
 
 def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list[HookServer]:
-    """Return the hook servers, after writing the node's settings.
-
-    ``without_cgroups`` keeps them off the machine's cgroups.
-    """
+    """Return the hook servers, after writing the node's settings. ``without_cgroups`` keeps them off the machine's
+    cgroups."""
     settings, cgroups = folder / "node.yaml", folder / "cgroup"
     settings.write_text(NODE_SETTINGS)
     cgroups.mkdir()

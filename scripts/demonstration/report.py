@@ -14,10 +14,8 @@ from scripts.figures import print_table
 
 
 class Effect(NamedTuple):
-    """What the kubelet asked for, what a hook set ("" for nothing), what was found.
-
-    Without a container it is the pod's.
-    """
+    """What the kubelet asked for, what a hook set ("" for nothing), what was found. Without a container it is the
+    pod's."""
 
     pod: str
     container: str

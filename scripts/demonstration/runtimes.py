@@ -75,10 +75,8 @@ def _started(engine: Containerd | Dockerd, name: str) -> Iterator[None]:
 
 
 def _pause_image(engine: Dockerd) -> str:
-    """Make a pause image that ends as soon as it is stopped, as a kubelet's does; return its name.
-
-    The tests' image runs sleep, which as the first process of its container ignores SIGTERM.
-    """
+    """Make a pause image that ends as soon as it is stopped, as a kubelet's does; return its name. The tests' image
+    runs sleep, which as the first process of its container ignores SIGTERM."""
     body = json.dumps({"Image": PAUSE, "StopSignal": "SIGKILL"}).encode()
     made = json.loads(engine.request("POST", "/containers/create", body))["Id"]
     name, _, tag = DEMO_PAUSE.partition(":")

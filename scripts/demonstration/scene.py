@@ -23,10 +23,8 @@ EXPECTED_CALLS = {
 
 
 def play(kubelet: Kubelet, pods: Sequence[Pod], groups: Groups) -> list[Effect]:
-    """Run the pods, inspect, update, inspect again, stop and remove; return what was found.
-
-    Raises DemoError if a command in a container fails, and what the kubelet raises for a call that fails.
-    """
+    """Run the pods, inspect, update, inspect again, stop and remove; return what was found. Raises DemoError if a
+    command in a container fails, and what the kubelet raises for a call that fails."""
     pod_ids = [kubelet.run_pod(pod) for pod in pods]
     made = [(pod, kubelet.create(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
     for _, container_id in made:

@@ -74,10 +74,8 @@ class Sample(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A proxy without clients.
-
-    ``differing`` is the number of ids, beside ``known`` ids of the runtime, that only one side has.
-    """
+    """A proxy without clients. ``differing`` is the number of ids, beside ``known`` ids of the runtime, that only one
+    side has."""
 
     tasks: int
     descriptors: int
@@ -102,10 +100,8 @@ class Endured(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Return the bytes by which memory grew from the warm-up's end to the end.
-
-        It is the slope times the units of work.
-        """
+        """Return the bytes by which memory grew from the warm-up's end to the end. It is the slope times the units of
+        work."""
         return self.slope * (self.measured[-1].done - self.measured[0].done)
 
     def figures(self, share: float) -> list[Figure]:
@@ -165,10 +161,8 @@ class Observed:
             task.cancel()
 
     async def rest(self, fake: Fake) -> Rest:
-        """Wait until the Store has the runtime's ids; return the state at rest.
-
-        It waits at most for one list and SETTLED_SECONDS.
-        """
+        """Wait until the Store has the runtime's ids; return the state at rest. It waits at most for one list and
+        SETTLED_SECONDS."""
         ids = {*fake.pod_ids(), *fake.container_ids()}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pass_seconds + SETTLED_SECONDS
@@ -200,10 +194,8 @@ class Observed:
 
 @asynccontextmanager
 async def observed(front: Front, folder: Path, share: float) -> AsyncIterator[Observed]:
-    """Run a proxy and a hook server that is asked at every point, under policy Fail.
-
-    The proxy lists the runtime's state each minute, or each ``share`` of one. Raises AssertionError, DemoError.
-    """
+    """Run a proxy and a hook server that is asked at every point, under policy Fail. The proxy lists the runtime's
+    state each minute, or each ``share`` of one. Raises AssertionError, DemoError."""
     pass_seconds = max(sync.PASS_SECONDS * share, SOONEST_SECONDS)
     view = folder / "view.json"
     command = (sys.executable, "-m", "scripts.soaking.observed", str(view), str(pass_seconds))

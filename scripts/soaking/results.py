@@ -41,10 +41,8 @@ class Plot(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The findings of a step: its figures and, if it has them, a table and a picture.
-
-    The table's first row is the header.
-    """
+    """The findings of a step: its figures and, if it has them, a table and a picture. The table's first row is the
+    header."""
 
     figures: Sequence[Figure] = ()
     table: Sequence[Sequence[str]] = ()
@@ -52,10 +50,8 @@ class Found(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a step; ``error`` is what ended it early, or "".
-
-    ``amount`` is how much of its full count was run.
-    """
+    """The result of a step; ``error`` is what ended it early, or "". ``amount`` is how much of its full count was
+    run."""
 
     step: str
     amount: str

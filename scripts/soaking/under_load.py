@@ -148,10 +148,8 @@ def slow(mode: str, share: float) -> list[Figure]:
 
 
 def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figure:
-    """Return the ratio of p99 here to that elsewhere, compared with a limit.
-
-    It is judged only if all calls were made.
-    """
+    """Return the ratio of p99 here to that elsewhere, compared with a limit. It is judged only if all calls were
+    made."""
     found = here.percentile(99) / there.percentile(99)
     shown = f"{found:.2f} ({here.percentile(99):,} us to {there.percentile(99):,} us)"
     return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
@@ -185,10 +183,8 @@ def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Make creates wait until the end of the block.
-
-    Raises DemoError if one did not wait, and what a create fails with.
-    """
+    """Make creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
+    with."""
     with ThreadPoolExecutor(len(creates)) as pool:
         with hold():
             creating = [pool.submit(create) for create in creates]
@@ -216,11 +212,8 @@ def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
 
 CROWD_TURNS = 5
 CROWD_RATIO = 5.0
-"""Most duration of a crowd's slowest call, relative to the median, however unfair the runtime itself is.
-
-A relative limit would let a proxy pass that became many times less fair, only because a runtime alone is worse than any
-proxy.
-"""
+"""Most duration of a crowd's slowest call, relative to the median, however unfair the runtime itself is. A relative
+limit would let a proxy pass that became many times less fair, only because a runtime alone is worse than any proxy."""
 IN_CALLS = "100 connections, in calls"
 """The crowd whose waits are counted in calls.
 
