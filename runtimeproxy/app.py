@@ -43,15 +43,13 @@ GARBAGE_OBJECTS = 2_000
 """How many new objects trigger a garbage collection of the youngest generation: about what a hundred ended connections
 leave, some hundred KiB. Python's default of 700 would trigger one every one to ten calls."""
 LONG_BLOCK_BYTES = 1 << 20
-"""Threshold in bytes from which glibc maps a memory block by itself. No call that clients make often needs a block that
-long."""
+"""Threshold in bytes from which glibc maps a memory block by itself; calls that clients make often need less."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameter numbers of mallopt(3)."""
 
 
 def run(config: Config) -> int:
-    """Run the proxy until SIGTERM or SIGINT and return the exit code. Raises ConfigError if the socket cannot be
-    opened."""
+    """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it gets no socket."""
     listener = inherited(os.environ) or listen(
         config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
     )
@@ -78,8 +76,7 @@ def _check_apart(config: Config, listener: Listener) -> None:
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return the device and inode that a path leads to, following links. None if nothing is there, as before a
-    runtime's start."""
+    """Return the device and inode that a path leads to, following links; None if nothing is there yet."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
@@ -249,8 +246,7 @@ def _originals_file(config: Config) -> File | None:
 
 
 def _settle_memory() -> None:
-    """Exempt the objects made at start-up from garbage collection, and collect rarely. Fewer pauses remain on the data
-    path."""
+    """Exempt the objects made at start-up from garbage collection, and collect rarely: calls are paused less."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)

@@ -34,8 +34,7 @@ class BackendFailure(Enum):
 
 
 class BackendError(RuntimeProxyError):
-    """The container runtime failed or is away. ``not_done``: the runtime has surely not done what it was asked for;
-    False if nobody knows."""
+    """The container runtime failed or is away. ``not_done``: True if it surely has not done what it was asked."""
 
     def __init__(
         self, message: str, kind: BackendFailure = BackendFailure.UNAVAILABLE, *, not_done: bool = False

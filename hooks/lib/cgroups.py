@@ -153,8 +153,7 @@ def _inside(top: Path, path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Return the path with all links resolved. The kernel resolves it, which costs less than resolving link by link as
-    os.path does."""
+    """Return the path with all links resolved by the kernel, which costs less than os.path's resolving link by link."""
     try:
         handle = os.open(path, os.O_PATH)
     except OSError:

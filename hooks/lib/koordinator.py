@@ -74,8 +74,7 @@ def qos(labels: Mapping[str, str]) -> Qos:
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
-    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver. A path that names none means
-    Guaranteed."""
+    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver; none there means Guaranteed."""
     return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
 
 
@@ -118,8 +117,7 @@ _KINDS: Mapping[type, str] = {
 _Kinds = type | tuple[type, ...]
 _READ_TEXTS = 64
 _READ_CHARACTERS = 4096
-"""How many parsed texts up to this length are cached: all calls of a pod and its containers have the same
-annotations."""
+"""How many parsed texts up to this length are cached: a pod and its containers have the same annotations."""
 
 
 def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
@@ -185,8 +183,7 @@ def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
 
 
 def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
-    """Return a value of a JSON object as Go reads one of a map: by exactly this key (names of resources, ...).
-    Otherwise like ``member``."""
+    """Return a value of a JSON object like ``member``, but by exactly this key, as Go reads one of a map."""
     found = None if value is None else _held(value, key).get(key)
     return default if found is None else _checked(found, kind, value, key)
 
@@ -199,8 +196,7 @@ def _held(value: Any, name: str) -> dict[str, Any]:
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
-    """Return what was found if it is of a kind, else raise Malformed. ``holder`` is the object that contains it, or the
-    name of its source."""
+    """Return what was found if it is of a kind, else raise Malformed; ``holder`` is the object or its source's name."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not _is_one(found, kinds):
         source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")

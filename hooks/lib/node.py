@@ -51,8 +51,7 @@ _NUMBERS: Mapping[str, re.Pattern[str]] = {
     "tag:yaml.org,2002:int": re.compile(r"-?(0|[1-9][0-9]*)\Z"),
     "tag:yaml.org,2002:float": re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\Z"),
 }
-"""The texts that are numbers without quotes. In YAML 1.1 010 (8), 1:30 (90) and 0_1 (1) are numbers, too; here they
-stay texts."""
+"""The texts that are numbers without quotes; 010 (8), 1:30 (90) and 0_1 (1), numbers in YAML 1.1, stay texts."""
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _NUMBERS]
     for first, rules in _Loader.yaml_implicit_resolvers.items()

@@ -93,8 +93,7 @@ def bandwidth_value(percentage: int, bandwidth: Bandwidth) -> int:
 
 
 def _intel(percentage: int, bandwidth: Bandwidth) -> int:
-    """Return the percentage rounded up to the machine's steps. The kernel refuses less than the minimum or more than
-    100."""
+    """Return the percentage rounded up to the machine's steps; the kernel refuses under the minimum and over 100."""
     stepped = _ceil(percentage, bandwidth.step) * bandwidth.step
     return min(max(stepped, bandwidth.minimum), _FULL)
 

@@ -38,8 +38,7 @@ class BackgroundLoop:
         return future
 
     def close(self, timeout_seconds: float) -> None:
-        """Cancel what runs and end the loop, waiting at most this long for a method that blocks it. May be called
-        again."""
+        """Cancel what runs and end the loop; wait at most this long for a method that blocks it. May be repeated."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_seconds)

@@ -92,8 +92,7 @@ def _fault(hooks: Sequence[Hook], name: str) -> str:
 
 
 def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:
-    """Log the SDK's and the hooks' lines at ``level``, and those of other libraries at warning. Their debug lines
-    contain values."""
+    """Log the lines of the SDK and the hooks at ``level``, others at warning: their debug lines contain values."""
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler()

@@ -235,8 +235,7 @@ class EditableResources(Sealed):
         return (self._set[name] if name in self._set else getattr(self._before, name)) or None
 
     def set(self, name: str, value: int | str) -> None:
-        """Set a number or a cpuset by its name. Raises NotSayable if the protocol cannot express that or it would be
-        refused."""
+        """Set a number or a cpuset by its name. Raises NotSayable if that cannot be expressed or would be refused."""
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
         why = self._fixed or _REFUSALS[name](name, self._before, value)
@@ -260,8 +259,8 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message for the answer. None if nothing was set, an echo otherwise; in an update only what was
-        set. A cpuset is cleared only by an echo, in an update too."""
+        """Return the message for the answer: None if nothing was set, else an echo; in an update only what was set. A
+        cpuset is cleared only by an echo, in an update too."""
         said = self._set | {name: each.said for name, each in vars(self).items() if name in MAP_FIELDS and each.said}
         if not said:
             return None

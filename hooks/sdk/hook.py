@@ -98,8 +98,7 @@ class Hook:
         """Called before the command line is parsed: add the hook's own flags; none by default."""
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Called before the first call, with the values of the flags. Raises ValueError with what to do if one is
-        wrong."""
+        """Called before the first call, with the flags' values. Raises ValueError with what to do about a wrong one."""
 
 
 def hook_name(hook: Hook) -> str:

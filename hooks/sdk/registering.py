@@ -185,8 +185,7 @@ class Registration:
         return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
 
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found. "" if there is none, or if it is this
-        server's own."""
+        """Return the socket of another hook server whose registration was found; "" if none, or this server's."""
         return "" if self._is_own(found) else _endpoint(found or b"")
 
     def _found(self) -> bytes | None:

@@ -53,8 +53,7 @@ class PodCall(_Call, total=False):
 
 
 class ContainerCall(_Call, total=False):
-    """Facts that a test can give at the hook points of containers. ``attempt`` and ``resources`` are the
-    container's."""
+    """Facts that a test can give for a container's hook points; ``attempt`` and ``resources`` are the container's."""
 
     pod_attempt: int
     pod_resources: ResourceFields | None

@@ -45,8 +45,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 _HINTS = {errno.EPERM: "; the hook server needs CAP_SYS_PTRACE"}
 
 SchedCore = Callable[[int, int, int], int]
-"""Called with a command, a process id and a scope; returns the cookie's id for GET, 0 if there is none. Raises
-OSError."""
+"""Called with command, process id and scope; returns the cookie's id for GET, 0 if there is none. Raises OSError."""
 
 
 def sched_core(command: int, pid: int, scope: int) -> int:

@@ -171,8 +171,7 @@ class Rdt(NodeHook):
         return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
 
     def _limit(self, group: str, wish: Wish) -> bool:
-        """Write limits into a group, which is created if necessary; return whether it exists. A group that would limit
-        nothing is not created."""
+        """Write limits into a group, created if there are any to write; return whether the group exists."""
         lines = schemata(self._machine, wish)
         if not lines:
             return self.resctrl.exists(group)

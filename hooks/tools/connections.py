@@ -40,8 +40,7 @@ _TIME_TO_READ_SECONDS = 0.002
 
 
 async def concurrency(subject: TriedServer, point: HookPoint) -> None:
-    """Ask about many pods one by one, then concurrently on several connections. Every answer must be about its own
-    pod."""
+    """Ask about many pods one by one, then concurrently on several connections; every answer must be about its own."""
     bodies = [codec.encode(point, marked(subject.given, number)) for number in range(AT_ONCE)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]

@@ -31,8 +31,7 @@ class Rule:
 
 
 def _each(trial: AtPoint) -> Trial:
-    """Return the trial of a rule at each hook point where a plain request is answered. The first failure is
-    reported."""
+    """Return the trial of a rule at each hook point that answers a plain request; the first failure is reported."""
 
     async def try_all(subject: TriedServer) -> None:
         if not subject.sound:

@@ -60,8 +60,7 @@ def code(outcome: Outcome) -> int:
 
 
 def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
-    """Raise Broken unless an outcome is an answer or one of the good codes. ``after`` says what came before the
-    call."""
+    """Raise Broken unless an outcome is an answer or a good code; ``after`` says what came before the call."""
     if isinstance(outcome, Status) and outcome.code not in good:
         raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
 

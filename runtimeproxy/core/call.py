@@ -72,8 +72,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The text of an Unreadable that is remembered. An exception object would keep the frames that it passed through
-    alive."""
+    """The text of an Unreadable to remember. The exception would keep the frames that it passed through alive."""
 
     text: str
 
@@ -126,18 +125,15 @@ class Call(ABC):
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
     state_unknown: bool = False
-    """True once the state that the runtime holds of the subject is uncertain: its record is dropped and read anew when
-    needed."""
+    """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
 
     @abstractmethod
     def order_key(self) -> str:
-        """Return the id or name of the container or pod whose calls keep their order (relay-rules C6). Raises
-        Unreadable."""
+        """Return the id or name by which calls of a subject keep their order (relay-rules C6). Raises Unreadable."""
 
     @abstractmethod
     def subject(self, store: Store) -> Subject | None:
-        """Return the call's subject, from the request and the Store; None if the Store does not have it. Raises
-        Unreadable."""
+        """Return the subject, from the request and the Store; None if the Store does not have it. Raises Unreadable."""
 
     @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
@@ -159,8 +155,7 @@ class Call(ABC):
         return {}
 
     def unedited(self, store: Store) -> bool:
-        """Return whether the Store certainly changes nothing in this request where no hook server is asked. The request
-        is not decoded for that."""
+        """Return, without decoding the request, whether the Store surely changes nothing in it if no hook is asked."""
         return True
 
     @abstractmethod

@@ -35,8 +35,7 @@ class KeyedQueue:
         """The turns of each key, in order of arrival; keys without turns are absent."""
 
     def take(self, key: str) -> Turn:
-        """Append a turn to a key's queue and return it; it stays there until ``leave``. ``wait`` waits for its place at
-        the front."""
+        """Append a turn to a key's queue and return it. ``wait`` waits until it is first; it stays until ``leave``."""
         turn = Turn(key)
         queue = self.queues.setdefault(key, {})
         if queue:

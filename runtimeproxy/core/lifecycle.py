@@ -48,8 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a held call. ``budget_seconds`` is for all its hook calls together; pods with ``skip_label`` get no
-    hook calls."""
+    """Limits of a held call: ``budget_seconds`` for all its hook calls together; pods with ``skip_label`` get none."""
 
     budget_seconds: float
     skip_label: tuple[str, str]
@@ -87,13 +86,12 @@ class Lifecycle:
         return self._dispatcher.registered(HOOK_POINTS)
 
     def start_and_stop_pass(self) -> bool:
-        """Return whether a call that changes no record can pass without a hold. It can if no hook server is registered
-        and no call waits."""
+        """Return whether a call that changes no record needs no hold: no hook server is registered, no call waits."""
         return not self.hooked and not self._queue.queues
 
     def under_way(self, operation: Operation | None = None) -> set[str]:
-        """Return the subjects of the calls under way, all or those of one operation. They are ids, or names where there
-        is no id yet."""
+        """Return the subjects of the calls under way, all or one operation's: ids, or names where no id is known
+        yet."""
         keys = set()
         for call in self._under_way:
             with suppress(Unreadable):
@@ -238,8 +236,7 @@ class Lifecycle:
     async def _prepared(
         self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Prepare the runtime for an adjustment. A failure counts as that of the plugins that own the adjustment
-        (relay-rules C9)."""
+        """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
             held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
@@ -328,8 +325,7 @@ class Lifecycle:
     # Uncertain state.
 
     def _mark_uncertain(self, call: Call, adjustment: Adjustment) -> None:
-        """Mark the subject's state as unknown. The runtime may or may not have carried out the call (relay-rules
-        C3)."""
+        """Mark the subject's state as unknown: the runtime may have carried out the call, or not (relay-rules C3)."""
         if call.operation not in _CREATES:  # what a create made has an id that was never received
             call.state_unknown = True
         elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
@@ -375,8 +371,7 @@ class Lifecycle:
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
-        """Count and log an error in the proxy itself. Its text may hold values, so only its class and place are
-        logged."""
+        """Count and log an error in the proxy itself, only by its class and place: its text may hold values."""
         self._metrics.count("internal_errors", operation=call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:

@@ -101,8 +101,7 @@ def is_in_memory(folder: str) -> bool:
 
 
 def owner(mode: str, runtime_endpoint: str) -> str:
-    """Return the text that identifies a file's proxy. It has the format's version, the boot id, the mode and the
-    runtime's path."""
+    """Return the text that identifies a file's proxy: the format's version, boot id, mode, the runtime's path."""
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -356,8 +355,7 @@ class Originals:
         return False
 
     def _failed(self, error: Failed) -> None:
-        """Count a failure, and log the first one. It has no effect before the next restart, so nothing else shows
-        it."""
+        """Count a failure, and log the first one: before the next restart nothing else shows it."""
         self._metrics.count("originals_failures", reason=error.reason)
         if not self._complained and self._file is not None:
             self._complained = True

@@ -58,11 +58,10 @@ class Store:
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
-        """Kept values as JSON: most are of containers that are not needed soon, and take a quarter of the memory in
-        this form."""
+        """Kept values as JSON, which takes a quarter of the memory: most are of containers that are not needed soon."""
         self.remembers = False
-        """Whether the values that hooks replaced in earlier processes are known, too: then a value without a kept
-        original is the kubelet's."""
+        """True if what hooks replaced in earlier processes is known: a value without a kept original is the
+        kubelet's."""
         self.has_changed_parents = False
         """Whether any pod's cgroup parent differs from the one the kubelet asked for, or may differ."""
         self._moved: set[str] = set()
@@ -86,13 +85,11 @@ class Store:
         return self._containers.get(container_id)
 
     def whole_pod_id(self, beginning: str) -> str:
-        """Return the id of the only pod whose id begins with this text. The text itself if there is none or more than
-        one."""
+        """Return the id of the only pod whose id begins with this text; the text itself if none or several do."""
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins with this text. The text itself if there is none or more
-        than one."""
+        """Return the id of the only container whose id begins with this text; the text itself if none or several do."""
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
@@ -106,8 +103,7 @@ class Store:
     # What the runtime reports.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for a pod that was read from the runtime. The known one, else one made of it and the kept
-        values."""
+        """Return the record for a pod that was read: the known one, else one made of it and the kept values."""
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
@@ -127,8 +123,7 @@ class Store:
         self._kept.update(kept)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
-        """Return the original values to keep of an id; None if there are none. They come from its record, or from the
-        time when that was forgotten."""
+        """Return the original values to keep of an id, None without any: its record's, or those kept without one."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return original_values_of(record)
@@ -143,8 +138,7 @@ class Store:
         return set(self._kept)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        """Call ``on_change`` if kept values are involved. That is so if any of the records, old or new, differs from
-        what the kubelet asked for."""
+        """Call ``on_change`` if kept values are involved: a record, old or new, differs from the kubelet's request."""
         hooked = self._kept.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective

@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 PASS_SECONDS = 60.0
 """Seconds between two passes (fault matrix S9)."""
 SOONEST_SECONDS = 1.0
-"""Least seconds between two passes, however often the runtime comes back; also the longest wait of a first plugin for
-one."""
+"""Least seconds between two passes, however often the runtime comes back; a first plugin waits at most this long."""
 LEFT_SECONDS = 5.0
 """Seconds to the next pass after one that left something out because it changed meanwhile."""
 READERS = 4
@@ -61,8 +60,7 @@ class Runtime(Protocol):
         """Called for each pod that the Store lacks: read and return it; None if it does not exist."""
 
     async def container(self, container_id: str) -> Subject | None:
-        """Called for each container that the Store lacks: read and return it with its pod. None if one of them does not
-        exist."""
+        """Called for each container that the Store lacks: read it with its pod; None if one of them does not exist."""
 
 
 class Sync:

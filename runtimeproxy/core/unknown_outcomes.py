@@ -59,8 +59,7 @@ class UnknownOutcomes:
         return [entry.call for entry in self._entries]
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
-        """Ask the runtime for the outcome of a call that has just ended. ``finish`` is awaited if the runtime carried
-        it out."""
+        """Ask for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
         if self._stopped:
             return
         if len(self._entries) >= self._most_calls:
@@ -70,8 +69,7 @@ class UnknownOutcomes:
         self._wait(entry)
 
     def answered(self, key: str, operation: Operation) -> None:
-        """Drop the calls that asked for the same as a call that the runtime has now agreed to. Their outcome does not
-        matter any more."""
+        """Drop the calls that asked for what the runtime has now agreed to: their outcome does not matter any more."""
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
             self._end(entry, "repeated")
 

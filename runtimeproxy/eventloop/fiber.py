@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 
 class Pending(asyncio.Future[T]):
-    """A future result. A fiber that awaits it resumes inside ``set_result``, a task in a later iteration of the
-    loop."""
+    """A future result: a fiber that awaits it resumes inside ``set_result``, a task in a later loop iteration."""
 
     fiber: "Fiber[Any] | None" = None
 
@@ -58,8 +57,7 @@ class Fiber(asyncio.Future[T]):
             self._step(self._go.throw, by)
 
     def interrupt(self, by: BaseException) -> None:
-        """Cancel what the coroutine waits for and raise an error there. If it is running, the error is raised where it
-        waits next."""
+        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
         if self._runs:
             self._interrupted = by
         elif not self.done():

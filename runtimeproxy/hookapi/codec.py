@@ -25,8 +25,7 @@ from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, Po
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 _GROWTH = 24
-"""Most bytes of a decoded answer per byte of its encoding, as an estimate: an entry of a map has at least five
-bytes."""
+"""Most bytes of a decoded answer per encoded byte, as an estimate: an entry of a map has at least five bytes."""
 
 M = TypeVar("M", bound=Message)
 
@@ -144,8 +143,7 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 
 def _pod_part(pod: PodInfo) -> bytes:
-    """Encode what a container's request says of its pod. It is cached with the pod's value, which takes about as much
-    memory."""
+    """Encode what a container's request says of its pod; cached with the pod's value, which is about as large."""
     message = api_pb2.ContainerResourceHookRequest()
     try:
         _write_pod_meta(message.pod_meta, pod)
@@ -314,8 +312,7 @@ def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a message's map as a dict. ``dict()`` itself would call three functions of the abstract base class per
-    entry."""
+    """Return a message's map as a dict; ``dict()`` would call three functions of the abstract base class per entry."""
     found = {}
     for key in entries:
         found[key] = entries[key]

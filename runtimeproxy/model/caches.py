@@ -17,8 +17,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 ENTRY_BYTES = 512
-"""Estimated bytes of an entry beside its value: at least what the key, the place in the dict and the objects around
-take."""
+"""Estimated bytes of an entry beside its value: at least what key, place in the dict and objects around take."""
 
 
 class Cache(dict[_K, _V]):
@@ -52,5 +51,4 @@ CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
 asks twice about one value; other calls only once."""
 
 ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
-"""Decoded answers, by the kind of subject and the encoded bytes: a hook server mostly repeats an earlier answer, or an
-empty one."""
+"""Decoded answers, by kind of subject and encoded bytes: hook servers mostly repeat an earlier or an empty answer."""

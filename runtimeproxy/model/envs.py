@@ -32,8 +32,7 @@ class Envs(Mapping[str, str]):
         return self
 
     def with_all_of(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return variables among which are those with one of the keys. Nothing is decoded if ``raw`` contains none of
-        the keys."""
+        """Return variables among which are those with one of the keys; decodes nothing if ``raw`` has none of them."""
         for key in keys:
             if key.encode(errors="surrogatepass") in self.raw:
                 return self._all()

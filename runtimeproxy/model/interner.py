@@ -23,8 +23,7 @@ _Maps = dict[int, Mapping[str, str]]
 
 
 class StringInterner:
-    """Replaces texts in records by shared copies. Maps that a record's original and effective values share stay
-    shared."""
+    """Replaces texts in records by shared copies; maps that original and effective values share stay shared."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}

@@ -62,8 +62,7 @@ def echo(request: HookRequest) -> HookAnswer:
 
 
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
-    """Return what an answer changes of the request, in all its parts. Owners, confirmers and conflicts are empty:
-    ``combine`` adds them."""
+    """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts."""
     sent = echo(request)
     values: dict[str, Any] = {}
     for name, compare in _COMPARE.items():
@@ -123,8 +122,7 @@ _COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
     "cgroup_parent": _cgroup_parent,
     "resources": _resources,
 }
-"""Functions that compare one part of an answer with what was sent, and return the difference as fields of an
-Adjustment."""
+"""Functions that return the difference between a part of an answer and what was sent, as fields of an Adjustment."""
 
 _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.LABELS: ("labels",),

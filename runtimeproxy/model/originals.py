@@ -31,8 +31,7 @@ Fields = dict[str, Value]
 Pair = tuple[Value | None, Value | None]
 """The kubelet's value and the hook's; None means not set."""
 Name = tuple[Value, ...]
-"""The kubelet's identification of a subject: namespace, name, uid, attempt of a pod; pod id, name, attempt of a
-container."""
+"""The kubelet's identification: namespace, name, uid, attempt of a pod; pod id, name, attempt of a container."""
 
 _NAMES: tuple[tuple[type, ...], ...] = ((str, str, str, int), (str, str, int))
 _NUMBERS = range(-(2**63), 2**63)

@@ -36,8 +36,7 @@ def hook_view(subject: Subject) -> HookRequest:
 
 
 def hooked(subject: Subject) -> list[str]:
-    """Return the names of the fields in which a container differs from what the kubelet asked for. Names are as in
-    ``Adjustment.owners``."""
+    """Return the fields, as in ``Adjustment.owners``, in which a container differs from what the kubelet asked for."""
     if subject.container is None:
         return []
     info = subject.container.original
@@ -112,16 +111,14 @@ def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
 def _of_hooks(
     read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the entries that hooks have set. For a pod that was ``read``, the entries that the kubelet does not
-    give."""
+    """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
     if read:
         return {key: value for key, value in present.items() if key not in asked}
     return {key: value for key, value in present.items() if known.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return the subject of a container that was read. If the runtime does not report the pod's cgroup parent, the
-    container's is used."""
+    """Return the subject of a container that was read; its cgroup parent stands in for a pod's that is not reported."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -141,8 +138,7 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 def _owners(
     known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
 ) -> tuple[tuple[str, str], ...]:
-    """Return the owners of resource fields. A map field has no owner, as each of its entries may be another
-    plugin's."""
+    """Return the owners of resource fields; a map field has none, as each entry may be another plugin's."""
     for name in set_now:
         known.pop(name, None)
         if owner := adjustment.owners.get(f"resources.{name}"):

@@ -138,8 +138,7 @@ class _Lines(logging.Formatter):
         return str(record.msg).partition("\n")[0]
 
     def trouble(self, record: logging.LogRecord) -> str:
-        """Return the exception's class and place, and its text if the class is the project's own. "" without an
-        exception."""
+        """Return the exception's class and place, and its text if the class is the project's; "" without one."""
         if not record.exc_info or record.exc_info[1] is None:
             return ""
         error = record.exc_info[1]

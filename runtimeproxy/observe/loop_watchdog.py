@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.2
 LOOK_SECONDS = 0.04
-"""Seconds between two looks. With the limit that is below 0.25 s, with some ms of tolerance for a thread that is
-late."""
+"""Seconds between two looks: with the limit below 0.25 s, with some ms of tolerance for a thread that is late."""
 FRAMES_TOLD = 16
 
 
@@ -39,8 +38,7 @@ class LoopWatchdog:
         self._turned = threading.Event()
         self._stopped = False
         self._going_on = threading.Lock()
-        """Held until the end: waiting for a lock costs less than waiting for an event, which matters on an idle
-        node."""
+        """Held until the end: waiting for a lock costs less than for an event, which matters on an idle node."""
         self._going_on.acquire()
         self._watcher = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 

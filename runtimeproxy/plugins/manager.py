@@ -39,15 +39,13 @@ class Plugin:
     client: HookClient
     breaker: Breaker = field(default_factory=Breaker)
     unserved: dict[str, int] = field(default_factory=dict)
-    """The hook points that the server said it does not serve, each with the number of the connection on which it said
-    so."""
+    """The hook points that the server said it does not serve, each with the number of the connection that said so."""
     bad_fields: set[str] = field(default_factory=set)
     """The names of the fields that it answered badly, each of which was logged."""
 
 
 PATIENCE_SECONDS = 5.0
-"""How many seconds a look at the directory may take before a warning is logged, and before the start goes on without
-it."""
+"""Seconds that a look at the directory may take before a warning is logged, and the start goes on without it."""
 FAULT_SECONDS = 1.0
 """Seconds until the directory is read again after an error in the proxy itself."""
 _RESULTS = {

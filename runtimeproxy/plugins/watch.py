@@ -44,8 +44,7 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to the folders that the paths lead to now. It may block for ever if one leads into a dead
-        mount."""
+        """Set the watches to the folders that the paths lead to now; may block for ever if one is in a dead mount."""
         try:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
@@ -78,8 +77,7 @@ class Watcher:
         self._names = dict(watches)
 
     async def changed(self) -> None:
-        """Wait until the directory may have changed, at most for the poll interval. The watches must be renewed
-        then."""
+        """Wait until the directory may have changed, at most the poll interval; the watches must be renewed then."""
         try:
             async with asyncio.timeout(self._poll_seconds):
                 await self._event()
@@ -139,8 +137,7 @@ def _hops(path: str) -> Iterator[str]:
 
 
 def _behind_first_link(path: str) -> str | None:
-    """Return a path with its first link resolved; None if it has none. ".." is kept, as a link before it may lead
-    elsewhere."""
+    """Return a path with its first link resolved; None without one. ".." is kept, as a link may come before it."""
     folder, *names = "/", *path.split("/")[1:]
     for place, name in enumerate(names, start=1):
         here = os.path.join(folder, name)

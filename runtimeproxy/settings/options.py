@@ -29,8 +29,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 _SIZES = range(1 << 10, (64 << 20) + 1)
 _SOCKET_MODE = re.compile(r"0?[0-7]{3}")
 _NO_TEXT = re.compile("[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]")
-"""Control characters and lone surrogates, except U+DC80 to U+DCFF, by which Python represents bytes that are not
-UTF-8."""
+"""Control characters and lone surrogates, except U+DC80 to U+DCFF: Python's form of bytes that are not UTF-8."""
 _HIGHEST_GROUP = 2**32 - 2
 """The next number means "leave the group as it is" (chown(2))."""
 

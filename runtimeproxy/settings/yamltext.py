@@ -62,8 +62,7 @@ def is_nothing(node: yaml.Node) -> bool:
 
 
 def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield the keys of a mapping with their values' nodes. Raises ConfigError for a key that occurs twice or is no
-    text."""
+    """Yield a mapping's keys with their values' nodes. Raises ConfigError for a key that occurs twice or is no text."""
     if not isinstance(node, yaml.MappingNode):
         raise place.fault(node, "write 'key: value' lines here")
     seen: set[str] = set()

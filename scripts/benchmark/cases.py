@@ -125,8 +125,7 @@ P50 = {
 """Most p50 relative to direct: without a hook server and with one, hot; then the same cold."""
 HELD_CPU = 7
 HOOKED_CPU = {RUN: 9, CREATE: 14, START: 12, UPDATE: 9, DOCKER_CREATE: 14, DOCKER_START: 12, DOCKER_UPDATE: 9}
-"""Most CPU per call with a hook server, relative to the pipe's for the smallest call; HELD_CPU is the same without
-one."""
+"""Most CPU per call with a hook server, relative to the pipe's for the smallest call; HELD_CPU is without one."""
 PASSING = ((VERSION, LISTED), (DOCKER_VERSION, DOCKER_LISTED))
 LIMITS = (
     *(Limit(small, "p50", PROXY, PIPE, 1.15) for small, _ in PASSING),

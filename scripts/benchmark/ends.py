@@ -138,8 +138,7 @@ class Client(ABC):
 
     @abstractmethod
     def prepare(self, route: str) -> Call:
-        """Called once per route: create what its calls are about, return a call that can be repeated. Raises
-        DemoError."""
+        """Called once per route: create what its calls are about, return a repeatable call. Raises DemoError."""
 
     @abstractmethod
     def container(self) -> str:

@@ -72,8 +72,7 @@ _STATE = "--core-sched-state={folder}/coresched.json"
 
 @dataclass(frozen=True, slots=True)
 class HookServer:
-    """One row: a hook, a hook point, a pod's labels and annotations, and the changed parts. The hook has its name on
-    the command line."""
+    """One row: a hook by its name on the command line, a hook point, a pod's labels and annotations, the changes."""
 
     name: str
     point_name: str

@@ -208,8 +208,7 @@ EXEC_OUTPUT = b"\1\0\0\0\0\0\0\6ready\n"
 
 @dataclass(frozen=True, slots=True)
 class Execs:
-    """Docker's execs as ``docker exec`` makes them, ``concurrency`` at a time. They are timed from the create to the
-    output's end."""
+    """Docker's execs like ``docker exec``'s, ``concurrency`` at a time, timed from the create to the output's end."""
 
     path: Path
     container: str

@@ -106,8 +106,7 @@ def _parent(number: int) -> str:
 
 
 def _envs(number: int) -> list[tuple[str, str]]:
-    """Return the variables of a pod. They are the same services as in all pods but one, so that no two environments are
-    equal."""
+    """Return a pod's variables: those of all pods, but one of its own, so that no two environments are equal."""
     return [(f"WEB_{of}_SERVICE_HOST", f"10.96.0.{1 if of else number}") for of in range(ENVS)]
 
 

@@ -95,8 +95,7 @@ class Gate:
             reply()
 
     def stops(self, route: str, reply: Callable[[], None]) -> bool:
-        """Return whether a reply has to wait, because it is a create's and the gate is shut. It is sent when the gate
-        opens."""
+        """Return whether a reply has to wait until the gate opens: it is a create's and the gate is shut."""
         if self._waiting is None or route not in (CREATES[CRI].route, CREATES[DOCKER].route):
             return False
         self._waiting.append(reply)
@@ -175,8 +174,7 @@ _DOCKER: dict[str, Callable[[], tuple[int, object]]] = {
 
 
 def _reply(status: int, answer: object) -> Iterator[bytes]:
-    """Yield the writes of an answer. One longer than net/http's buffer is sent in several writes with chunked
-    framing."""
+    """Yield the writes of an answer: several, with chunked framing, for one longer than net/http's buffer."""
     text = answer if isinstance(answer, str) else _json(answer)
     kind = "application/json" if text.endswith("\n") else "text/plain; charset=utf-8"
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Api-Version: 1.41", "Date: Mon, 23 Nov 2026 12:00:00 GMT"]
@@ -198,8 +196,7 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class GrpcConnection:
-    """A connection of a gRPC server, whose streams' windows are large enough for any answer. ``later`` delays
-    answers."""
+    """A connection of a gRPC server; its streams' windows are large enough for any answer. ``later`` delays answers."""
 
     def __init__(self, sock: socket.socket, answer: Answer, later: Later | None, counts_all: bool = False) -> None:
         self._sock, self._later, self._answer, self._counts_all = sock, later, answer, counts_all

@@ -136,8 +136,7 @@ class Recorder:
 
 
 def measure(mode: str, hooked: bool) -> list[Way]:
-    """Run the proxy in this thread, which must be the main one, and return the ways of a mode's calls. Raises
-    DemoError."""
+    """Run the proxy in this thread, which must be the main one; return the ways of a mode's calls. Raises DemoError."""
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
         folder = Path(made)

@@ -39,8 +39,7 @@ class HookServer(NamedTuple):
 
 
 def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list[HookServer]:
-    """Return the hook servers, after writing the node's settings. ``without_cgroups`` keeps them off the machine's
-    cgroups."""
+    """Write the node's settings, return the hook servers; ``without_cgroups`` keeps them off the real cgroups."""
     settings, cgroups = folder / "node.yaml", folder / "cgroup"
     settings.write_text(NODE_SETTINGS)
     cgroups.mkdir()

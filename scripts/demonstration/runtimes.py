@@ -26,8 +26,7 @@ FAKE_PLACE = Place(lambda uid, qos: f"/kubepods/{qos}/pod{uid}", real=False)
 DEMO_PAUSE = "runtimeproxy-demo-pause:1"
 
 Runtime = tuple[str, Callable[[str], AbstractContextManager[Kubelet]]]
-"""The socket of the runtime behind the proxy, and a function that connects the scene's kubelet to a socket of the
-proxy."""
+"""The socket of the runtime behind the proxy, and a function that connects the scene's kubelet to the proxy."""
 
 
 class Mode(NamedTuple):

@@ -15,8 +15,7 @@ QUICK_SHARE = 0.01
 
 
 def share(text: str) -> dict[str, float]:
-    """Return the shares by step in ``NUMBER``, for every step, or ``STEP=NUMBER``. Raises
-    argparse.ArgumentTypeError."""
+    """Return the shares by step of ``NUMBER`` (every step) or ``STEP=NUMBER``. Raises argparse.ArgumentTypeError."""
     name, _, number = text.rpartition("=")
     names = [step.name for step in STEPS]
     if name and name not in names:

@@ -58,8 +58,7 @@ REGISTRATION = "every-point.json"
 STALLED = "the event loop hangs"
 SAMPLE_SECONDS = 0.5
 READINGS, READING_SECONDS = 5, 0.1
-"""At rest the least of so many readings counts, because a list of the runtime's state may be in progress at any of
-them."""
+"""At rest the least of so many readings counts: a list of the runtime's state may be in progress at any of them."""
 SETTLED_SECONDS = 30.0
 """Seconds beyond the time between two lists within which the Store must be equal."""
 SOONEST_SECONDS = 1.0
@@ -100,8 +99,7 @@ class Endured(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Return the bytes by which memory grew from the warm-up's end to the end. It is the slope times the units of
-        work."""
+        """Return the bytes by which memory grew from the warm-up's end to the end: slope times units of work."""
         return self.slope * (self.measured[-1].done - self.measured[0].done)
 
     def figures(self, share: float) -> list[Figure]:
@@ -161,8 +159,7 @@ class Observed:
             task.cancel()
 
     async def rest(self, fake: Fake) -> Rest:
-        """Wait until the Store has the runtime's ids; return the state at rest. It waits at most for one list and
-        SETTLED_SECONDS."""
+        """Wait until the Store has the runtime's ids, at most a list and SETTLED_SECONDS; return the state at rest."""
         ids = {*fake.pod_ids(), *fake.container_ids()}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pass_seconds + SETTLED_SECONDS
@@ -237,8 +234,7 @@ AT_ONCE = 8
 STANDING = 10
 """Pods with a container each that live all the time, so that the Store is not empty at the end."""
 PATIENCE_SECONDS = 0.005
-"""Longest wait in seconds for a remove that is to be lost: it is given up before, during or after its turn in the
-runtime."""
+"""Longest wait in seconds for a remove to be lost: it is given up before, during or after its turn in the runtime."""
 REFUSED = "refused as it was chosen to be"
 
 

@@ -41,8 +41,7 @@ class Plot(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The findings of a step: its figures and, if it has them, a table and a picture. The table's first row is the
-    header."""
+    """The findings of a step: figures and, if it has them, a table (the first row is the header) and a picture."""
 
     figures: Sequence[Figure] = ()
     table: Sequence[Sequence[str]] = ()
@@ -50,8 +49,7 @@ class Found(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a step; ``error`` is what ended it early, or "". ``amount`` is how much of its full count was
-    run."""
+    """The result of a step; ``error`` is what ended it early, or ""; ``amount`` is what was run of its full count."""
 
     step: str
     amount: str

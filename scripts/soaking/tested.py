@@ -31,8 +31,7 @@ def system(*names: str) -> Sequence[str]:
 
 
 def tests(arguments: Sequence[str], share: float) -> list[Figure]:
-    """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails or is skipped, or if none
-    ran."""
+    """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails, is skipped, or none ran."""
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         report = Path(folder, "report.xml")
         code, output = run_module([*PYTEST, f"--junit-xml={report}", *arguments], {SHARE_VARIABLE: repr(share)})

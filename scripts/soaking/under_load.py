@@ -148,8 +148,7 @@ def slow(mode: str, share: float) -> list[Figure]:
 
 
 def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figure:
-    """Return the ratio of p99 here to that elsewhere, compared with a limit. It is judged only if all calls were
-    made."""
+    """Return the ratio of p99 here to that elsewhere, compared with a limit; judged only if all calls were made."""
     found = here.percentile(99) / there.percentile(99)
     shown = f"{found:.2f} ({here.percentile(99):,} us to {there.percentile(99):,} us)"
     return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
@@ -183,8 +182,7 @@ def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Make creates wait until the end of the block. Raises DemoError if one did not wait, and what a create fails
-    with."""
+    """Make creates wait until the end of the block. Raises DemoError if one does not, and what a create fails with."""
     with ThreadPoolExecutor(len(creates)) as pool:
         with hold():
             creating = [pool.submit(create) for create in creates]
@@ -234,8 +232,7 @@ CROWDS = {
         ("200 execs", EXEC, 4_000, 200, 1),
     ),
 }
-"""The crowd, its route, the number of calls, how many at a time, and the number of connections if streams share
-them."""
+"""The crowd, its route, the number of calls, how many at a time, and of connections if streams share them."""
 BESIDE_CALLS, BESIDE_PORTION = 2_000, 250
 BESIDE_MS = 50
 """Most p99 in milliseconds of a small call during lists of 16 MiB; during creates, most that the proxy adds to calls
