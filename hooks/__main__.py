@@ -59,7 +59,6 @@ def _fault(names: Sequence[str]) -> str:
 
 
 def load(name: str) -> Hook:
-    """Return the hook of this name in the table."""
     hook: Hook = getattr(import_module(f".servers.{name}", __package__), HOOKS[name])()
     return hook
 

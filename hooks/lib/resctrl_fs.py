@@ -37,7 +37,6 @@ class Resctrl:
             return Machine(notes=(f"it cannot be read: {error.strerror}",))
 
     def exists(self, group: str) -> bool:
-        """Return whether a group of this name exists."""
         return os.path.isdir(f"{self.root}/{_checked(group)}")
 
     def make(self, group: str) -> bool:

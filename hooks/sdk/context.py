@@ -83,7 +83,6 @@ class PodContext(_Context):
         return f"<{self.hook_point} of pod {self.namespace}/{self.name}>"
 
     def answer(self) -> HookAnswer:
-        """Return the hook's answer."""
         return HookAnswer(
             labels=self.labels.value,
             annotations=self.annotations.value,
@@ -132,7 +131,6 @@ class ContainerContext(_Context):
         return f"<{self.hook_point} of container {self.pod.namespace}/{self.pod.name}/{self.name}>"
 
     def answer(self) -> HookAnswer:
-        """Return the hook's answer."""
         return HookAnswer(
             annotations=self.annotations.value,
             envs=self.env.value,

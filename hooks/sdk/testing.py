@@ -78,7 +78,6 @@ class Difference:
     cgroup_parent: str | None = None
 
     def __bool__(self) -> bool:
-        """Return whether anything is changed."""
         return self != NO_DIFFERENCE
 
     def __str__(self) -> str:

@@ -109,7 +109,6 @@ def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Ad
 
 
 def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
-    """Return the changes that are not among ``taken``."""
     left: dict[str, Any] = {}
     for key, value in changes.items():
         if not isinstance(value, Mapping):
@@ -120,7 +119,6 @@ def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
 
 
 def _changes(change: Adjustment) -> Tree:
-    """Return the parts that a change sets."""
     return {part: value for part in _PARTS if (value := getattr(change, part)) not in (None, {})}
 
 

@@ -68,12 +68,8 @@ def _guarded(command: click.Command, name: str) -> int:
 
 
 def _fill_standard_files() -> None:
-    """Open /dev/null for each of the file descriptors 0 to 2 that is closed.
-
-    Otherwise a later open would get one of these numbers.
-
-    If the event loop's epoll descriptor were number 0, closing the loop would end the process by SIGABRT.
-    """
+    """Open /dev/null for each of the file descriptors 0 to 2 that is closed: a later open would get its number. If the
+    event loop's epoll descriptor were number 0, closing the loop would end the process by SIGABRT."""
     with suppress(OSError):  # no /dev/null: nothing can be done about it here
         while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass

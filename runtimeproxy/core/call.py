@@ -78,12 +78,8 @@ class _Why:
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read at the first access and then cached.
-
-    An Unreadable raised by the read is raised again each time.
-
-    The subject of a call is needed many times while the call is under way, and decoding a long message is slow.
-    """
+    """A property that is read at the first access and then cached, as decoding a long message is slow and a call's
+    subject is needed many times. An Unreadable raised by the read is raised again each time."""
 
     def __init__(self, read: Callable[[Any], _T]) -> None:
         self._read = read
@@ -145,13 +141,9 @@ class Call(ABC):
         return records.hook_view(subject)
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Called before the request is released: change at the runtime what has to be changed first.
-
-        That is PreStartContainer's extra update.
-
-        Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
-        unknown, ``state_unknown`` is set.
-        """
+        """Called before the request is released: change at the runtime what has to be changed first, as in
+        PreStartContainer's extra update. Returns the resources that were set. Raises BackendError if the runtime
+        rejects the change; if its outcome is unknown, ``state_unknown`` is set."""
         return {}
 
     def unedited(self, store: Store) -> bool:

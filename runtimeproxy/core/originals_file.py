@@ -156,7 +156,6 @@ class File:
             raise self._failure(error, UNUSABLE) from None
 
     def close(self) -> None:
-        """Close the file."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -34,8 +34,6 @@ class Snapshot(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of records."""
-
     pods: int
     containers: int
 
@@ -70,14 +68,12 @@ class Store:
         self.moment: Callable[[], int] = count(1).__next__
         """Return a number for the present moment, higher than those of earlier moments."""
         self.watched = False
-        """Whether any watch is active."""
         self._watches: list[Watch] = []
         self._interner = StringInterner()
         self.on_change: Callable[[str], object] | None = None
         """Called with the id of a subject whose kept values may have changed."""
 
     def pod(self, pod_id: str) -> PodRecord | None:
-        """Return the pod of this id, or None if it is not known."""
         return self._pods.get(pod_id)
 
     def container(self, container_id: str) -> ContainerRecord | None:

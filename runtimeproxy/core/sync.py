@@ -95,7 +95,6 @@ class Sync:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
-        """Cancel the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -42,7 +42,6 @@ class Envs(Mapping[str, str]):
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
-        """Return whether there are any variables."""
         return bool(self.raw or self.changes)
 
     def __eq__(self, other: object) -> bool:
@@ -66,27 +65,21 @@ class Envs(Mapping[str, str]):
         return self._texts
 
     def __getitem__(self, key: str) -> str:
-        """Return the value of a variable."""
         return self._read()[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys."""
         return iter(self._read())
 
     def __len__(self) -> int:
-        """Return the number of variables."""
         return len(self._read())
 
     def keys(self) -> KeysView[str]:
-        """Return the keys."""
         return self._read().keys()
 
     def values(self) -> ValuesView[str]:
-        """Return the values."""
         return self._read().values()
 
     def items(self) -> ItemsView[str, str]:
-        """Return keys with values."""
         return self._read().items()
 
 

@@ -56,7 +56,6 @@ class Metrics:
         return sum(count for (counter, _), count in self.counters.items() if counter == name)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
         self.gauges[name, tuple(sorted(labels.items()))] = value
 
     def figures(self) -> list[str]:

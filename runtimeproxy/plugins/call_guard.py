@@ -88,7 +88,6 @@ class CallGuard:
         )
 
     def _tell(self, plugin: Plugin, point: HookPoint) -> None:
-        """Count and log that a breaker has opened or closed."""
         if plugin not in self._registered(point):
             return
         breaker, kind = plugin.breaker, {"kind": plugin.name}

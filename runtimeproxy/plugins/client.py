@@ -76,11 +76,8 @@ class HookClient:
                 await self._close_if_idle()
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
-        """Return the HookError for a failed call.
-
-        A status DEADLINE_EXCEEDED that came ``soon`` is treated like other error statuses: the server's own work was
-        late, perhaps for one pod. The gRPC client limits the length of the server's text.
-        """
+        """Return the HookError for a failed call. A DEADLINE_EXCEEDED that came ``soon`` is treated like other error
+        statuses: the server's own work was late, perhaps for one pod. The gRPC client limits the server's text."""
         if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:

@@ -188,7 +188,6 @@ class Manager:
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
-        """Replace the tables by new ones from the registry."""
         before, wanted = self._plugins, self._registry.registrations
         unchanged = set(self._built)
         self._plugins = {

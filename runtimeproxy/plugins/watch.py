@@ -91,7 +91,6 @@ class Watcher:
                     break
 
     def close(self) -> None:
-        """Close the inotify descriptor."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None

@@ -136,10 +136,8 @@ def _text(text: str, origin: str) -> str:
 class Option:
     """One row: an option's flag, default, parser and the field of ``Config`` that it sets.
 
-    The default is spelt as the user would write it.
-
-    ``default`` is None where the default cannot be written as a value; ``default_words`` then describes it. ``field``
-    is None for the option that names the file itself, which cannot be set in that file.
+    ``default`` is spelt as the user would write it, None where it cannot be written as a value; ``default_words`` then
+    describes it. ``field`` is None for the option that names the file itself, which cannot be set in that file.
     """
 
     name: str

@@ -92,9 +92,7 @@ def read_log(text: str, calls: int, status: int) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class H2load:
-    """Calls to a socket, ``concurrency`` at a time.
-
-    They are streams of so many connections, or in Docker mode a connection each.
+    """Calls to a socket, ``concurrency`` at a time: streams of so many connections, or in Docker mode one each.
 
     The paths of its files begin with ``files``. In CRI mode the runtime's count shows whether calls succeeded: h2load
     sees only the HTTP status.

@@ -209,7 +209,6 @@ class GrpcConnection:
         self._send()
 
     def received(self, data: bytes) -> None:
-        """Process bytes from the client."""
         self._preface, data = max(self._preface - len(data), 0), data[self._preface :]
         for kind, flags, stream, payload in self._end.frames(data):
             if beside := self._end.beside(kind, flags, payload):
@@ -239,7 +238,6 @@ class GrpcConnection:
         self._send()
 
     def _send(self) -> None:
-        """Send as much as the window allows."""
         out = bytearray()
         while self._out and self._out[0][0] <= self._window:
             cost, frame = self._out.popleft()
@@ -274,7 +272,6 @@ class HttpConnection:
         """Length of the request in bytes, 0 as long as its head is not complete."""
 
     def received(self, data: bytes) -> None:
-        """Process bytes from the client."""
         self._data += data
         if not self._whole:
             end = self._data.find(b"\r\n\r\n")

@@ -57,5 +57,4 @@ def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list
 
 
 def call_log(folder: Path) -> Path:
-    """Return the path of the file for the noted calls."""
     return folder / "calls.jsonl"

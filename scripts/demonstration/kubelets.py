@@ -101,13 +101,11 @@ Kubelet = CriKubelet | DockerKubelet
 
 @contextmanager
 def cri_kubelet(socket: str, place: Place, log_directory: str) -> Iterator[Kubelet]:
-    """Yield a kubelet connected to a socket."""
     with cri.CriClient(socket) as client:
         yield CriKubelet(client, place, log_directory)
 
 
 @contextmanager
 def docker_kubelet(socket: str, place: Place, pause_image: str, oom_score_adj: int) -> Iterator[Kubelet]:
-    """Yield a kubelet connected to a socket."""
     with Dockershim(socket, pause_image=pause_image) as shim:
         yield DockerKubelet(shim, place, oom_score_adj)

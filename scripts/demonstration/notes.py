@@ -22,13 +22,11 @@ class Notes(Hook):
         self._log = os.open(arguments.call_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Note a call for a pod."""
         self._note(pod.hook_point, pod.namespace, pod.name, "")
 
     post_stop_pod_sandbox = pre_run_pod_sandbox
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Note a call for a container."""
         self._note(container.hook_point, container.pod.namespace, container.pod.name, container.name)
 
     pre_start_container = post_start_container = pre_create_container

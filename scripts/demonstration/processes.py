@@ -145,12 +145,10 @@ def shown(command: Sequence[str], folder: Path) -> str:
 
 
 def proxy_socket(folder: Path) -> Path:
-    """Return the path of the socket for the kubelet."""
     return folder / "runtimeproxy.sock"
 
 
 def registrations(folder: Path) -> Path:
-    """Return the directory of registration files."""
     return folder / "hookserver.d"
 
 

@@ -44,7 +44,6 @@ class HookCall(NamedTuple):
 
 
 def read_calls(path: Path) -> list[HookCall]:
-    """Return the noted calls."""
     return [HookCall(**json.loads(line)) for line in path.read_text().splitlines()]
 
 

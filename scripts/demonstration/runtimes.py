@@ -98,7 +98,6 @@ def _sandbox_oom_score_adj() -> int:
 def _fake(
     module: str, kubelet: Callable[..., AbstractContextManager[Kubelet]], folder: Path, reason: str
 ) -> Iterator[Runtime]:
-    """Run a fake runtime, and print that it is one."""
     socket = folder / "fake.sock"
     print(f"Runtime: the FAKE one of the tests, {module}: no container really runs ({reason})")
     with processes.program("fake", [sys.executable, "-m", module, f"--socket={socket}"], folder) as fake:

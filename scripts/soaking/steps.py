@@ -81,7 +81,6 @@ def _step(name: str, full: str, find: Callable[..., list[Figure]], *first: objec
 
 
 def _each(name: str, full: str, find: Callable[[str, float], list[Figure]]) -> list[Step]:
-    """Return a step for each mode."""
     return [_step(f"{name}-{mode}", full, find, mode) for mode in MODES]
 
 
