@@ -49,7 +49,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def run(config: Config) -> int:
-    """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it gets no socket."""
+    """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
     listener = inherited(os.environ) or listen(
         config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
     )

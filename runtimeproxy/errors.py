@@ -34,7 +34,7 @@ class BackendFailure(Enum):
 
 
 class BackendError(RuntimeProxyError):
-    """The container runtime failed or is away. ``not_done``: True if it surely has not done what it was asked."""
+    """The container runtime failed or is away. ``not_done``: it has surely not done what was asked; False: unknown."""
 
     def __init__(
         self, message: str, kind: BackendFailure = BackendFailure.UNAVAILABLE, *, not_done: bool = False

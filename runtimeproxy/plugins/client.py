@@ -77,7 +77,7 @@ class HookClient:
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
         """Return the HookError for a failed call. A DEADLINE_EXCEEDED that came ``soon`` is treated like other error
-        statuses: the server's own work was late, perhaps for one pod. The gRPC client limits the server's text."""
+        statuses: the server's own work was late, perhaps for one pod. The gRPC client limits the text's length."""
         if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
