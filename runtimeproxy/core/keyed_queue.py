@@ -52,7 +52,7 @@ class KeyedQueue:
         try:
             await first
         finally:
-            self._deadlines.over(late)
+            self._deadlines.cancel(late)
 
     def leave(self, turn: Turn) -> None:
         """Remove a turn from its queue and wake the next one. The next one goes on in a later iteration of the event

@@ -190,7 +190,7 @@ class Lifecycle:
                 if subject is None and self._dispatcher.registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
                     seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
-                    subject = await _aside(partial(call.read_subject, self.store), seconds)
+                    subject = await _in_task(partial(call.read_subject, self.store), seconds)
                 if call.order_key() == turn.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
@@ -215,7 +215,7 @@ class Lifecycle:
         finally:
             if turn is not None:
                 self._queue.leave(turn)
-            self._deadlines.over(backstop)
+            self._deadlines.cancel(backstop)
             self._holds.discard(times)
 
     def _budget(self, call: Call) -> float:
@@ -239,7 +239,7 @@ class Lifecycle:
         """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
-            held = await _aside(partial(call.prepare, subject, adjustment), until - self._clock())
+            held = await _in_task(partial(call.prepare, subject, adjustment), until - self._clock())
         except BackendError as error:
             self._dispatcher.rejected(point, adjustment, str(error), records.hook_view(subject).name)
         except TimeoutError:
@@ -283,9 +283,8 @@ class Lifecycle:
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-                call.state_unknown = (
-                    False  # what it names holds, whether the rest was read anew before it was done or after
-                )
+                # What the update names holds, whether the rest was read anew before the update was done or after.
+                call.state_unknown = False
             known = call.outcome(present or subject, adjustment, reply)
             if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
                 self._dispatcher.forget_stop(known.pod.effective.id)
@@ -311,7 +310,7 @@ class Lifecycle:
         try:
             await self._dispatcher.after(point, records.hook_view(known), now + self._limits.budget_seconds)
         finally:
-            self._deadlines.over(latest)
+            self._deadlines.cancel(latest)
 
     async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
@@ -380,7 +379,7 @@ class Lifecycle:
         log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
 
 
-async def _aside(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
+async def _in_task(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
     """Await ``ask()`` in a task of its own, ``seconds`` at most. Raises TimeoutError. ``ask`` is called inside that
     task: the call may be cancelled before the task begins, and a coroutine would never be awaited."""
 

@@ -2,7 +2,7 @@
 
 Owns the timer, and the callbacks of missed deadlines.
 Must not know: what is late.
-Invariant: no callback runs before its time, nor once its deadline was cancelled by ``over``; there is never more than
+Invariant: no callback runs before its time, nor once its deadline was cancelled; there is never more than
 one timer.
 """
 
@@ -32,7 +32,7 @@ class Deadlines:
         self._timer_at = inf
 
     def add(self, at: float, late: Late) -> Deadline:
-        """Call ``late`` at a time unless ``over`` cancels it before; return the deadline."""
+        """Call ``late`` at a time unless it is cancelled before; return the deadline."""
         deadline = Deadline()
         deadline.late = late
         heappush(self._due, (at, next(self._numbers), deadline))
@@ -40,7 +40,7 @@ class Deadlines:
             self._wait_until(at)
         return deadline
 
-    def over(self, deadline: Deadline) -> None:
+    def cancel(self, deadline: Deadline) -> None:
         """Cancel a deadline."""
         deadline.late = None
 

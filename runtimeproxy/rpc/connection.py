@@ -238,7 +238,7 @@ class _Link:
                 self._wake()  # the room goes to the next one
             raise
         finally:
-            self._deadlines.over(late)
+            self._deadlines.cancel(late)
         self._promised -= 1
 
     def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
@@ -252,7 +252,7 @@ class _Link:
 
     def leave(self, call: _Call) -> None:
         """Stop waiting for a reply; cancel the call if it has not ended."""
-        self._deadlines.over(call.deadline)
+        self._deadlines.cancel(call.deadline)
         if self._open.pop(call.stream, None) is not None and not self._endpoint.closed:
             self._calls.cancel(call.stream)
             self._flush()
