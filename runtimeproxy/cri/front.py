@@ -91,7 +91,7 @@ class CriConnection:
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(self, front.budget, front.image_apart, front.loop.time)
-        self._outlets = (self.reader.client_out, self.reader.runtime_out)
+        self._senders = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self, front.buffer)
 
     # The methods of relay.pair.Flow.
@@ -255,7 +255,7 @@ class CriConnection:
     def _send_acks_along(self) -> None:
         """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
         waits = False
-        for sender in self._outlets:
+        for sender in self._senders:
             if sender.acks and sender.out:
                 sender.acknowledge()
             waits |= bool(sender.acks)
@@ -265,11 +265,11 @@ class CriConnection:
     def _acknowledge(self) -> None:
         """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
         self._acks = None
-        for sender, slow in zip(self._outlets, self.pair.slow, strict=True):
+        for sender, slow in zip(self._senders, self.pair.slow, strict=True):
             if not slow:
                 sender.acknowledge()
         self.pair.flush()
-        if any(sender.acks for sender in self._outlets):
+        if any(sender.acks for sender in self._senders):
             self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
 
 

@@ -32,5 +32,5 @@ async def run_in_daemon_thread(work: Callable[[], _T]) -> _T:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, end)
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    threading.Thread(target=run, name="run_in_daemon_thread", daemon=True).start()
     return await done

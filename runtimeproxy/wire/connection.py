@@ -20,7 +20,7 @@ _SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
 
 
 class ClientConnection(ABC):
-    """A connection to a server; ``outlet.out`` collects the bytes for it."""
+    """A connection to a server; ``sender.out`` collects the bytes for it."""
 
     def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
         self.sender = FlowControlledSender()
@@ -133,7 +133,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
-        """Called for DATA, without its padding; ``length`` must be credited to the outlet once the data is consumed."""
+        """Called for DATA, without its padding; ``length`` must be credited to the sender once the data is consumed."""
 
     @abstractmethod
     def block(self, stream: int, block: bytes, end: bool) -> None:
