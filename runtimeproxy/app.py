@@ -11,9 +11,12 @@ import ctypes
 import gc
 import logging
 import os
+import platform
 import resource
 import signal
 import socket
+import time
+from collections.abc import Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +29,7 @@ from runtimeproxy.core.lifecycle import Lifecycle, Limits
 from runtimeproxy.core.originals_file import File, Originals, owner, path_of
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.observe import logs
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
@@ -35,6 +39,7 @@ from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import Listener, inherited, listen
 from runtimeproxy.settings.config import Config, Mode
+from runtimeproxy.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +131,10 @@ async def _serve(config: Config, listener: Listener) -> None:
 class Front(Protocol):
     """Interface through which the program uses a front."""
 
+    @property
+    def connections(self) -> Sized:
+        """The clients' connections that are open."""
+
     def accept(self, client: socket.socket) -> None:
         """Called for each client connection that was accepted; the front owns the socket from then on."""
 
@@ -179,7 +188,7 @@ class Proxy:
     """All parts behind the listener."""
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self.metrics = Metrics(loop.time)
+        self.metrics = Metrics(time.monotonic, config.mode.value.lower())
         self.store = Store()
         self.originals = Originals(_originals_file(config), self.store, self.metrics)
         self.manager = Manager(
@@ -212,15 +221,22 @@ class Proxy:
         await self.originals.start()
         await self.manager.start()
         await self.front.start()
-        self._measure()
+        self.metrics.gauge("build_info", 1, VERSION, platform.python_version())
+        self.metrics.gauge("draining", 0)
+        self._measure(self.metrics.clock())
 
-    def _measure(self) -> None:
+    def _measure(self, due: float) -> None:
+        """Set the gauges, and how late the event loop was to do so."""
+        self.metrics.observe("loop_lag_seconds", max(self.metrics.clock() - due, 0.0))
         held, oldest = self.lifecycle.holds()
         self.metrics.gauge("held_calls", held)
         self.metrics.gauge("held_oldest_seconds", oldest)
         self.metrics.gauge("store_pods", self.store.counts().pods)
         self.metrics.gauge("store_containers", self.store.counts().containers)
-        self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
+        self.metrics.gauge("connections_open", len(self.front.connections))
+        self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
+        self.manager.measure()
+        self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure, self.metrics.clock() + GAUGE_SECONDS)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish the calls in progress, then stop everything.

@@ -62,7 +62,7 @@ class Dispatcher:
                 self._broke_rules(plugin, point, broken, request.name)
             adjustment = merge.combine(adjustment, plugin.name, merge.limited(point, change))
         for conflict in adjustment.conflicts:
-            self._metrics.count("hook_conflicts", hook=point.name, loser=conflict.loser, winner=conflict.winner)
+            self._metrics.count("hook_conflicts", conflict.loser, point.name)
             log.warning(
                 "hook servers %s and %s set the same field at %s: the later one wins",
                 conflict.loser,
@@ -134,11 +134,11 @@ class Dispatcher:
         """Count the bad fields of an answer. Under Ignore only these fields are dropped, each logged once per hook
         server. Raises HookError under policy Fail."""
         for field in {rule.field for rule in broken}:
-            self._metrics.count("hook_bad_fields", plugin=plugin.name, hook=point.name, field=field)
+            self._metrics.count("hook_bad_fields", plugin.name, field)
         if plugin.policy is FailurePolicy.FAIL:
             self._failed(plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0])), name)
-        for figure in ("hook_failures", "hook_fail_open"):
-            self._metrics.count(figure, plugin=plugin.name, hook=point.name, reason=Reason.BAD_ANSWER.value)
+        self._metrics.count("hook_failures", plugin.name, point.name, Reason.BAD_ANSWER.value)
+        self._metrics.count("hook_fail_open", plugin.name, point.name, Reason.BAD_ANSWER.value)
         for rule in broken:
             if rule.field not in plugin.bad_fields:
                 plugin.bad_fields.add(rule.field)
@@ -156,14 +156,18 @@ class Dispatcher:
         """Count a failed Pre call; raise the error if the call is refused for it."""
         self._count_failure(plugin, error, name)
         if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
+            if error.reason is Reason.REFUSED:
+                self._metrics.count("hook_refusals", plugin.name, error.hook)
+            else:
+                self._metrics.count("hook_fail_closed", plugin.name, error.hook, error.reason.value)
             try:
                 raise error
             finally:
                 del error  # else traceback and frame would keep each other, and the call, alive
-        self._metrics.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        self._metrics.count("hook_fail_open", plugin.name, error.hook, error.reason.value)
 
     def _count_failure(self, plugin: Plugin, error: HookError, name: str) -> None:
-        self._metrics.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         kind = (error.plugin, error.hook, error.reason.value, name)

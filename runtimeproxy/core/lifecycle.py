@@ -17,13 +17,13 @@ from typing import TypeVar
 
 from runtimeproxy.core.call import Call, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.keyed_queue import KeyedQueue
+from runtimeproxy.core.keyed_queue import KeyedQueue, Turn
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.unknown_outcomes import UnknownOutcomes
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.eventloop.deadlines import Deadlines
 from runtimeproxy.eventloop.fiber import Fiber
-from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model import hookpoints, merge, records
 from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Subject
 from runtimeproxy.observe.metrics import CallTimes, Metrics
@@ -77,7 +77,7 @@ class Lifecycle:
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held, and the age of the oldest in seconds."""
-        now = self._clock()
+        now = self._metrics.clock()
         return len(self._holds), max((now - times.held for times in self._holds), default=0.0)
 
     @property
@@ -125,7 +125,7 @@ class Lifecycle:
                 subject, adjustment = await self._hold(call, times, fiber)
 
             # Release. A request that cannot be edited goes on unchanged, if the policies allow it (relay-rules C4).
-            times.released, call.number = self._clock(), self.store.moment()
+            times.released, call.number = self._metrics.clock(), self.store.moment()
             try:
                 answer = call.release(subject, adjustment)
                 if passes:
@@ -134,9 +134,9 @@ class Lifecycle:
             except Exception as error:
                 times.released = None
                 self._apply_policies(call, subject, error)
-                times.released, adjustment = self._clock(), NO_ADJUSTMENT
+                times.released, adjustment = self._metrics.clock(), NO_ADJUSTMENT
                 reply = await call.release(None, NO_ADJUSTMENT)
-            times.answered = self._clock()
+            times.answered = self._metrics.clock()
 
             # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
             # first: the commit follows before any other call is looked at.
@@ -144,22 +144,26 @@ class Lifecycle:
                 if subject is not None:
                     if reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None:
                         call.answer(reply)
-                    await self._act_on_answer(call, subject, adjustment, reply)
+                    await self._act_on_answer(call, subject, adjustment, reply, times)
             finally:
                 call.answer(reply)
                 call.release_buffers()
-            times.done = self._clock()
+            times.done = self._metrics.clock()
             times.outcome = "agreed" if reply.agreed else "failed" if reply.answered else "unsettled"
-            self._metrics.count("calls", operation=call.operation.value, outcome=times.outcome)
         except HookError as error:
             times.outcome = "refused"
-            self._metrics.count("calls_refused", operation=call.operation.value)
             call.refuse(error)
         except asyncio.CancelledError:
             pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
         finally:
             self.running.discard(fiber)
             self._under_way.discard(call)
+            if times.outcome:
+                times.operation = call.operation.value  # it may have been found out since
+                self._metrics.ended(times)
+            if times.outcome == "agreed" and adjustment.owners:
+                for owner, field in {(owner, merge.kind_of(name)) for name, owner in adjustment.owners.items()}:
+                    self._metrics.count("hook_fields_changed", owner, field)
             if call.state_unknown or self.store.watched:
                 self._forget_uncertain(call)
 
@@ -185,12 +189,12 @@ class Lifecycle:
             turn = self._queue.take(call.order_key())
             while True:
                 if turn.first is not None:
-                    await self._queue.wait(turn, end - self._clock())
+                    await self._wait(turn, end - self._clock(), times)
                 subject = call.subject(self.store) or subject
                 if subject is None and self._dispatcher.registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
                     seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
-                    subject = await _in_task(partial(call.read_subject, self.store), seconds)
+                    subject = await self._in_task(partial(call.read_subject, self.store), seconds, times)
                 if call.order_key() == turn.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
@@ -199,9 +203,13 @@ class Lifecycle:
             point = self._asked(call, Stage.PRE)
             if subject is None or point is None or self._skipped(subject):
                 return subject, NO_ADJUSTMENT
-            adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
+            asked = self._metrics.clock()
+            try:
+                adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
+            finally:
+                times.hooks = self._metrics.clock() - asked
             if call.prepares and adjustment.resources:
-                adjustment = await self._prepared(call, point, subject, adjustment, end)
+                adjustment = await self._prepared(call, point, subject, adjustment, end, times)
             return subject, adjustment
         except HookError:
             raise
@@ -210,13 +218,39 @@ class Lifecycle:
             return subject, NO_ADJUSTMENT
         except asyncio.CancelledError:
             times.outcome = "ended"
-            self._metrics.count("calls_ended", operation=call.operation.value)
             raise
         finally:
             if turn is not None:
                 self._queue.leave(turn)
             self._deadlines.cancel(backstop)
             self._holds.discard(times)
+
+    async def _wait(self, turn: Turn, seconds: float, times: CallTimes) -> None:
+        """Wait for a call's turn, ``seconds`` at most."""
+        began = self._metrics.clock()
+        try:
+            await self._queue.wait(turn, seconds)
+        finally:
+            times.turn += self._metrics.clock() - began
+
+    async def _in_task(
+        self, ask: Callable[[], Coroutine[object, object, T]], seconds: float | None, times: CallTimes
+    ) -> T:
+        """Await ``ask()``, which asks the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
+
+        ``ask`` is called inside that task: the call may be cancelled before the task begins, and a coroutine would
+        never be awaited.
+        """
+
+        async def within() -> T:
+            async with asyncio.timeout(seconds):
+                return await ask()
+
+        began = self._metrics.clock()
+        try:
+            return await asyncio.get_running_loop().create_task(within())
+        finally:
+            times.asking += self._metrics.clock() - began
 
     def _budget(self, call: Call) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
@@ -234,12 +268,12 @@ class Lifecycle:
         return subject.pod.effective.labels.get(key) == value
 
     async def _prepared(
-        self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
+        self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
     ) -> Adjustment:
         """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
-            held = await _in_task(partial(call.prepare, subject, adjustment), until - self._clock())
+            held = await self._in_task(partial(call.prepare, subject, adjustment), until - self._clock(), times)
         except BackendError as error:
             self._dispatcher.rejected(point, adjustment, str(error), records.hook_view(subject).name)
         except TimeoutError:
@@ -254,13 +288,17 @@ class Lifecycle:
 
     # Commit and call the Post hooks.
 
-    async def _act_on_answer(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+    async def _act_on_answer(
+        self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
+    ) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
             if reply.agreed:
-                await self._agreed(call, subject, adjustment, reply)
+                await self._agreed(call, subject, adjustment, reply, times)
             elif not reply.answered and call.operation in UNRECORDED:
-                self._unknown_outcomes.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
+                self._unknown_outcomes.add(
+                    call.order_key(), call, partial(self._settled, call, subject, adjustment, times)
+                )
             elif not reply.answered:
                 self._mark_uncertain(call, adjustment)
             elif not reply.no_op:  # a start fails for values of the create that the kernel does not accept
@@ -272,14 +310,16 @@ class Lifecycle:
         except Exception as error:
             self._internal(call, error)
 
-    async def _agreed(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+    async def _agreed(
+        self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
+    ) -> None:
         """Commit the new state, then call the Post hooks."""
         turn = self._queue.take(call.order_key())
         try:
             if turn.first is not None:
                 # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
                 # to keep the order.
-                await self._queue.wait(turn, self._budget(call) or self._limits.budget_seconds)
+                await self._wait(turn, self._budget(call) or self._limits.budget_seconds, times)
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
@@ -298,25 +338,29 @@ class Lifecycle:
             self._unknown_outcomes.answered(turn.key, call.operation)
             point = self._asked(call, Stage.POST)
             if point is not None and not self._skipped(known):
-                await self._tell(call, point, known, reply)
+                await self._tell(call, point, known, reply, times)
         finally:
             self._queue.leave(turn)
 
-    async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
+    async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply, times: CallTimes) -> None:
         """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).
         The answer waits for them until half of the time left to the caller's deadline is over."""
         now = self._clock()
+        asked = self._metrics.clock()
         latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
         try:
             await self._dispatcher.after(point, records.hook_view(known), now + self._limits.budget_seconds)
         finally:
             self._deadlines.cancel(latest)
+            times.post = self._metrics.clock() - asked
 
-    async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+    async def _settled(
+        self, call: Call, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
+    ) -> None:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         self._under_way.add(call)
         try:
-            await self._act_on_answer(call, subject, adjustment, reply)
+            await self._act_on_answer(call, subject, adjustment, reply, times)
         finally:
             self._under_way.discard(call)
         self._forget_uncertain(call)
@@ -366,25 +410,14 @@ class Lifecycle:
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""
-        self._metrics.count("calls_unreadable", operation=call.operation.value)
+        self._metrics.count("calls_unreadable", call.operation.value)
         log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
         """Count and log an error in the proxy itself, only by its class and place: its text may hold values."""
-        self._metrics.count("internal_errors", operation=call.operation.value)
+        self._metrics.count("internal_errors", call.operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
         log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
-
-
-async def _in_task(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:
-    """Await ``ask()`` in a task of its own, ``seconds`` at most. Raises TimeoutError. ``ask`` is called inside that
-    task: the call may be cancelled before the task begins, and a coroutine would never be awaited."""
-
-    async def within() -> T:
-        async with asyncio.timeout(seconds):
-            return await ask()
-
-    return await asyncio.get_running_loop().create_task(within())

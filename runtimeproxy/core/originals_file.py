@@ -355,7 +355,7 @@ class Originals:
 
     def _failed(self, error: Failed) -> None:
         """Count a failure, and log the first one: before the next restart nothing else shows it."""
-        self._metrics.count("originals_failures", reason=error.reason)
+        self._metrics.count("originals_failures", error.reason)
         if not self._complained and self._file is not None:
             self._complained = True
             what = "made anew" if error.reason in _MADE_ANEW else "not written"

@@ -153,7 +153,7 @@ class Sync:
         try:
             await self._pass()
         except (BackendError, Unreadable) as error:
-            self._metrics.count("syncs", result="failed")
+            self._metrics.count("syncs", "failed")
             away = isinstance(error, BackendError) and error.kind in _AWAY
             if not away:
                 self._complain(error)
@@ -161,7 +161,7 @@ class Sync:
         except Exception as error:  # our own fault must not end the task for good; its text may hold values
             self._fault(error)
             return PASS_SECONDS
-        self._metrics.count("syncs", result="complete")
+        self._metrics.count("syncs", "complete")
         self._complained = False
         return 0.0
 
@@ -305,5 +305,5 @@ class Sync:
             )
 
     def _fault(self, error: Exception) -> None:
-        self._metrics.count("internal_errors", operation="sync")
+        self._metrics.count("internal_errors", "sync")
         log.error("internal error in reading the runtime's state", exc_info=error)

@@ -117,7 +117,7 @@ class UnknownOutcomes:
         except (BackendError, Unreadable):
             return UNANSWERED
         except Exception as error:  # its text may hold values
-            self._metrics.count("internal_errors", operation=entry.call.operation.value)
+            self._metrics.count("internal_errors", entry.call.operation.value)
             log.error("internal error in settling %s", entry.call.operation.value, exc_info=error)
             return Reply(agreed=False)
 
@@ -126,4 +126,4 @@ class UnknownOutcomes:
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
             entry.task.cancel()  # it would keep the call alive until its question has its turn
-        self._metrics.count("unsettled", operation=entry.call.operation.value, result=result)
+        self._metrics.count("unknown_outcomes", entry.call.operation.value, result)

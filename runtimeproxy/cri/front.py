@@ -130,7 +130,7 @@ class CriConnection:
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log a peer's protocol error, send that peer GOAWAY, and close both connections of the pair."""
         kind, code = verdict(error)
-        self.front.metrics.count("connections_broken", side=side, kind=kind)
+        self.front.metrics.count("connections_broken", side, kind)
         what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
         log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})
         self.reader.leave(side == "client", code, str(error))
@@ -326,7 +326,7 @@ class ImageConnection:
             self.link.receive(data)
         except WireError as error:
             kind, _ = verdict(error)
-            self._connection.front.metrics.count("connections_broken", side="image", kind=kind)
+            self._connection.front.metrics.count("connections_broken", "image", kind)
             log.warning("image connection closed: the image service broke the protocol: %s", error)
             self._end()
             return

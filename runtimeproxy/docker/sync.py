@@ -102,7 +102,7 @@ class EventFollower:
         except BackendError as error:
             self._lost(str(error))
         except Exception as error:  # a bug must not end the following for good; the error's text may have values
-            self._metrics.count("internal_errors", operation="events")
+            self._metrics.count("internal_errors", "events")
             log.error("internal error in following the daemon's events", exc_info=error)
             self._lost("internal error")
 
@@ -141,7 +141,7 @@ class EventFollower:
         self._since_ns = event.time_ns + 1  # after a loss the stream continues here: no event is lost or repeated
         meaning = _MEANINGS.get(event.action)
         if meaning is not None:
-            self._metrics.count("backend_events", action=event.action)
+            self._metrics.count("backend_events", event.action)
             meaning(self, event.id)
 
     # One method for each event. oom, die, kill, start and restart change nothing in the Store.

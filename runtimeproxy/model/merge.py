@@ -303,6 +303,12 @@ def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -
     )
 
 
+def kind_of(field: str) -> str:
+    """Return the name of an owned field without a map's key: "envs", "resources.unified", "resources.cpu_quota"."""
+    part, _, rest = field.partition(".")
+    return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
+
+
 def by_field(adjustment: Adjustment) -> dict[str, object]:
     """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
     fields: dict[str, object] = {}

@@ -48,6 +48,11 @@ def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
     return handler
 
 
+def dropped() -> int:
+    """Return how many lines stderr did not take."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+
+
 class Limit:
     """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one says how many were left out."""
 

@@ -1,29 +1,34 @@
 """The proxy's own metrics.
 
-Owns counters, gauges, the timestamps of intercepted calls, and the log line on fields that cannot be set.
-Must not know: who counts, how metrics are shown.
-Invariant: labels are names from tables (operations, hook points, plugins, reasons), never values of a request.
+Owns counters, gauges, histograms, the times of intercepted calls, and the log line on fields that cannot be set.
+Must not know: who counts, how metrics are shown elsewhere.
+Invariant: every series belongs to a row of the table. It is checked when it is counted for the first time, so that
+counting costs no more than a lookup afterwards; a test holds all call sites against the table.
 """
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from runtimeproxy.observe.metric_table import HOOK_SERVER, HOOK_SERVERS, METRICS, OTHER, ROWS, RUNTIME, Kind, Metric
 
 log = logging.getLogger(__name__)
 
-Labels = tuple[tuple[str, str], ...]
-Key = tuple[str, Labels]
+Key = tuple[str, tuple[str, ...]]
+"""A series: the metric's name, and the values of its labels in the table's order."""
 
 RECENT_CALLS = 256
 
 
 @dataclass(slots=True, eq=False)
 class CallTimes:
-    """The moments of one intercepted call on the event loop's clock, in seconds; None if it was not reached.
+    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached.
 
     From held to released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done
-    the Post hooks.
+    the Post hooks. Within these, ``turn`` is how long it waited behind an earlier call of its subject, ``hooks`` and
+    ``post`` how long for the hooks, ``asking`` how long for the runtime while it was held.
     """
 
     operation: str
@@ -32,44 +37,91 @@ class CallTimes:
     answered: float | None = None
     done: float | None = None
     outcome: str = ""
+    turn: float = 0.0
+    hooks: float = 0.0
+    asking: float = 0.0
+    post: float = 0.0
+
+
+class Histogram:
+    """The observations of one series: ``counts`` by bucket, the last one for those above all bounds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
 
 class Metrics:
-    """Counters and gauges by name and labels, and the times of the latest calls."""
+    """Counters, gauges and histograms by name and labels, and the times of the latest calls.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    ``runtime`` is the value of the label of that name.
+    """
+
+    def __init__(self, clock: Callable[[], float], runtime: str = "") -> None:
         self.clock = clock
-        self.counters: Counter[Key] = Counter()
+        self.counters: dict[Key, int] = {
+            (row.name, ()): 0 for row in ROWS if row.kind is Kind.COUNTER and not row.labels
+        }
         self.gauges: dict[Key, float] = {}
+        self.histograms: dict[Key, Histogram] = {}
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
+        self._runtime = runtime
+        self._hook_servers: set[str] = set()
 
-    def count(self, name: str, **labels: str) -> None:
-        """Increment a counter by one."""
-        self.counters[name, tuple(sorted(labels.items()))] += 1
+    def count(self, name: str, *labels: str) -> None:
+        """Increment a counter by one; raise ValueError if the table has no such counter with so many labels."""
+        try:
+            self.counters[name, labels] += 1
+        except KeyError:
+            self._add(name, labels)
 
-    def counted(self, name: str, **labels: str) -> int:
-        """Return a counter's value; 0 if it was never incremented."""
-        return self.counters[name, tuple(sorted(labels.items()))]
+    def _add(self, name: str, labels: tuple[str, ...]) -> None:
+        key = self._series(Kind.COUNTER, name, labels)
+        self.counters[key] = self.counters.get(key, 0) + 1
 
-    def total(self, name: str) -> int:
-        """Return the sum of a counter over all its labels."""
-        return sum(count for (counter, _), count in self.counters.items() if counter == name)
+    def counted_elsewhere(self, name: str, value: int, *labels: str) -> None:
+        """Set a counter that is kept elsewhere."""
+        self.counters[self._series(Kind.COUNTER, name, labels)] = value
 
-    def gauge(self, name: str, value: float, **labels: str) -> None:
-        self.gauges[name, tuple(sorted(labels.items()))] = value
+    def gauge(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge; raise ValueError if the table has no such gauge with so many labels."""
+        self.gauges[self._series(Kind.GAUGE, name, labels)] = value
 
-    def figures(self) -> list[str]:
-        """Return the counters and gauges, one per line, in Prometheus' text format."""
-        return [_figure(key, value) for key, value in sorted({**self.counters, **self.gauges}.items())]
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Add an observation; raise ValueError if the table has no such histogram with so many labels."""
+        try:
+            found = self.histograms[name, labels]
+        except KeyError:
+            key = self._series(Kind.HISTOGRAM, name, labels)
+            found = self.histograms.setdefault(key, Histogram(METRICS[name].buckets))
+        found.counts[bisect_left(found.bounds, value)] += 1
+        found.sum += value
 
-    def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
-        """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
-        for field in fields:
-            self.count("fields_left_out", operation=operation, field=field)
-        if fields:
-            names = ", ".join(fields)
-            kind = {"kind": (operation, names)}
-            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
+    def _series(self, kind: Kind, name: str, labels: tuple[str, ...]) -> Key:
+        """Return the key of a series that the table has; a hook server beyond the first ones is OTHER."""
+        row = METRICS.get(name)
+        if row is None or row.kind is not kind or len(row.given) != len(labels):
+            raise ValueError(f"{name} with {len(labels)} labels is not a {kind.value} of the table of metrics: add it")
+        if HOOK_SERVER in row.given:
+            at = row.given.index(HOOK_SERVER)
+            labels = (*labels[:at], self._known(labels[at]), *labels[at + 1 :])
+        return name, labels
+
+    def _known(self, hook_server: str) -> str:
+        if len(self._hook_servers) < HOOK_SERVERS:
+            self._hook_servers.add(hook_server)
+        return hook_server if hook_server in self._hook_servers else OTHER
+
+    def forget(self, hook_server: str) -> None:
+        """Drop the gauges of a hook server that is gone."""
+        for name, labels in tuple(self.gauges):
+            if (HOOK_SERVER, hook_server) in zip(METRICS[name].given, labels, strict=True):
+                del self.gauges[name, labels]
+
+    # Held calls.
 
     def call(self, operation: str) -> CallTimes:
         """Record the start of an intercepted call and return its times."""
@@ -77,8 +129,73 @@ class Metrics:
         self.calls.append(times)
         return times
 
+    def ended(self, times: CallTimes) -> None:
+        """Count a call that has its outcome, and its time by part."""
+        end = self.clock() if times.done is None else times.done
+        runtime = times.asking
+        if times.released is not None:
+            runtime += (end if times.answered is None else times.answered) - times.released
+        own = end - times.held - times.turn - times.hooks - runtime - times.post
+        self.count("calls", times.operation, times.outcome)
+        self.observe("call_duration_seconds", own, times.operation, "own")
+        for part, seconds in (
+            ("turn", times.turn),
+            ("hooks", times.hooks),
+            ("runtime", runtime),
+            ("post", times.post),
+        ):
+            if seconds:
+                self.observe("call_duration_seconds", seconds, times.operation, part)
 
-def _figure(key: Key, value: float) -> str:
-    name, labels = key
-    spelt = ",".join(f'{label}="{text}"' for label, text in labels)
-    return f"{name}{{{spelt}}} {value:g}" if spelt else f"{name} {value:g}"
+    def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
+        """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
+        for field in fields:
+            self.count("fields_left_out", operation, field)
+        if fields:
+            names = ", ".join(fields)
+            kind = {"kind": (operation, names)}
+            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
+
+    # Reading.
+
+    def counted(self, name: str, **labels: str) -> int:
+        """Return a counter's value; 0 if it was never incremented."""
+        return self.counters.get((name, tuple(labels[label] for label in METRICS[name].given)), 0)
+
+    def total(self, name: str, **labels: str) -> int:
+        """Return the sum of a counter over all series with these labels."""
+        given = METRICS[name].given
+        wanted = {given.index(label): value for label, value in labels.items()}
+        return sum(
+            count
+            for (counter, values), count in self.counters.items()
+            if counter == name and all(values[at] == value for at, value in wanted.items())
+        )
+
+    def figures(self) -> list[str]:
+        """Return all series in the table's order, one value per line, in Prometheus' text format."""
+        lines: dict[str, list[str]] = {row.name: [] for row in ROWS}
+        for key, value in sorted({**self.counters, **self.gauges}.items()):
+            lines[key[0]].append(self._line(METRICS[key[0]], "", key[1], value))
+        for (name, labels), histogram in sorted(self.histograms.items()):
+            lines[name] += self._histogram_lines(METRICS[name], labels, histogram)
+        return [line for found in lines.values() for line in found]
+
+    def _histogram_lines(self, row: Metric, labels: tuple[str, ...], histogram: Histogram) -> Iterator[str]:
+        below = 0
+        for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+            below += count
+            yield self._line(row, "_bucket", labels, below, f'le="{bound}"')
+        yield self._line(row, "_sum", labels, histogram.sum)
+        yield self._line(row, "_count", labels, below)
+
+    def _line(self, row: Metric, suffix: str, labels: tuple[str, ...], value: float, *more: str) -> str:
+        values = iter(labels)
+        pairs = [f'{name}="{_escaped(self._runtime if name == RUNTIME else next(values))}"' for name in row.labels]
+        spelt = ",".join([*pairs, *more])
+        number = f"{value:.0f}" if value == int(value) else repr(value)
+        return f"{row.shown}{suffix}{{{spelt}}} {number}" if spelt else f"{row.shown}{suffix} {number}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

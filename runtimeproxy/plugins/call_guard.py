@@ -20,6 +20,9 @@ from runtimeproxy.rpc.connection import Peer
 
 log = logging.getLogger(__name__)
 
+OK, LEFT = "ok", "left"
+"""The codes of hook calls that did not fail: the answer is good, or the held call ended before it came."""
+
 
 class CallGuard:
     """Guards the calls to all plugins; ``registered`` returns those of a hook point. ``budget_seconds`` is the budget
@@ -57,10 +60,13 @@ class CallGuard:
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         # If nothing else sets a result, the caller has left, which says nothing about the server.
         came: Reason | None = Reason.INTERNAL
+        code, asked = LEFT, self._metrics.clock()
         try:
             answer = await plugin.client.call(point, request, seconds, peer)
-            came = None
+            came, code = None, OK
+            return answer
         except HookError as error:
+            code = error.reason.value
             if fair or error.reason is not Reason.DEADLINE:  # else it was given too little time
                 came = error.reason
             if came is Reason.UNIMPLEMENTED:
@@ -71,8 +77,8 @@ class CallGuard:
             plugin.breaker.end(number, came, self._clock())
             if plugin.breaker.state is not before:
                 self._tell(plugin, point)
-        self._metrics.count("hook_calls", plugin=plugin.name, hook=point.name)
-        return answer
+            self._metrics.count("hook_calls", plugin.name, point.name, code)
+            self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - asked, plugin.name)
 
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, asked: Peer) -> None:
         now = plugin.client.peer()
@@ -91,9 +97,9 @@ class CallGuard:
         if plugin not in self._registered(point):
             return
         breaker, kind = plugin.breaker, {"kind": plugin.name}
-        self._metrics.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin=plugin.name)
+        self._metrics.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin.name)
         if breaker.state is BreakerState.OPEN:
-            self._metrics.count("hook_breaker_openings", plugin=plugin.name)
+            self._metrics.count("hook_breaker_openings", plugin.name)
             log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
         else:
             log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)

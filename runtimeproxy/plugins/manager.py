@@ -8,6 +8,8 @@ a whole. Nothing in the directory can end the task that follows it.
 
 import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -118,6 +120,14 @@ class Manager:
         """Return whether a plugin with policy Fail is registered for a point."""
         return point.name in self._fail_points
 
+    def measure(self) -> None:
+        """Set the gauges of the plugins and their breakers."""
+        states = Counter(plugin.breaker.state for plugin in self._plugins.values())
+        for plugin in self._plugins.values():
+            self._metrics.gauge("hook_breaker_open", float(plugin.breaker.state is BreakerState.OPEN), plugin.name)
+        for state in BreakerState:
+            self._metrics.gauge("plugins", states[state], state.value)
+
     async def _follow(self, looked: asyncio.Event) -> None:
         while True:
             async with self._going_on(), self._telling_of_a_hang():
@@ -168,12 +178,14 @@ class Manager:
         self._complaint = text
 
     def _tell(self, change: Change) -> None:
-        self._metrics.count("config_reloads", result=_RESULTS[change.kind])
+        self._metrics.count("config_reloads", _RESULTS[change.kind])
         registration = change.registration
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
             log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
-        elif registration is None:
+            return
+        self._metrics.gauge("config_last_reload_timestamp_seconds", time.time())
+        if registration is None:
             plugin = self._plugins.get(change.name)
             if plugin is None or plugin.policy is not FailurePolicy.FAIL:
                 log.info("registration %s removed", change.name, extra=UNLIMITED)
@@ -216,12 +228,12 @@ class Manager:
         )
 
     def _give_up(self, before: Iterable[Plugin], kept: Set[HookClient]) -> None:
-        """Close the clients that no plugin uses any more, and reset their breakers' gauges."""
+        """Close the clients that no plugin uses any more, and drop the gauges of the plugins."""
         for plugin in before:
             if plugin.client not in kept:
                 self._retire(plugin.client)
-            if plugin not in self._plugins.values() and plugin.breaker.state is not BreakerState.CLOSED:
-                self._metrics.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
+            if plugin not in self._plugins.values():
+                self._metrics.forget(plugin.name)
 
     def _retire(self, client: HookClient) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")

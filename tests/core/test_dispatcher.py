@@ -47,14 +47,14 @@ class Desk(Core):
 
     def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
         """Return the numbers of failures and of failures that fail open."""
-        labels = {"plugin": plugin, "hook": point.name, "reason": reason.value}
+        labels = {"hook_server": plugin, "hook": point.name, "reason": reason.value}
         return self.metrics.counted("hook_failures", **labels), self.metrics.counted("hook_fail_open", **labels)
 
     @property
     def totals(self) -> tuple[int, int, int]:
         """Return the numbers of answers, failures and failures that fail open."""
         total = self.metrics.total
-        return total("hook_calls"), total("hook_failures"), total("hook_fail_open")
+        return total("hook_calls", code="ok"), total("hook_failures"), total("hook_fail_open")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def refused_under(policy: FailurePolicy, words: str) -> "pytest.RaisesExc[HookEr
 
 async def test_nobody_registered_is_no_adjustment(desk: Desk) -> None:
     assert await desk.before() is NO_ADJUSTMENT
-    assert not desk.metrics.counters
+    assert not any(desk.metrics.counters.values())
 
 
 def test_registered_looks_at_all_points(desk: Desk) -> None:
@@ -100,7 +100,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
     assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (values.Conflict("envs.A", "a", "b"),))
-    assert desk.metrics.counted("hook_conflicts", hook=CREATE.name, loser="a", winner="b") == 1
+    assert desk.metrics.counted("hook_conflicts", hook_server="a", hook=CREATE.name) == 1
     assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
     assert CANARY not in caplog.text
 
@@ -128,6 +128,10 @@ async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Re
     assert (caught.value.plugin, caught.value.hook, caught.value.reason) == ("a", CREATE.name, reason)
     assert desk.plugins.told() == [("a", CREATE.name)]
     assert desk.counted("a", reason) == (1, 0)
+    assert desk.metrics.total("hook_refusals", hook_server="a") == (reason is Reason.REFUSED)
+    assert desk.metrics.total("hook_fail_closed", hook_server="a", reason=reason.value) == (
+        reason is not Reason.REFUSED
+    )
 
 
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])

@@ -70,13 +70,13 @@ class Server:
     def bad_fields(self) -> set[str]:
         """Return the names of the bad fields, each counted once; all together count as one failure."""
         counted = self.metrics.counters.items()
-        found = {dict(labels)["field"]: n for (name, labels), n in counted if name == "hook_bad_fields"}
+        found = {labels[1]: n for (name, labels), n in counted if name == "hook_bad_fields"}
         assert set(found.values()) <= {1}
         assert self.failures() == bool(found)
         return {field.removeprefix("resources.") for field in found}
 
     def failures(self) -> int:
-        labels = {"plugin": "a", "hook": self._point.name, "reason": Reason.BAD_ANSWER.value}
+        labels = {"hook_server": "a", "hook": self._point.name, "reason": Reason.BAD_ANSWER.value}
         counted = self.metrics.counted("hook_failures", **labels)
         assert self.metrics.counted("hook_fail_open", **labels) == self.metrics.total("hook_failures") == counted
         return counted

@@ -52,6 +52,9 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
     assert call.released_with[1].resources == {"cpu_shares": 2}
     assert call.changed_by is call.released_with[1]
     assert (moments(core.times), core.times.outcome) == ((0, 0.5, 1.5, 1.5), "agreed")
+    assert (core.times.hooks, core.times.asking, core.times.post) == (0.5, 0, 0)
+    changed = {"hook_server": "a", "field": "resources.cpu_shares"}
+    assert core.metrics.counted("hook_fields_changed", **changed) == core.metrics.total("hook_fields_changed") == 1
     assert core.metrics.counted("calls", operation=point.operation.value, outcome="agreed") == 1
 
 
@@ -66,6 +69,7 @@ async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookP
     assert (asked.point, asked.request.pod) == (point.name, POD)
     assert asked.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
     assert moments(core.times) == (0, 0, 1, 1.5)
+    assert (core.times.hooks, core.times.post) == (0, 0.5)
     assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
 
 
@@ -191,7 +195,7 @@ async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, rea
     assert CANARY not in str(call.refused_with)
     assert call.released_with is None
     assert (moments(core.times), core.times.outcome) == ((0, None, None, None), "refused")
-    assert core.metrics.counted("calls_refused", operation="StartContainer") == 1
+    assert core.metrics.counted("calls", operation="StartContainer", outcome="refused") == 1
     assert not counter or core.metrics.counted(counter, operation="StartContainer") == 1
     assert core.store.counts() == (0, 0)
     assert core.now <= 11.0
@@ -352,7 +356,7 @@ async def test_reading_the_subject_is_paid_from_the_same_budget(
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
     await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
     assert [asked.timeout_seconds for asked in core.plugins.asked] == timeouts
-    assert core.times.released == released
+    assert core.times.released == core.times.asking == released
 
 
 async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
@@ -393,7 +397,7 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
     task.cancel()
     await task
     assert (client.cancelled, call.steps, core.times.outcome) == (1, [], "ended")
-    assert core.metrics.counted("calls_ended", operation="StartContainer") == 1
+    assert core.metrics.counted("calls", operation="StartContainer", outcome="ended") == 1
     assert core.metrics.total("hook_failures") == 0
     assert (core.lifecycle.holds(), core.store.counts()) == ((0, 0.0), (0, 0))
     await core.run(FakeCall(START))
@@ -406,6 +410,7 @@ async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
     calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
     await asyncio.gather(*map(core.start, calls))
     assert [at for call in calls for at, step in call.steps if step == "release"] == [1, 2, 2, 1]
+    assert [times.turn for times in core.metrics.calls] == [0, 1, 2, 0]
 
 
 async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:

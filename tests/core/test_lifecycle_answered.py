@@ -297,7 +297,7 @@ async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, kn
     assert running.done()
     assert lists == [2.0], "a second behind the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
-    assert core.metrics.total("unsettled") == 0
+    assert core.metrics.total("unknown_outcomes") == 0
 
 
 PARENT = HookAnswer(cgroup_parent="/hooked")

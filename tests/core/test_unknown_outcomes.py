@@ -49,7 +49,7 @@ class Rig:
         return call
 
     def counted(self, result: str) -> int:
-        return self.metrics.counted("unsettled", operation=STOP.value, result=result)
+        return self.metrics.counted("unknown_outcomes", operation=STOP.value, result=result)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_what_no_hook_names_is_as_sent(conversation: talk.Conversation, steps: l
                 cut_everywhere(conversation, core, same)
             assert core.node.metrics.total("internal_errors") == 0
             failures = [labels for name, labels in core.node.metrics.counters if name == "hook_failures"]
-            assert not any(("reason", "bad_answer") in labels for labels in failures)
+            assert not any("bad_answer" in labels for labels in failures)
 
 
 def cut_everywhere(conversation: talk.Conversation, core: talk.Core, same: talk.Compare) -> None:

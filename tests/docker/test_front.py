@@ -280,7 +280,7 @@ async def test_client_that_leaves_ends_its_held_call(node: Node, half: bool) -> 
     client.abort()
     await until(lambda: hook.cancelled == 1)
     await until(lambda: not node.front.tasks and not node.front.connections)
-    assert node.metrics.counted("calls_ended", operation="RunPodSandbox") == 1
+    assert node.metrics.counted("calls", operation="RunPodSandbox", outcome="ended") == 1
     assert node.front.budget.count == 0
     assert (node.dockerd.requests(CREATE), node.store.counts()) == ([], (0, 0))
 
@@ -318,7 +318,7 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     await until(lambda: not node.front.connections)
     assert (node.points, node.front.tasks, node.front.budget.count) == ([], set(), 0)
     assert node.dockerd.requests(CREATE) == []
-    counts = ("hook_failures", "calls_unreadable", "calls_refused", "calls_ended", "calls")
+    counts = ("hook_failures", "calls_unreadable", "calls")
     assert [node.metrics.total(name) for name in counts] == [0] * len(counts)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

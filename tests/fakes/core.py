@@ -45,7 +45,7 @@ class Core(Parts):
         return self.lifecycle.run(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:
-        return self.metrics.counted("hook_failures", plugin=plugin, hook=point, reason=reason.value)
+        return self.metrics.counted("hook_failures", hook_server=plugin, hook=point, reason=reason.value)
 
     def fail_open(self) -> int:
         return self.metrics.total("hook_fail_open")

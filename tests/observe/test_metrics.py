@@ -1,31 +1,112 @@
-"""Metrics return what was counted."""
+"""Metrics return what was counted, and refuse what the table does not have."""
 
 from itertools import count
 
 import pytest
 
-from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
+from runtimeproxy.observe.metric_table import HOOK_SERVERS, OTHER, SECONDS
+from runtimeproxy.observe.metrics import RECENT_CALLS, CallTimes, Metrics
 
 
 @pytest.fixture
 def metrics() -> Metrics:
     """Its clock tells at each look one second more."""
-    return Metrics(count().__next__)
+    return Metrics(count().__next__, "docker")
 
 
-def test_counters_and_gauges_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
-    metrics.count("failures", plugin="a", hook="x")
-    metrics.count("failures", hook="x", plugin="a")
-    metrics.count("failures", plugin="b", hook="x")
-    metrics.count("failures_other")
-    assert [metrics.counted("failures", plugin=name, hook="x") for name in "abc"] == [2, 1, 0]
-    assert (metrics.counted("failures"), metrics.total("failures"), metrics.total("calls")) == (0, 3, 0)
-    metrics.gauge("held", 3)
-    metrics.gauge("held", 1.5)
-    metrics.gauge("held", 7, front="cri")
-    assert metrics.gauges == {("held", ()): 1.5, ("held", (("front", "cri"),)): 7}
-    failures = ['failures{hook="x",plugin="a"} 2', 'failures{hook="x",plugin="b"} 1', "failures_other 1"]
-    assert metrics.figures() == [*failures, "held 1.5", 'held{front="cri"} 7'], "reading a counter makes none"
+def shown(metrics: Metrics, name: str) -> list[str]:
+    """Return the lines of a metric, without its prefix."""
+    lines = [line.removeprefix("runtimeproxy_") for line in metrics.figures()]
+    return [line for line in lines if line.startswith(name)]
+
+
+def test_counters_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
+    for hook_server in "aab":
+        metrics.count("hook_refusals", hook_server, "x")
+    counted = [metrics.counted("hook_refusals", hook_server=name, hook="x") for name in "abc"]
+    assert (counted, metrics.total("hook_refusals")) == ([2, 1, 0], 3)
+    assert [metrics.total("hook_refusals", hook=hook) for hook in "xy"] == [3, 0]
+    assert [metrics.total("hook_refusals", hook_server=name) for name in "ab"] == [2, 1]
+    figures = ['hook_refusals_total{hook_server="a",hook="x"} 2', 'hook_refusals_total{hook_server="b",hook="x"} 1']
+    assert shown(metrics, "hook_refusals") == figures, "reading a counter makes none"
+
+
+def test_counters_without_labels_are_shown_from_the_start(metrics: Metrics) -> None:
+    assert shown(metrics, "loop_stalls") == ["loop_stalls_total 0"]
+    metrics.count("loop_stalls")
+    metrics.counted_elsewhere("log_lines_dropped", 12_345_678)
+    assert shown(metrics, "lo") == ["loop_stalls_total 1", "log_lines_dropped_total 12345678"]
+
+
+def test_gauges_have_their_last_value(metrics: Metrics) -> None:
+    for value in (3, 1.5):
+        metrics.gauge("held_oldest_seconds", value)
+    metrics.gauge("config_last_reload_timestamp_seconds", 1_764_000_000.25)
+    assert metrics.gauges["held_oldest_seconds", ()] == 1.5
+    assert shown(metrics, "held") == ["held_oldest_seconds 1.5"]
+    assert shown(metrics, "config_last") == ["config_last_reload_timestamp_seconds 1764000000.25"]
+
+
+def test_a_label_of_the_whole_process_is_added_where_it_is_shown(metrics: Metrics) -> None:
+    metrics.gauge("build_info", 1, "1.0", "3.11")
+    assert shown(metrics, "build") == ['build_info{version="1.0",python="3.11",runtime="docker"} 1']
+
+
+def test_label_values_are_escaped(metrics: Metrics) -> None:
+    metrics.count("hook_breaker_openings", 'a"\\\n')
+    assert shown(metrics, "hook_br") == [r'hook_breaker_openings_total{hook_server="a\"\\\n"} 1']
+
+
+@pytest.mark.parametrize("value", [*SECONDS, *(bound * 1.01 for bound in SECONDS), 0.0, -0.1])
+def test_an_observation_is_in_all_buckets_that_reach_it(metrics: Metrics, value: float) -> None:
+    metrics.observe("loop_lag_seconds", value)
+    *buckets, total, number = shown(metrics, "loop_lag")
+    expected = [f'loop_lag_seconds_bucket{{le="{bound}"}} {int(value <= bound)}' for bound in SECONDS]
+    assert buckets == [*expected, 'loop_lag_seconds_bucket{le="+Inf"} 1']
+    assert (float(total.split()[1]), number) == (value, "loop_lag_seconds_count 1")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("count", ("unheard_of",)),
+        ("count", ("held_calls",)),
+        ("count", ("loop_stalls", "one label too many")),
+        ("count", ("calls", "RunPodSandbox")),
+        ("counted_elsewhere", ("held_calls", 1)),
+        ("gauge", ("calls", 1.0, "RunPodSandbox", "agreed")),
+        ("gauge", ("plugins", 1.0)),
+        ("observe", ("held_calls", 1.0)),
+        ("observe", ("loop_lag_seconds", 1.0, "one label too many")),
+    ],
+)
+def test_what_the_table_does_not_have_is_refused(metrics: Metrics, method: str, arguments: tuple[object, ...]) -> None:
+    before = metrics.figures()
+    with pytest.raises(ValueError, match=r"is not a \w+ of the table of metrics"):
+        getattr(metrics, method)(*arguments)
+    assert metrics.figures() == before
+
+
+def test_only_the_first_hook_servers_have_their_names_in_labels(metrics: Metrics) -> None:
+    for number in (*range(HOOK_SERVERS + 3), 0):
+        metrics.count("hook_breaker_openings", f"h{number}")
+        metrics.count("hook_refusals", f"h{number}", "x")
+        metrics.observe("hook_call_duration_seconds", 1.0, f"h{number}")
+        metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
+    found = {name: metrics.counted("hook_breaker_openings", hook_server=name) for name in ("h0", "h1", "h32", OTHER)}
+    assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER: 3}
+    counts = [len({key for key in kept if key[0].startswith("hook")}) for kept in (metrics.counters, metrics.gauges)]
+    assert (counts, len(metrics.histograms)) == ([2 * (HOOK_SERVERS + 1), HOOK_SERVERS + 1], HOOK_SERVERS + 1)
+
+
+def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:
+    for name in "ab":
+        metrics.gauge("hook_breaker_open", 1.0, name)
+        metrics.count("hook_breaker_openings", name)
+    metrics.gauge("plugins", 1.0, "a")
+    metrics.forget("a")
+    assert set(metrics.gauges) == {("hook_breaker_open", ("b",)), ("plugins", ("a",))}
+    assert metrics.counted("hook_breaker_openings", hook_server="a") == 1
 
 
 def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics) -> None:
@@ -38,6 +119,29 @@ def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics)
 def test_calls_with_equal_times_are_two() -> None:
     metrics = Metrics(lambda: 0.0)
     assert metrics.call("StartContainer") != metrics.call("StartContainer")
+
+
+@pytest.mark.parametrize(
+    ("moments", "within", "parts"),
+    [
+        ((2, 6, 7), {}, {"own": 3, "runtime": 4}),
+        ((20, 60, 100), {"turn": 5, "hooks": 3, "asking": 2, "post": 30}, None),
+        ((None, None, None), {"hooks": 3}, {"own": 6, "hooks": 3}),
+        ((None, None, None), {"turn": 2, "asking": 4}, {"own": 3, "turn": 2, "runtime": 4}),
+        ((2, None, None), {}, {"own": 2, "runtime": 7}),
+    ],
+    ids=["no hooks", "all parts", "refused", "ended", "broken off"],
+)
+def test_a_calls_time_is_observed_by_part(
+    moments: tuple[float | None, ...], within: dict[str, float], parts: dict[str, float] | None
+) -> None:
+    metrics = Metrics(lambda: 9)
+    times = CallTimes("StopContainer", 0, *moments, "agreed", **within)
+    metrics.ended(times)
+    found = {labels[1]: histogram.sum for (_, labels), histogram in metrics.histograms.items()}
+    assert found == (parts or {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30})
+    assert sum(found.values()) == (times.done or 9)
+    assert metrics.counted("calls", operation="StopContainer", outcome="agreed") == 1
 
 
 def test_fields_left_out_are_counted_and_told_in_one_line(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:

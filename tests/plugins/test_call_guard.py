@@ -12,7 +12,7 @@ from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model.values import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
-from runtimeproxy.plugins.call_guard import CallGuard
+from runtimeproxy.plugins.call_guard import LEFT, OK, CallGuard
 from runtimeproxy.rpc.connection import Peer
 from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
 
@@ -69,7 +69,7 @@ class Desk:
 
     @property
     def gauge(self) -> float | None:
-        return self.metrics.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
+        return self.metrics.gauges.get(("hook_breaker_open", ("a",)))
 
 
 def end(attempt: Attempt, by: BaseException | None = None) -> None:
@@ -126,17 +126,41 @@ def test_server_is_given_its_seconds_and_not_asked_without_any(desk: Desk) -> No
     assert desk.plugin.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.parametrize(
+    ("by", "code"),
+    [
+        (None, OK),
+        *((HookError("a", CREATE.name, reason), reason.value) for reason in (Reason.DEADLINE, Reason.REFUSED)),
+        (asyncio.CancelledError(), LEFT),
+        (TimeoutError(), LEFT),
+    ],
+    ids=str,
+)
+def test_each_attempt_is_counted_by_what_came_with_its_time(desk: Desk, by: BaseException | None, code: str) -> None:
+    attempt = desk.begin()
+    desk.now += 0.25
+    end(attempt, by)
+    assert desk.metrics.counted("hook_calls", hook_server="a", hook=CREATE.name, code=code) == 1
+    assert desk.metrics.total("hook_calls") == 1
+    assert desk.metrics.histograms["hook_call_duration_seconds", ("a",)].sum == 0.25
+
+
+def test_attempt_that_was_not_made_is_no_hook_call(desk: Desk) -> None:
+    assert desk.ask(seconds=0) is Reason.DEADLINE
+    assert (desk.metrics.total("hook_calls"), desk.metrics.histograms) == (0, {})
+
+
 def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.ask()
     assert desk.gauge is None
     desk.open()
-    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", plugin="a")) == (1.0, 1)
+    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", hook_server="a")) == (1.0, 1)
     for _ in range(10):
         assert desk.ask() is Reason.BREAKER_OPEN
     desk.now += OPEN_SECONDS
     assert desk.ask() is None
     assert desk.ask() is None
-    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", plugin="a")) == (0.0, 1)
+    assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", hook_server="a")) == (0.0, 1)
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         ("WARNING", "hook server a keeps failing: not asked for 30 s"),
         ("INFO", "hook server a answers again: asked as before"),

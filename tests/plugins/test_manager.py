@@ -151,7 +151,7 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
         attempt = plugin.breaker.admit("socket", 0.0)
         assert attempt is not None
         plugin.breaker.end(attempt, Reason.DEADLINE, 0.0)
-    rig.metrics.gauge("hook_breaker_open", 1.0, plugin="a")
+    rig.metrics.gauge("hook_breaker_open", 1.0, "a")
     if change == "goes":
         rig.remove("a.json")
     elif change == "changes":
@@ -159,7 +159,12 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
     rig.remove("b.json")
     await until(lambda: closed not in rig.manager.plugins_for(CREATE))
     shown = {labels: value for (name, labels), value in rig.metrics.gauges.items() if name == "hook_breaker_open"}
-    assert shown == {(("plugin", "a"),): float(change == "stays")}
+    assert shown == ({("a",): 1.0} if change == "stays" else {})
+    rig.manager.measure()
+    states = {labels[0]: value for (name, labels), value in rig.metrics.gauges.items() if name == "plugins"}
+    assert states == {"closed": change == "changes", "open": change == "stays", "half_open": 0}
+    shown = {labels: value for (name, labels), value in rig.metrics.gauges.items() if name == "hook_breaker_open"}
+    assert shown == ({} if change == "goes" else {("a",): float(change == "stays")})
 
 
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:

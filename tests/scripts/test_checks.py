@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.checks import citations
+from runtimeproxy.observe.metric_table import ROWS
+from scripts.checks import citations, metrics
 from scripts.checks.pure import lacking, own_tests, pure_modules
 from scripts.checks.sizes import too_long
 
@@ -37,6 +38,19 @@ def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
     modules = pure_modules((ROOT / "setup.cfg").read_text())
     assert {"runtimeproxy.settings.config", "runtimeproxy.model.merge", "runtimeproxy.wire.http2"} <= set(modules)
     assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
+
+
+def test_page_of_metrics_is_made_from_the_table_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ROOT / metrics.PAGE).read_text() == metrics.page(ROWS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    ends = []
+    for arguments, text in (["--check"], None), ([], None), (["--check"], None), (["--check"], "changed"):
+        monkeypatch.setattr("sys.argv", ["genmetrics", *arguments])
+        if text is not None:
+            (tmp_path / metrics.PAGE).write_text(text)
+        ends.append(metrics.main())
+    assert ends == [1, 0, 0, 1]
 
 
 def test_pure_file_has_tests_of_its_own() -> None:

@@ -200,9 +200,9 @@ async def test_attack_ends_its_own_connection(side: str, name: str, tmp_path: Pa
             assert told == attack.code if side == "client" else not told
         await until(lambda: proxy.output().count(f"the {side} broke the protocol") == 1, "it is logged")
         os.kill(proxy.pid, signal.SIGUSR1)
-        counted = f'connections_broken{{kind="{attack.kind}",side="{side}"}} 1'
+        counted = f'runtimeproxy_connections_broken_total{{side="{side}",kind="{attack.kind}"}} 1'
         await until(lambda: counted in proxy.output(), "it is counted", proxy.output)
-    assert proxy.output().count("connections_broken{") == 1
+    assert proxy.output().count("connections_broken_total{") == 1
 
 
 @pytest.mark.parametrize("side", ["client", "runtime"])

@@ -94,4 +94,4 @@ async def test_call_leaves_no_garbage(case: str, policy: str, front: Front, tmp_
                     await call()
             assert left == []
             refused = case not in ("served", CANCELLED) and (policy == "Fail" or case == "refused")
-            assert proxy.metrics.total("calls_refused") == refused * (CALLS + 1)
+            assert proxy.metrics.total("calls", outcome="refused") == refused * (CALLS + 1)

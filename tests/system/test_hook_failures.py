@@ -124,7 +124,7 @@ async def test_hook_that_hangs_costs_its_timeout(
             return await asyncio.gather(*(late() for _ in range(5)))
 
         await in_time(LATE_SECONDS, HANGS, some_at_once)
-        passed = proxy.metrics.counted("hook_fail_open", plugin="hangs", hook=POINT, reason="deadline")
+        passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=POINT, reason="deadline")
     assert passed == len(runtime.asked("create")) >= HANGS.now
 
 

@@ -75,7 +75,7 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
             if case.point == CREATE:
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not node.inside.metrics.total("hook_failures")
-        assert not node.inside.metrics.total("calls_refused")
+        assert not node.inside.metrics.total("calls", outcome="refused")
 
 
 def test_document_has_the_same_rows() -> None:

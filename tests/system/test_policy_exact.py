@@ -137,12 +137,12 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
         await hooks.stop()
         await hooks.start()
         expected += await released(front, caller, pod_id, "Ignore")
-        assert not proxy.metrics.gauges["hook_breaker_open", (("plugin", "bad"),)]
+        assert not proxy.metrics.gauges["hook_breaker_open", ("bad",)]
         injected += {"broken_answer": 5, "breaker_open": in_a_row - 5}
         reasons = [*injected, "internal"]
         opened = injected if policy == "Ignore" else Counter()
         for name, counts in (("hook_failures", injected), ("hook_fail_open", opened)):
-            found = [proxy.metrics.counted(name, plugin="bad", hook=POINT, reason=reason) for reason in reasons]
+            found = [proxy.metrics.counted(name, hook_server="bad", hook=POINT, reason=reason) for reason in reasons]
             assert dict(zip(reasons, found, strict=True)) == {reason: counts[reason] for reason in reasons}, name
         assert proxy.metrics.total("hook_failures") == len(failures) + in_a_row
     assert runtime.asked("create") == expected

@@ -75,7 +75,7 @@ async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path
             await until(lambda: f"{number.name}: reg" in proxy.output(), "it says so", proxy.output)  # noqa: B023
         await caller.run_pod()
         os.kill(proxy.pid, signal.SIGUSR1)
-        wanted = 'calls{operation="RunPodSandbox",outcome="agreed"} 1'
+        wanted = 'operation="RunPodSandbox",outcome="agreed"} 1'
         await until(lambda: wanted in proxy.output(), "the figures are logged", proxy.output)
         os.kill(proxy.pid, signal.SIGINT)
         await until(lambda: proxy.ended, "it ends", proxy.output)

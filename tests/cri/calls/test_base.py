@@ -400,7 +400,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     await node.lifecycle.run(base)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
-    assert node.metrics.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
+    assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=why) == 1
 
 
 async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
@@ -468,7 +468,7 @@ async def test_state_tells_whether_it_was_done(node: Node, operation: Operation,
     await unanswered(node, operation, version=version)
     await asyncio.sleep(0.2)
     assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
-    done = node.metrics.counted("unsettled", operation=operation.value, result="agreed")
+    done = node.metrics.counted("unknown_outcomes", operation=operation.value, result="agreed")
     assert done == (state in DONE_IN[operation])
 
 
@@ -501,7 +501,7 @@ async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, o
     await node.lifecycle.run(base)
     await asyncio.sleep(300)
     assert node.backend.asked == []
-    assert node.metrics.counted("unsettled", operation=operation.value, result="failed") == 1
+    assert node.metrics.counted("unknown_outcomes", operation=operation.value, result="failed") == 1
 
 
 async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:

@@ -45,7 +45,7 @@ async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str
     assert answer.status == 500
     assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
     assert raw not in [received.raw for received in node.dockerd.requests(route)]
-    assert (node.metrics.counted("calls_refused", operation=operation), node.store.counts()) == (1, (1, 1))
+    assert (node.metrics.counted("calls", operation=operation, outcome="refused"), node.store.counts()) == (1, (1, 1))
 
 
 @every_pre_hook

@@ -90,7 +90,7 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     assert answer.status == 500
     assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: runtime_rejected" in answer.message
     assert ("Requested CPUs are not available" in answer.message) is not lost
-    failed = {"plugin": "koordlet", "hook": "PreStartContainer", "reason": Reason.RUNTIME_REJECTED.value}
+    failed = {"hook_server": "koordlet", "hook": "PreStartContainer", "reason": Reason.RUNTIME_REJECTED.value}
     assert node.metrics.counted("hook_failures", **failed) == 1
     if not lost:
         assert node.container(container_id).effective.resources == ASKED
@@ -372,5 +372,5 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     _, container_id = await (node.running() if action == "stop" else node.made())
     await unanswered(node, route, action, container_id, done=False)
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.metrics.total("unsettled") == 1)
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1)
     assert (node.points, node.store.counts()) == (points, (1, 0))

@@ -1,0 +1,57 @@
+"""Write docs/metrics.rst from the table of metrics, or check that it is what would be written.
+
+Run: ``python -m scripts.checks.metrics [--check]``; scripts/genmetrics calls it.
+"""
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from runtimeproxy.observe.metric_table import HOOK_SERVERS, OTHER, ROWS, SECONDS, Metric
+
+PAGE = Path("docs/metrics.rst")
+WIDTH = 120
+HEAD = f"""\
+Metrics
+=======
+
+.. scripts/genmetrics writes this page from runtimeproxy/observe/metric_table.py.
+
+SIGUSR1 logs them, one line each, in Prometheus' text format. Names begin with ``runtimeproxy_``; counters end with
+``_total``, and times are in seconds. ``runtime`` is the proxy's mode and the same in the whole process. ``hook_server``
+is the registration file's name without ``.json``: the first {HOOK_SERVERS} names of a process's life, all others
+together are ``{OTHER}``. The gauges of a plugin that is gone vanish. No label is a value of a request.
+
+The buckets of all histograms end at {", ".join(f"{bound:g}" for bound in SECONDS)} seconds and infinity.
+"""
+
+
+def main() -> int:
+    """Write the page, or with ``--check`` compare it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="scripts/genmetrics", description="Write docs/metrics.rst from the table.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
+    wanted = page(ROWS)
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted)
+    elif not PAGE.exists() or PAGE.read_text() != wanted:
+        print(f"genmetrics: {PAGE} would change: run scripts/genmetrics", file=sys.stderr)
+        return 1
+    return 0
+
+
+def page(rows: tuple[Metric, ...]) -> str:
+    """Return the text of the page."""
+    return "\n".join([HEAD, *chain.from_iterable(map(_entry, rows))]).rstrip("\n") + "\n"
+
+
+def _entry(row: Metric) -> Iterator[str]:
+    labels = f"; {', '.join(row.labels)}" if row.labels else ""
+    yield f"``{row.shown}`` ({row.kind.value}{labels})"
+    yield from textwrap.wrap(row.help, WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

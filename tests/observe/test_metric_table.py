@@ -1,0 +1,70 @@
+"""The table of metrics keeps Prometheus' rules, and every call site keeps to the table."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import runtimeproxy
+from runtimeproxy.observe.metric_table import METRICS, ROWS, Kind, Metric
+
+PACKAGE = Path(runtimeproxy.__file__).parent
+METHODS = {
+    "count": (Kind.COUNTER, 1),
+    "counted_elsewhere": (Kind.COUNTER, 2),
+    "gauge": (Kind.GAUGE, 2),
+    "observe": (Kind.HISTOGRAM, 2),
+}
+"""The methods that count, with the number of their arguments before the labels."""
+IN_VARIABLES = {"backend_event_dial_failures", "backend_event_stream_losses"}
+"""Names that a call site has in a variable."""
+
+
+def call_sites() -> Iterator[tuple[str, str, str, int]]:
+    """Yield place, method, metric and number of labels of each call that counts."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            name, owner = node.args[0], ast.unparse(node.func.value)
+            if node.func.attr in METHODS and ("metrics" in owner or (owner, path.stem) == ("self", "metrics")):
+                place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+                assert not node.keywords, place
+                labels = len(node.args) - METHODS[node.func.attr][1]
+                yield place, node.func.attr, str(name.value) if isinstance(name, ast.Constant) else "", labels
+
+
+SITES = list(call_sites())
+
+
+@pytest.mark.parametrize(("place", "method", "name", "labels"), SITES, ids=[f"{site[0]} {site[2]}" for site in SITES])
+def test_call_sites_keep_to_the_table(place: str, method: str, name: str, labels: int) -> None:
+    rows = [METRICS[each] for each in ([name] if name else IN_VARIABLES)]
+    assert {(row.kind, len(row.given)) for row in rows} == {(METHODS[method][0], labels)}
+
+
+def test_every_row_is_counted_somewhere() -> None:
+    assert {name for _, _, name, _ in SITES if name} | IN_VARIABLES == set(METRICS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_rows_keep_the_rules_of_prometheus(row: Metric) -> None:
+    assert re.fullmatch(r"runtimeproxy_[a-z0-9_]+", row.shown)
+    assert (row.kind is Kind.COUNTER) == row.shown.endswith("_total")
+    assert row.name.endswith(f"_{row.unit}" if row.unit else "")
+    assert not re.search(r"_(ms|milliseconds|minutes|kib|mib|percent|bucket|sum|count|total)\Z", row.name)
+    assert all(re.fullmatch(r"[a-z_]+", label) and label not in ("le", "quantile") for label in row.labels)
+    assert (row.kind is Kind.HISTOGRAM) == bool(row.buckets)
+    assert list(row.buckets) == sorted(set(row.buckets))
+    assert row.help.endswith(".")
+
+
+@pytest.mark.parametrize("subject", ["pod", "namespace", "image", "id", "container", "name", "uid", "path"])
+def test_no_label_names_a_subject(subject: str) -> None:
+    assert not [row.name for row in ROWS if subject in row.labels]
+
+
+def test_no_two_rows_have_a_name() -> None:
+    assert len(METRICS) == len(ROWS)
