@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
+from runtimeproxy.cri.routes import PASSING_OTHER
 from runtimeproxy.errors import WireError
+from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import headers, http2
 from runtimeproxy.wire.flow import PAIR_WINDOW, FlowControlledSender
 
@@ -131,8 +133,8 @@ class FrameRelay(ABC):
         self.sink = sink
         self.streams = reader.streams
         self.blocks = headers.Blocks()
-        self.known: set[bytes] = set()
-        """Header blocks that pass on any stream."""
+        self.known: dict[bytes, Key] = {}
+        """Header blocks that pass on any stream, each with the series that counts them."""
         self._buffer = bytearray()
         self._need = _HEAD_BYTES
         self._cut = 0
@@ -266,17 +268,17 @@ class FrameRelay(ABC):
             block = data[at:after]
             end = bool(flags & _END_STREAM)
             if block in self.known:
-                self.passed(stream, end)
+                self.passed(stream, end, self.known[block])
                 return after
             return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
         return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
 
-    def remember(self, block: bytes) -> None:
+    def remember(self, block: bytes, key: Key = PASSING_OTHER) -> None:
         """Remember a header block that passes: peers repeat them, and decoding each one costs more than a lookup."""
         if len(block) <= KNOWN_BLOCK_BYTES:
             if len(self.known) == KNOWN_BLOCKS:
                 self.known.clear()
-            self.known.add(block)
+            self.known[block] = key
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         """Pass PRIORITY and unknown frame types, also on streams that do not pass unchanged."""
@@ -405,7 +407,7 @@ class FrameRelay(ABC):
         """
 
     @abstractmethod
-    def passed(self, stream: int, end: bool) -> None:
+    def passed(self, stream: int, end: bool, key: Key) -> None:
         """Called when a remembered header block has passed on a stream; ``end`` is its END_STREAM."""
 
     @abstractmethod

@@ -90,7 +90,7 @@ class CriConnection:
         self._parted = False
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
-        self.reader = Reader(self, front.budget, front.image_apart, front.loop.time)
+        self.reader = Reader(self, front.budget, front.image_apart, front.loop.time, front.metrics.counters)
         self._senders = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self, front.buffer)
 

@@ -7,7 +7,7 @@ refused or an image call passes.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Protocol
 
 from runtimeproxy.core.call import CallState
@@ -18,8 +18,9 @@ from runtimeproxy.cri.goaway import ENDLESS, Goaway, Open
 from runtimeproxy.cri.held import END, HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.local_answer import LocallyAnsweredStream, refusal
-from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
+from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, Route
 from runtimeproxy.model.hookpoints import UNRECORDED
+from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import FlowControlledSender
 from runtimeproxy.wire.headers import Field
@@ -60,7 +61,12 @@ class Reader:
     """State of one pair of connections."""
 
     def __init__(
-        self, events: ReaderEvents, budget: MemoryBudget, image_apart: bool, clock: Callable[[], float]
+        self,
+        events: ReaderEvents,
+        budget: MemoryBudget,
+        image_apart: bool,
+        clock: Callable[[], float],
+        counters: MutableMapping[Key, int],
     ) -> None:
         self.client_out = FlowControlledSender()
         self.runtime_out = FlowControlledSender()
@@ -75,6 +81,8 @@ class Reader:
         self.image_apart = image_apart
         self.client_settings: dict[int, int] = {}
         self.clock = clock
+        self.counters = counters
+        """The calls that passed, by their series; a series is there before ``FromClient.passed`` counts it."""
         self.from_client = FromClient(self)
         self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
         self.goaway = Goaway(self)
@@ -205,16 +213,19 @@ class FromClient(FrameRelay):
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
         if route is None:
+            key = PASSING.get(path, PASSING_OTHER)
+            reader.counters.setdefault(key, 0)
             if path not in HELD:
-                self.remember(block)
-            self.passed(stream, end)
+                self.remember(block, key)
+            self.passed(stream, end, key)
         else:
             self._hold(route, stream, fields, end)
         return True
 
-    def passed(self, stream: int, end: bool) -> None:
+    def passed(self, stream: int, end: bool, key: Key) -> None:
         reader = self._reader
         if stream > reader.highest:
+            reader.counters[key] += 1
             reader.open[stream] = _ASKED
             reader.highest = stream
             if len(reader.open) > OPEN_STREAMS:
@@ -239,9 +250,14 @@ class FromClient(FrameRelay):
             if not reader.events.ambiguous():
                 reader.answer(block.stream, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
                 return
-        if reader.image_apart and path.startswith(IMAGE_PREFIXES):
+        image = reader.image_apart and path.startswith(IMAGE_PREFIXES)
+        route = None if image else reader.held_route(path)
+        if route is None:
+            key = PASSING.get(path, PASSING_OTHER)
+            reader.counters[key] = reader.counters.get(key, 0) + 1
+        if image:
             reader.open_image(block)
-        elif (route := reader.held_route(path)) is not None:
+        elif route is not None:
             held = self._hold(route, block.stream, fields, block.end)
             block.send(self.sink, block.stream)
             if block.end:
@@ -282,7 +298,7 @@ class FromRuntime(FrameRelay):
         self.passed(stream, end)
         return True
 
-    def passed(self, stream: int, end: bool) -> None:
+    def passed(self, stream: int, end: bool, key: Key = PASSING_OTHER) -> None:
         """Note that a reply's headers or trailers passed: the answer has begun, or ended."""
         streams = self._reader.open
         if end:

@@ -8,6 +8,7 @@ Invariant: a path that is not in the table passes.
 from dataclasses import dataclass
 
 from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.observe.metric_table import OTHER, Key
 
 VERSIONS = ("v1", "v1alpha2")
 
@@ -27,6 +28,27 @@ HELD: dict[bytes, Route] = {
 }
 
 IMAGE_PREFIXES: tuple[bytes, ...] = tuple(f"/runtime.{version}.ImageService/".encode() for version in VERSIONS)
+
+_RUNTIME_METHODS = """
+    Version Status UpdateRuntimeConfig RuntimeConfig ListMetricDescriptors ListPodSandboxMetrics GetContainerEvents
+    PodSandboxStatus ListPodSandbox PodSandboxStats ListPodSandboxStats PortForward
+    ContainerStatus ListContainers ContainerStats ListContainerStats ReopenContainerLog CheckpointContainer
+    ExecSync Exec Attach
+"""
+_IMAGE_METHODS = "ListImages ImageStatus PullImage RemoveImage ImageFsInfo"
+_METHODS = {
+    "RuntimeService": [*_RUNTIME_METHODS.split(), *(operation.value for operation in Operation)],
+    "ImageService": _IMAGE_METHODS.split(),
+}
+
+PASSING: dict[bytes, Key] = {
+    f"/runtime.{version}.{service}/{method}".encode(): ("calls_passed", (method,))
+    for version in VERSIONS
+    for service, methods in _METHODS.items()
+    for method in methods
+}
+"""The series that counts the passing calls of a path; a method of the Operations passes while nobody is asked."""
+PASSING_OTHER: Key = ("calls_passed", (OTHER,))
 
 
 def runtime_path(version: str, method: str) -> str:

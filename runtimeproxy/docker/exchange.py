@@ -5,14 +5,15 @@ Must not know: other exchanges, sockets, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Protocol
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
-from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.docker.routes import PASSING, Action, Route
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.caches import Cache
+from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
@@ -31,13 +32,15 @@ def _nothing() -> None:
 class Exchange:
     """A request that passes, and its answer."""
 
-    __slots__ = ("answered", "continued", "head", "may_tunnel", "method", "plain")
+    __slots__ = ("answered", "continued", "head", "may_tunnel", "method", "plain", "series")
 
     def __init__(self, head: RequestHead | None, may_tunnel: bool = False) -> None:
         self.head = head
         self.method = "" if head is None else head.method
         """The answer to a HEAD has no body."""
         self.may_tunnel = may_tunnel
+        self.series = PASSING[0]
+        """What counts the request, if it passes."""
         self.plain = False
         """True for an immutable exchange that all requests with the same bytes share; see ``Known``."""
         self.answered = False
@@ -62,8 +65,10 @@ class Known:
     that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
     """
 
-    def __init__(self, longest: int = 1024) -> None:
+    def __init__(self, longest: int = 1024, counters: MutableMapping[Key, int] | None = None) -> None:
         self.longest = longest
+        self.counters: MutableMapping[Key, int] = {} if counters is None else counters
+        """The requests that passed, by their series; that of a known request is there."""
         self.requests: Cache[bytes, Exchange] = Cache(KNOWN_BYTES)
         """Requests that pass and have no body, with the exchange that all requests with the same bytes share."""
         self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)

@@ -23,7 +23,7 @@ from runtimeproxy.docker.calls.references import BY_REFERENCE
 from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError
@@ -59,7 +59,7 @@ class DockerFront(FrontBase):
         self.lifecycle = lifecycle
         self.manager = manager
         self.budget = MemoryBudget()
-        self.known = Known()
+        self.known = Known(counters=metrics.counters)
         self.hangups = Hangups(loop)
         self._backend = Backend(daemon_endpoint)
         self._lookup = Lookup(self._backend, lifecycle.store)
@@ -241,6 +241,8 @@ class DockerConnection:
         front = self._front
         call = front.call(exchange)
         if call is None:
+            counters = front.metrics.counters
+            counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
             exchange.on_reply = exchange.answer
             exchange.release(None)
             if exchange.reply is not None:  # it was released in front.call, but the daemon was away

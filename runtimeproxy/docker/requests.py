@@ -45,7 +45,7 @@ class Requests:
     def __init__(self, sink: RequestSink, known: Known) -> None:
         self._taker = sink
         self._known = known
-        self._known_requests, self._known_bytes = known.requests, known.longest
+        self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self._rest = bytearray()
         self._seen = 0
         self._reading = False
@@ -67,7 +67,9 @@ class Requests:
         if len(data) <= self._known_bytes and data in self._known_requests and self._between:
             self.began = True
             self._taker.to_daemon.append(data)
-            self._taker.begun(self._known_requests[data])
+            exchange = self._known_requests[data]
+            self._counters[exchange.series] += 1
+            self._taker.begun(exchange)
         elif self._no_more and self._body is None:
             return
         elif self._blocked_by is not None:
@@ -176,6 +178,9 @@ class Requests:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
             self._taker.to_daemon.append(head.raw)
+            found = routes.passing(f"{head.method} {head.target}")
+            series = self._newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
+            self._counters[series] = self._counters.get(series, 0) + 1
             self._taker.begun(self._newest)
             if route is None and self._body is None and not self._newest.may_tunnel:
                 self._known.add_request(self._newest)

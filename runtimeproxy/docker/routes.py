@@ -14,6 +14,8 @@ from enum import Enum
 from functools import lru_cache
 from urllib.parse import unquote, unquote_plus
 
+from runtimeproxy.observe.metric_table import OTHER, Key
+
 
 class Action(Enum):
     """The operation that a held request asks for."""
@@ -103,6 +105,38 @@ def _name(query: str) -> str:
     found = _NAMED.search(query)
     return unquote_plus(found[1] or "") if found else ""
 
+
+_PASSING = """
+    GET /_ping, HEAD /_ping, GET /version, GET /info, GET /events, GET /system/df, POST /auth, POST /session, POST /grpc
+    GET /containers/json, POST /containers/create, POST /containers/prune, DELETE /containers/{id}
+    GET /containers/{id}/json, GET /containers/{id}/top, GET /containers/{id}/logs, GET /containers/{id}/stats
+    GET /containers/{id}/changes, GET /containers/{id}/export, GET /containers/{id}/attach/ws
+    GET /containers/{id}/archive, HEAD /containers/{id}/archive, PUT /containers/{id}/archive
+    POST /containers/{id}/start, POST /containers/{id}/stop, POST /containers/{id}/restart, POST /containers/{id}/kill
+    POST /containers/{id}/update, POST /containers/{id}/rename, POST /containers/{id}/pause
+    POST /containers/{id}/unpause, POST /containers/{id}/wait, POST /containers/{id}/resize
+    POST /containers/{id}/attach, POST /containers/{id}/exec
+    POST /exec/{id}/start, POST /exec/{id}/resize, GET /exec/{id}/json
+    GET /images/json, GET /images/search, GET /images/get, POST /images/create, POST /images/load, POST /images/prune
+    GET /images/{name}/json, GET /images/{name}/history, GET /images/{name}/get, POST /images/{name}/push
+    POST /images/{name}/tag, DELETE /images/{name}, POST /build, POST /commit
+    GET /networks, GET /networks/{id}, POST /networks/create, DELETE /networks/{id}
+    GET /volumes, GET /volumes/{id}, POST /volumes/create, DELETE /volumes/{id}
+"""
+_TEMPLATES = [template for line in _PASSING.split("\n") for template in line.strip().split(", ") if template]
+
+
+def _pattern(template: str) -> str:
+    method, _, path = template.partition(" ")
+    path = path.replace("{id}", "[^/?]{1,255}").replace("{name}", "[^?]{1,255}?")
+    return f"({method} {_VERSION}{path}(?:\\?|\\Z))"
+
+
+passing = re.compile("|".join(map(_pattern, _TEMPLATES))).match
+"""Match "METHOD target" of a passing request; ``lastindex`` is the place of its series."""
+PASSING: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER, *_TEMPLATES))
+"""The series that count passing requests; the first one is that of a request without a match."""
+PASSING_CREATE = PASSING[1 + _TEMPLATES.index("POST /containers/create")]
 
 _NAMED = re.compile(r"(?:\A|&)(?:n|%6[Ee])(?:a|%61)(?:m|%6[Dd])(?:e|%65)(?:=([^&]*))?(?=&|\Z)")
 """The ``name`` parameter, however it is percent-encoded. Nothing else is decoded: a long query would take long."""

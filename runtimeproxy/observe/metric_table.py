@@ -29,6 +29,10 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
+Key = tuple[str, tuple[str, ...]]
+"""A series: the metric's name, and the values of the labels that call sites give, in the table's order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One row; ``name`` is what the call sites use. ``unit`` is "" where things are counted."""
@@ -94,6 +98,12 @@ ROWS: tuple[Metric, ...] = (
         "result",
     ),
     _counter("internal_errors", "Errors in the proxy itself.", "operation"),
+    _counter(
+        "calls_passed",
+        "Calls that passed, counted at the request's head: by the method's name, other for one that is not known.",
+        RUNTIME,
+        "method",
+    ),
     # Hook servers.
     _counter(
         "hook_calls",

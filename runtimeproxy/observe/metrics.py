@@ -12,12 +12,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from runtimeproxy.observe.metric_table import HOOK_SERVER, HOOK_SERVERS, METRICS, OTHER, ROWS, RUNTIME, Kind, Metric
+from runtimeproxy.observe.metric_table import (
+    HOOK_SERVER,
+    HOOK_SERVERS,
+    METRICS,
+    OTHER,
+    ROWS,
+    RUNTIME,
+    Key,
+    Kind,
+    Metric,
+)
 
 log = logging.getLogger(__name__)
-
-Key = tuple[str, tuple[str, ...]]
-"""A series: the metric's name, and the values of its labels in the table's order."""
 
 RECENT_CALLS = 256
 

@@ -1,4 +1,4 @@
-"""Count what a held call goes through in the proxy: its functions, their files and calls, the sends.
+"""Count what a passing or held call goes through in the proxy: its functions, their files and calls, the sends.
 
 The whole program is run, with a client, a runtime and a hook server outside of its thread. The way of a call begins
 when the proxy reads its first byte and ends with the send that ends its answer; work for it after that, until nothing
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.run import configuration
-from scripts.benchmark.cases import DOCKER, HELD, MODES
+from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
 from scripts.benchmark.ends import CLIENTS
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import print_table
@@ -41,7 +41,11 @@ SETTLE_SECONDS = 2.0
 ANSWER_SECONDS = 0.001
 QUIET_SECONDS = 0.03
 HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
+COUNTED = (*SMALL.values(), *HELD)
+"""A passing call of each mode, and the held ones."""
 LIMITS = (
+    *(("Version", hooked, "functions", 18) for hooked in (False, True)),
+    *(("ping", hooked, "functions", 13) for hooked in (False, True)),
     ("CreateContainer", True, "functions", 150),
     ("CreateContainer", True, "files", 25),
     ("CreateContainer", True, "sends", 5),
@@ -160,7 +164,7 @@ def measure(mode: str, hooked: bool) -> list[Way]:
         finally:
             sys.setprofile(None)
             client.join()
-    if len(ways) != sum(case.mode == mode for case in HELD):
+    if len(ways) != sum(case.mode == mode for case in COUNTED):
         raise DemoError(f"only {len(ways)} calls in {mode} mode were counted")
     return ways
 
@@ -187,7 +191,7 @@ def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: li
         while not path.exists():
             sleep(QUIET_SECONDS)
         sleep(SETTLE_SECONDS)
-        for case in HELD:
+        for case in COUNTED:
             if case.mode == mode:
                 with closing(CLIENTS[mode](path)) as client:
                     call = client.prepare(case.route)
@@ -208,8 +212,8 @@ def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: li
 
 def main() -> int:
     """Return the exit code: 0 if it counted and no checked limit was missed, else 1."""
-    calls = {case.name: case.mode for case in HELD}
-    parser = argparse.ArgumentParser(prog="scripts/way", description="Count the way of held calls through the proxy.")
+    calls = {case.name: case.mode for case in COUNTED}
+    parser = argparse.ArgumentParser(prog="scripts/way", description="Count the way of calls through the proxy.")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is missed")
     parser.add_argument("--list", choices=calls, metavar="CALL", help=f"list its functions: {', '.join(calls)}")
     arguments = parser.parse_args()
@@ -227,7 +231,7 @@ def main() -> int:
                 )
                 print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0
-    print_table("The way of a held call, warm", [HEADER, *(way.row for way in ways)])
+    print_table("The way of a call, warm", [HEADER, *(way.row for way in ways)])
     texts = missed(ways) if arguments.check else []
     for text in texts:
         print(f"FAILED: {text}", file=sys.stderr)

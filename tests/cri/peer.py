@@ -15,6 +15,7 @@ from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
+from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.flow import FlowControlledSender
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -286,7 +287,8 @@ class Play:
         self.events = FakeEvents()
         self.budget = MemoryBudget(process_limit)
         self.now = 0.0
-        self.reader = Reader(self.events, self.budget, image_apart, lambda: self.now)
+        self.counters: dict[Key, int] = {}
+        self.reader = Reader(self.events, self.budget, image_apart, lambda: self.now, self.counters)
         # After the preface the reader has another ``feed``.
         self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)

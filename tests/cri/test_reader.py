@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.cri import reader as reader_module
+from runtimeproxy.cri import routes
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
@@ -292,6 +293,39 @@ def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[b
     play.events.unrecorded_pass = False
     play.client.sends(Headers(5, fields), Data(5, CALL, end=True))
     assert play.call.stream == 5
+
+
+PATHS = [*routes.PASSING, b"/grpc.health.v1.Health/Check", b"/runtime.v2.RuntimeService/Version"]
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+@pytest.mark.parametrize("path", PATHS, ids=bytes.decode)
+def test_passing_call_is_counted_once_by_its_method(path: bytes, acknowledged: bool) -> None:
+    play = peer.greeted() if acknowledged else peer.Play()
+    if not acknowledged:
+        play.client.sends(peer.PREFACE, Settings())
+    play.events.unrecorded_pass = True
+    for stream in (1, 3, 5):  # later blocks are known
+        play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
+    play.client.sends(Headers(3, peer.request(path), end=True))  # trailers, whatever they say
+    method = path.decode().rpartition("/")[2]
+    held = path in HELD and HELD[path].operation not in UNRECORDED
+    expected = {("calls_passed", (method if path in routes.PASSING else "other",)): 3}
+    assert play.counters == ({} if held else expected)
+
+
+@pytest.mark.parametrize("version", routes.VERSIONS)
+def test_call_of_the_image_endpoint_is_a_passing_one(version: str) -> None:
+    play = peer.greeted(image_apart=True)
+    for stream in (1, 3):
+        play.client.sends(Headers(stream, peer.request(f"/runtime.{version}.ImageService/PullImage".encode())))
+    assert play.counters == {("calls_passed", ("PullImage",)): 2}
+
+
+def test_request_without_a_path_is_another_passing_one() -> None:
+    play = peer.greeted()
+    play.client.sends(Headers(1, peer.VERSION[:2], end=True))
+    assert play.counters == {("calls_passed", ("other",)): 1}
 
 
 @pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)

@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.core.memory_budget import NO_ROOM
-from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange
+from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange, Known
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
@@ -293,6 +293,21 @@ def test_known_messages_are_bounded() -> None:
         play.daemon.sends(answer(200, f"Date: {number:0400}", body=b"OK"))
     assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
     assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
+
+
+@pytest.mark.parametrize("longest", [1024, 0], ids=["known", "read each time"])
+def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
+    play = Play(holds=(), known=Known(longest))
+    for sent in (request("GET", "/v1.41/info"), request("POST", f"/containers/{ID}/wait"), request("GET", "/x")):
+        for _ in range(3):
+            play.client.sends(sent)
+            play.daemon.sends(OK)
+    counted = {labels[0]: count for (name, labels), count in play.known.counters.items() if name == "calls_passed"}
+    assert counted == {"GET /info": 3, "POST /containers/{id}/wait": 3, "other": 3}
+
+
+def test_held_request_is_not_a_passing_one() -> None:
+    assert held(CREATE).known.counters == {}
 
 
 def test_long_request_is_not_known_again() -> None:

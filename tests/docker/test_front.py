@@ -92,6 +92,10 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     assert (await client.ask("DELETE", f"/containers/{made['Id']}")).status == 204
     assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.metrics.total("calls_unreadable")
+    passing = ("create", "{id}/start", "{id}/update", "{id}/stop")
+    counted = [node.metrics.counted("calls_passed", method=f"POST /containers/{path}") for path in passing]
+    assert counted == [2, 0, 1, 1], "the start was held, as it was not known yet that the container is plain"
+    assert (node.metrics.total("calls"), node.metrics.total("calls_passed")) == (1, 5)
 
 
 async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node) -> None:

@@ -162,6 +162,46 @@ def test_of_all_routes_of_the_api_these_five_are_held(method: str, path: str) ->
     assert (decided.action if decided else None) is held.get((method, path))
 
 
+TEMPLATES = [series[1][0] for series in routes.PASSING[1:]]
+
+
+def counted_as(method: str, target: str) -> str:
+    found = routes.passing(f"{method} {target}")
+    return routes.PASSING[found.lastindex or 0 if found else 0][1][0]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_passing_request_is_counted_by_its_route(template: str) -> None:
+    method, _, path = template.partition(" ")
+    path = path.replace("{id}", ID)
+    for name in ("nginx", "docker.io/library/nginx:1@sha256:ab"):
+        for target in (path, f"/v1.41{path}", f"/v1.41{path}?a=/containers/json"):
+            assert counted_as(method, target.replace("{name}", name)) == template
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "GET /",
+        "GET /containers/json/",
+        f"GET /containers/{ID}/json/x",
+        f"GET /containers/{ID}",
+        "GET //_ping",
+        "get /_ping",
+        "PUT /_ping",
+        "GET http://docker/_ping",
+        "GET /plugins",
+        "GET /v1.41",
+        "GET /containers//json",
+        f"GET /containers/{'x' * 256}/json",
+        f"GET /images/{'x' * 256}/json",
+        "OPTIONS *",
+    ],
+)
+def test_passing_request_without_a_known_route_is_another(asked: str) -> None:
+    assert counted_as(*asked.split(" ")) == "other"
+
+
 @pytest.mark.parametrize(("method", "target", "expected", "why"), HELD)
 def test_held(method: str, target: str, expected: Route, why: str) -> None:
     assert route(method, target) == expected, why
