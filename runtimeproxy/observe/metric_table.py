@@ -13,8 +13,11 @@ PREFIX = "runtimeproxy_"
 RUNTIME = "runtime"
 """A label that no call site gives: it is the same in the whole process."""
 HOOK_SERVER = "hook_server"
+"""The first label of each row that has it."""
 HOOK_SERVERS = 32
 """Most names of hook servers in labels in a process's life; the others together are OTHER."""
+HOOK_SERVER_SERIES = 1_200
+"""Most counters of hook servers in a process's life; what comes later is counted with OTHER."""
 OTHER = "other"
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER,
+    HOOK_SERVER_SERIES,
     HOOK_SERVERS,
     METRICS,
     OTHER,
@@ -77,6 +78,7 @@ class Metrics:
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
         self._runtime = runtime
         self._hook_servers: set[str] = set()
+        self._hook_server_series = 0
 
     def count(self, name: str, *labels: str) -> None:
         """Increment a counter by one; raise ValueError if the table has no such counter with so many labels."""
@@ -87,6 +89,11 @@ class Metrics:
 
     def _add(self, name: str, labels: tuple[str, ...]) -> None:
         key = self._series(Kind.COUNTER, name, labels)
+        if key not in self.counters and HOOK_SERVER in METRICS[name].labels:
+            if self._hook_server_series == HOOK_SERVER_SERIES:
+                key = name, (OTHER, *labels[1:])
+            else:
+                self._hook_server_series += 1
         self.counters[key] = self.counters.get(key, 0) + 1
 
     def counted_elsewhere(self, name: str, value: int, *labels: str) -> None:
@@ -112,10 +119,7 @@ class Metrics:
         row = METRICS.get(name)
         if row is None or row.kind is not kind or len(row.given) != len(labels):
             raise ValueError(f"{name} with {len(labels)} labels is not a {kind.value} of the table of metrics: add it")
-        if HOOK_SERVER in row.given:
-            at = row.given.index(HOOK_SERVER)
-            labels = (*labels[:at], self._known(labels[at]), *labels[at + 1 :])
-        return name, labels
+        return name, (self._known(labels[0]), *labels[1:]) if HOOK_SERVER in row.labels else labels
 
     def _known(self, hook_server: str) -> str:
         if len(self._hook_servers) < HOOK_SERVERS:
@@ -125,7 +129,7 @@ class Metrics:
     def forget(self, hook_server: str) -> None:
         """Drop the gauges of a hook server that is gone."""
         for name, labels in tuple(self.gauges):
-            if (HOOK_SERVER, hook_server) in zip(METRICS[name].given, labels, strict=True):
+            if HOOK_SERVER in METRICS[name].labels and labels[0] == hook_server:
                 del self.gauges[name, labels]
 
     # Held calls.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from runtimeproxy.observe.metric_table import HOOK_SERVERS, OTHER, ROWS, SECONDS, Metric
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Metric
 
 PAGE = Path("docs/metrics.rst")
 WIDTH = 120
@@ -22,8 +22,9 @@ Metrics
 
 SIGUSR1 logs them, one line each, in Prometheus' text format. Names begin with ``runtimeproxy_``; counters end with
 ``_total``, and times are in seconds. ``runtime`` is the proxy's mode and the same in the whole process. ``hook_server``
-is the registration file's name without ``.json``: the first {HOOK_SERVERS} names of a process's life, all others
-together are ``{OTHER}``. The gauges of a plugin that is gone vanish. No label is a value of a request.
+is the registration file's name without ``.json``: the first {HOOK_SERVERS} names of a process's life. All others
+together are ``{OTHER}``, and so is what would make more than {HOOK_SERVER_SERIES:,} counters of hook servers. The
+gauges of a plugin that is gone vanish. No label is a value of a request.
 
 The buckets of all histograms end at {", ".join(f"{bound:g}" for bound in SECONDS)} seconds and infinity.
 """

@@ -127,6 +127,7 @@ def test_foreign_exception_is_told_without_its_text(stderr: Stderr, level: str, 
 def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
     handler = logs.configure("info", "text", stderr.write_end)
     handler.handle(record("%d", "canary"))
+    assert logs.dropped() == 1
     handler.close()
     assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
 

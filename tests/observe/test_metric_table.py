@@ -70,5 +70,9 @@ def test_no_label_names_a_subject(subject: str) -> None:
     assert not [row.name for row in ROWS if subject in row.labels]
 
 
+def test_the_hook_server_is_the_first_label() -> None:
+    assert {row.labels.index("hook_server") for row in ROWS if "hook_server" in row.labels} == {0}
+
+
 def test_no_two_rows_have_a_name() -> None:
     assert len(METRICS) == len(ROWS)

@@ -1,11 +1,16 @@
 """Metrics return what was counted, and refuse what the table does not have."""
 
-from itertools import count
+from itertools import count, product
 
 import pytest
 
-from runtimeproxy.observe.metric_table import HOOK_SERVERS, OTHER, SECONDS
+from runtimeproxy.cri import routes as cri_routes
+from runtimeproxy.docker import routes as docker_routes
+from runtimeproxy.errors import Reason
+from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Kind
 from runtimeproxy.observe.metrics import RECENT_CALLS, CallTimes, Metrics
+from runtimeproxy.plugins.call_guard import LEFT, OK
 
 
 @pytest.fixture
@@ -97,6 +102,56 @@ def test_only_the_first_hook_servers_have_their_names_in_labels(metrics: Metrics
     assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER: 3}
     counts = [len({key for key in kept if key[0].startswith("hook")}) for kept in (metrics.counters, metrics.gauges)]
     assert (counts, len(metrics.histograms)) == ([2 * (HOOK_SERVERS + 1), HOOK_SERVERS + 1], HOOK_SERVERS + 1)
+
+
+VALUES = {
+    "operation": [operation.value for operation in Operation],
+    "outcome": ["agreed", "failed"],
+    "part": ["own", "hooks", "runtime", "post"],
+    "hook": [point.name for point in HOOK_POINTS],
+    "method": [labels[0] for _, labels in (*docker_routes.PASSING, cri_routes.PASSING_OTHER)],
+}
+"""The values of labels, where there are more than two."""
+USUAL = {"reason": ["deadline"], "code": ["ok"], "field": ["envs", "cgroup_parent", "resources.unified"]}
+WORST = {
+    "reason": [reason.value for reason in Reason],
+    "code": [LEFT, OK, *(reason.value for reason in Reason)],
+    "field": [f"resources.{number}" for number in range(20)],
+}
+
+
+def _has(operation: str, part: str) -> bool:
+    """Return whether calls of an operation have a part."""
+    stage = {"hooks": Stage.PRE, "post": Stage.POST}.get(part)
+    return stage is None or (Operation(operation), stage) in BY_CALL
+
+
+@pytest.mark.parametrize(("hook_servers", "values", "most"), [(3, USUAL, 600), (40, WORST, 3_000)])
+def test_number_of_series_is_bounded(hook_servers: int, values: dict[str, list[str]], most: int) -> None:
+    """All values in all combinations; but what goes wrong usually does so at one operation and hook point."""
+    metrics = Metrics(lambda: 0.0)
+    names = {"hook_server": [f"h{number}" for number in range(hook_servers)]}
+    for row in ROWS:
+        known = {**VALUES, **names, **values}
+        if values is USUAL and row.name not in ("calls", "call_duration_seconds", "hook_calls"):
+            known |= {"operation": ["CreateContainer"], "hook": ["PreCreateContainer"]}
+        for labels in product(*(known.get(label, ["a", "b"]) for label in row.given)):
+            if row.kind is Kind.COUNTER:
+                metrics.count(row.name, *labels)
+            elif row.kind is Kind.GAUGE:
+                metrics.gauge(row.name, 1.0, *labels)
+            elif "part" not in row.labels or _has(*labels):
+                metrics.observe(row.name, 1.0, *labels)
+    assert most * 0.8 < len(metrics.figures()) <= most
+
+
+def test_what_is_beyond_the_bound_is_counted_as_others(metrics: Metrics) -> None:
+    for number in range(HOOK_SERVER_SERIES + 2):
+        metrics.count("hook_bad_fields", "a", str(number))
+    metrics.count("hook_bad_fields", "a", "0")
+    assert metrics.counted("hook_bad_fields", hook_server="a", field="0") == 2
+    assert metrics.total("hook_bad_fields", hook_server=OTHER) == 2
+    assert metrics.total("hook_bad_fields") == HOOK_SERVER_SERIES + 3
 
 
 def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.version import VERSION
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
@@ -67,6 +68,18 @@ async def refused(proxy: ProxyProcess) -> str:
     return str(line)
 
 
+FIGURES = [
+    f'build_info{{version="{VERSION}",python="',
+    "connections_open ",
+    "connections_total 1",
+    "draining 0",
+    'plugins{state="closed"} 0',
+    "loop_lag_seconds_count ",
+    "log_lines_dropped_total 0",
+]
+"""The beginnings of some lines that SIGUSR1 logs."""
+
+
 async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     """SIGHUP and SIGUSR2, which other daemons use as commands, end nothing."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
@@ -75,8 +88,9 @@ async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path
             await until(lambda: f"{number.name}: reg" in proxy.output(), "it says so", proxy.output)  # noqa: B023
         await caller.run_pod()
         os.kill(proxy.pid, signal.SIGUSR1)
-        wanted = 'operation="RunPodSandbox",outcome="agreed"} 1'
-        await until(lambda: wanted in proxy.output(), "the figures are logged", proxy.output)
+        await until(lambda: 'operation="RunPodSandbox",outcome="agreed"} 1' in proxy.output(), "calls", proxy.output)
+        for wanted in FIGURES:
+            await until(lambda: f"runtimeproxy_{wanted}" in proxy.output(), wanted, proxy.output)  # noqa: B023
         os.kill(proxy.pid, signal.SIGINT)
         await until(lambda: proxy.ended, "it ends", proxy.output)
         assert not proxy.socket.exists()
