@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from runtimeproxy.core.call import Call, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.keyed_queue import KeyedQueue, Turn
+from runtimeproxy.core.keyed_queue import KeyedQueue
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.unknown_outcomes import UnknownOutcomes
 from runtimeproxy.errors import BackendError, HookError, Reason
@@ -189,7 +189,11 @@ class Lifecycle:
             turn = self._queue.take(call.order_key())
             while True:
                 if turn.first is not None:
-                    await self._wait(turn, end - self._clock(), times)
+                    began = self._metrics.clock()
+                    try:
+                        await self._queue.wait(turn, end - self._clock())
+                    finally:
+                        times.turn += self._metrics.clock() - began
                 subject = call.subject(self.store) or subject
                 if subject is None and self._dispatcher.registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
@@ -224,14 +228,6 @@ class Lifecycle:
                 self._queue.leave(turn)
             self._deadlines.cancel(backstop)
             self._holds.discard(times)
-
-    async def _wait(self, turn: Turn, seconds: float, times: CallTimes) -> None:
-        """Wait for a call's turn, ``seconds`` at most."""
-        began = self._metrics.clock()
-        try:
-            await self._queue.wait(turn, seconds)
-        finally:
-            times.turn += self._metrics.clock() - began
 
     async def _in_task(
         self, ask: Callable[[], Coroutine[object, object, T]], seconds: float | None, times: CallTimes
@@ -319,7 +315,9 @@ class Lifecycle:
             if turn.first is not None:
                 # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
                 # to keep the order.
-                await self._wait(turn, self._budget(call) or self._limits.budget_seconds, times)
+                began = self._metrics.clock()
+                await self._queue.wait(turn, self._budget(call) or self._limits.budget_seconds)
+                times.turn += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:

@@ -127,9 +127,10 @@ class Metrics:
         return hook_server if hook_server in self._hook_servers else OTHER
 
     def forget(self, hook_server: str) -> None:
-        """Drop the gauges of a hook server that is gone."""
+        """Drop the gauges of a hook server that is gone; those of OTHER, if it has no name of its own in labels."""
+        shown = hook_server if hook_server in self._hook_servers else OTHER
         for name, labels in tuple(self.gauges):
-            if HOOK_SERVER in METRICS[name].labels and labels[0] == hook_server:
+            if HOOK_SERVER in METRICS[name].labels and labels[0] == shown:
                 del self.gauges[name, labels]
 
     # Held calls.

@@ -164,6 +164,13 @@ def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:
     assert metrics.counted("hook_breaker_openings", hook_server="a") == 1
 
 
+def test_gauges_of_a_hook_server_without_a_name_vanish_too(metrics: Metrics) -> None:
+    for number in range(HOOK_SERVERS + 1):
+        metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
+    metrics.forget(f"h{HOOK_SERVERS}")
+    assert set(metrics.gauges) == {("hook_breaker_open", (f"h{number}",)) for number in range(HOOK_SERVERS)}
+
+
 def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics) -> None:
     for _ in range(RECENT_CALLS + 1):
         times = metrics.call("StopContainer")
