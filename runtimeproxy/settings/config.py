@@ -1,11 +1,13 @@
 """The configuration: flags, then environment variables, then one YAML file, then defaults.
 
-Owns the frozen ``Config`` and the order of its sources; the options themselves are the table in ``options``.
+Owns the frozen ``Config``, the order of its sources, and the origin of each value; the options themselves are the table
+in ``options``.
 Must not know: files, the process's environment, sockets; it takes texts and returns values.
 Invariant: every error names the source of the value (a flag, a variable, or a file and its key).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -24,7 +26,18 @@ from runtimeproxy.settings.options import (
     parse_endpoint,
 )
 
-__all__ = ["Config", "Mode", "file_named", "load", "parse_duration", "parse_endpoint"]
+__all__ = [
+    "Config",
+    "Findings",
+    "Mode",
+    "Setting",
+    "check",
+    "file_named",
+    "load",
+    "origins",
+    "parse_duration",
+    "parse_endpoint",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +69,33 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A key, its value as one would write it (None: not set), and its origin: flag, environment, file or default."""
+
+    key: str
+    value: str | None
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong with a configuration: the proxy starts with warnings, and does not start with an error."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Given:
-    """A text that the user gave, and its source."""
+    """A text that the user gave, its source for errors, and the kind of that source."""
 
     text: str
     origin: str
+    kind: str
+
+
+_Source = dict[str, _Given]
+"""The texts of one source, by the options' names."""
 
 
 def file_named(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
@@ -82,19 +117,102 @@ def load(
     ``file_origin`` is the file's name in errors: its path. ``real_path`` resolves paths, to find two that lead to one
     socket. Raises ConfigError with one line that names the flag, the variable, or the file and its key.
     """
-    sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin))
-    given = {field: _first(sources, option.name) for field, option in SETTINGS}
-    warnings = list(_unknown_variables(environ))
-    mode = _value(MODE_OPTION, given["mode"])
-    image = given["image_endpoint"]
-    if image is not None and mode is Mode.DOCKER:
-        warnings.append(f"{image.origin} is ignored: Docker mode has no image endpoint")
-        given["image_endpoint"] = None
-    values = {field: _value(option, given[field]) for field, option in SETTINGS}
-    values["runtime_endpoint"] = values["runtime_endpoint"] or RUNTIME_ENDPOINTS[mode]
+    sources = _sources(flags, environ, file_text, file_origin)
+    warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
+    values = _values(sources)
+    for line in _same_sockets(values, real_path):
+        raise ConfigError(line)
+    return Config(**values, warnings=warnings)
+
+
+def origins(
+    flags: Mapping[str, str], environ: Mapping[str, str], file_text: str | None = None, file_origin: str = ""
+) -> tuple[Setting, ...]:
+    """Return the settings in the order of the table, each with its value and origin. Raises ConfigError as ``load``."""
+    config = load(flags, environ, file_text, file_origin)
+    sources = _sources(flags, environ, file_text, file_origin)
+    _without_image_endpoint(sources)
+    derived = {
+        "runtime_endpoint": config.runtime_endpoint,
+        "image_endpoint": config.image_endpoint,
+        "originals_dir": config.listen_endpoint.rpartition("/")[0] or "/",
+        FILE_OPTION.field: None if file_text is None else file_origin,
+    }
+    return tuple(
+        Setting(option.name, option.default or derived.get(option.field), "default")
+        if (given := _first(sources, option.name)) is None
+        else Setting(option.name, given.text, given.kind)
+        for option in OPTIONS
+    )
+
+
+def check(
+    environ: Mapping[str, str],
+    file_text: str | None = None,
+    file_origin: str = "",
+    real_path: Callable[[str], str] = str,
+    find_group: Callable[[str], object] = str,
+) -> Findings:
+    """Return everything that is wrong with a file and the environment, also with values that others override.
+    ``find_group`` raises ConfigError for a group that does not exist."""
+    faults: list[ConfigError] = []
+    sources = (_from_environment(environ), _from_file(file_text, file_origin, faults))
+    bad = _take_bad_values_out(sources, (MODE_OPTION,), faults)
+    warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
+    bad |= _take_bad_values_out(sources, OPTIONS, faults)
+    values = _values(sources)
+    if values["socket_group"] is not None:
+        with _added_to(faults):
+            find_group(values["socket_group"])
+    errors = [str(fault) for fault in faults]
+    if not bad & {MODE_OPTION, *_SOCKETS.values()}:  # else their defaults would be compared
+        errors += _same_sockets(values, real_path)
+    return Findings(tuple(errors), warnings)
+
+
+def _sources(
+    flags: Mapping[str, str], environ: Mapping[str, str], file_text: str | None, file_origin: str
+) -> tuple[_Source, ...]:
+    """Return the sources, the first with priority. Raises the file's first fault."""
+    faults: list[ConfigError] = []
+    sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults))
+    for fault in faults:
+        raise fault
+    return sources
+
+
+def _take_bad_values_out(
+    sources: tuple[_Source, ...], options: tuple[Option, ...], faults: list[ConfigError]
+) -> set[Option]:
+    """Return the options with a value that cannot be read; the value is taken out, and its fault added."""
+    bad = set()
+    for source in sources:
+        for option in options:
+            try:
+                _value(option, source.get(option.name))
+            except ConfigError as fault:
+                faults.append(fault)
+                bad.add(option)
+                del source[option.name]
+    return bad
+
+
+def _without_image_endpoint(sources: tuple[_Source, ...]) -> tuple[str, ...]:
+    """Take the image endpoint out in Docker mode, and return a warning if there was one."""
+    name = _SOCKETS["image_endpoint"].name
+    given = _first(sources, name)
+    if given is None or _value(MODE_OPTION, _first(sources, MODE_OPTION.name)) is not Mode.DOCKER:
+        return ()
+    for source in sources:
+        source.pop(name, None)
+    return (f"{given.origin} is ignored: Docker mode has no image endpoint",)
+
+
+def _values(sources: tuple[_Source, ...]) -> dict[str, Any]:
+    values = {field: _value(option, _first(sources, option.name)) for field, option in SETTINGS}
+    values["runtime_endpoint"] = values["runtime_endpoint"] or RUNTIME_ENDPOINTS[values["mode"]]
     values["image_endpoint"] = values["image_endpoint"] or values["runtime_endpoint"]
-    _check_sockets_differ(values, real_path)
-    return Config(**values, warnings=tuple(warnings))
+    return values
 
 
 def _value(option: Option, given: _Given | None) -> Any:
@@ -103,16 +221,16 @@ def _value(option: Option, given: _Given | None) -> Any:
     return None if option.default is None else option.parse(option.default, option.flag)
 
 
-def _first(sources: tuple[Mapping[str, _Given], ...], name: str) -> _Given | None:
+def _first(sources: tuple[_Source, ...], name: str) -> _Given | None:
     return next((source[name] for source in sources if name in source), None)
 
 
-def _from_flags(flags: Mapping[str, str]) -> dict[str, _Given]:
-    return {name: _Given(text, f"--{name}") for name, text in flags.items()}
+def _from_flags(flags: Mapping[str, str]) -> _Source:
+    return {name: _Given(text, f"--{name}", "flag") for name, text in flags.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
-    return {o.name: _Given(environ[o.variable], o.variable) for o in OPTIONS if o.variable in environ}
+def _from_environment(environ: Mapping[str, str]) -> _Source:
+    return {o.name: _Given(environ[o.variable], o.variable, "environment") for o in OPTIONS if o.variable in environ}
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
@@ -123,23 +241,34 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} is ignored: there is no such option{_nearest(rest, known, ENVIRONMENT_PREFIX)}"
 
 
-def _from_file(text: str | None, origin: str) -> dict[str, _Given]:
+def _from_file(text: str | None, origin: str, faults: list[ConfigError]) -> _Source:
     """Return the texts of a file as they are written: 0600 stays octal, true stays the text of a label value."""
     if text is None:
         return {}
     from runtimeproxy.settings import yamltext  # imported only if there is a file
 
-    root = yamltext.compose(text, origin)
     known = {option.name for _, option in SETTINGS}
-    found: dict[str, _Given] = {}
+    found: _Source = {}
     place = yamltext.Place(origin)
-    for key, value in () if root is None else yamltext.pairs(root, place):
-        if key not in known:
-            raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
-        if yamltext.is_nothing(value):
-            raise ConfigError(f'{origin}: {key} has no value: write one ("" for an empty one), or take it out')
-        found[key] = _Given(yamltext.scalar(value, place.inside(key)), f"{origin}: {key}")
+    root = None
+    with _added_to(faults):
+        root = yamltext.compose(text, origin)
+    for key, value in () if root is None else yamltext.pairs(root, place, faults):
+        with _added_to(faults):
+            if key not in known:
+                raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
+            if yamltext.is_nothing(value):
+                raise ConfigError(f'{origin}: {key} has no value: write one ("" for an empty one), or take it out')
+            found[key] = _Given(yamltext.scalar(value, place.inside(key)), f"{origin}: {key}", "file")
     return found
+
+
+@contextmanager
+def _added_to(faults: list[ConfigError]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as fault:
+        faults.append(fault)
 
 
 def _nearest(name: str, known: set[str], prefix: str = "") -> str:
@@ -147,11 +276,15 @@ def _nearest(name: str, known: set[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the options"
 
 
-def _check_sockets_differ(values: Mapping[str, Any], real_path: Callable[[str], str]) -> None:
-    """Raise ConfigError if the proxy would dial itself or listen twice on one path."""
-    flags = {field: option.flag for field, option in SETTINGS if option.parse is parse_endpoint}
+_SOCKETS = {field: option for field, option in SETTINGS if option.parse is parse_endpoint}
+
+
+def _same_sockets(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
+    """Yield a line for each path on which the proxy would dial itself or listen twice."""
+    others = list(_SOCKETS)
     for ours in ("listen_endpoint", "admin_endpoint"):
-        for other in flags:
-            if other != ours and real_path(values[other]) == real_path(values[ours]):
+        others.remove(ours)
+        for other in others:
+            if real_path(values[other]) == real_path(values[ours]):
                 spelt = " = ".join(dict.fromkeys((values[ours], values[other])))
-                raise ConfigError(f"{flags[ours]} and {flags[other]} are the same socket: {spelt}")
+                yield f"{_SOCKETS[ours].flag} and {_SOCKETS[other].flag} are the same socket: {spelt}"

@@ -61,18 +61,26 @@ def is_nothing(node: yaml.Node) -> bool:
     return bool(node.tag == NULL and not node.value)
 
 
-def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield a mapping's keys with their values' nodes. Raises ConfigError for a key that occurs twice or is no text."""
+def pairs(node: yaml.Node, place: Place, faults: list[ConfigError] | None = None) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield a mapping's keys with their values' nodes. Raises ConfigError for a key that occurs twice or is no text;
+    with ``faults`` all of them are added there instead, and their keys left out."""
+    tell = _raise if faults is None else faults.append
     if not isinstance(node, yaml.MappingNode):
-        raise place.fault(node, "write 'key: value' lines here")
+        tell(place.fault(node, "write 'key: value' lines here"))
+        return
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise place.fault(key, "a key is one text")
-        if key.value in seen:
-            raise place.inside(key.value).fault(key, "is there twice: remove one of them")
-        seen.add(key.value)
-        yield key.value, value
+            tell(place.fault(key, "a key is one text"))
+        elif key.value in seen:
+            tell(place.inside(key.value).fault(key, "is there twice: remove one of them"))
+        else:
+            seen.add(key.value)
+            yield key.value, value
+
+
+def _raise(fault: ConfigError) -> None:
+    raise fault
 
 
 def scalar(node: yaml.Node, place: Place) -> str:

@@ -6,18 +6,20 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.config import Config, Mode
+from runtimeproxy.settings.config import Config, Findings, Mode, Setting
 from runtimeproxy.settings.options import OPTIONS, SETTINGS, Option
 
 FILE = "/etc/x.yaml"
 IMAGE, IMAGE_VARIABLE = "remote-image-service-endpoint", "RUNTIMEPROXY_REMOTE_IMAGE_SERVICE_ENDPOINT"
+MODE_VARIABLE = "RUNTIMEPROXY_BACKEND_RUNTIME_MODE"
 TIMEOUT, TIMEOUT_VARIABLE = "hook-timeout", "RUNTIMEPROXY_HOOK_TIMEOUT"
 RUNTIME, LISTEN = "remote-runtime-service-endpoint", "koord-runtimeproxy-endpoint"
 
+DEFAULT_LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD, DOCKER = "/var/run/containerd/containerd.sock", "/var/run/docker.sock"
 VALUES: dict[str, tuple[object, str, object]] = {
     "backend-runtime-mode": (Mode.CONTAINERD, "docker", Mode.DOCKER),
-    LISTEN: ("/var/run/koord-runtimeproxy/runtimeproxy.sock", "unix:///a", "/a"),
+    LISTEN: (DEFAULT_LISTEN, "unix:///a", "/a"),
     RUNTIME: (CONTAINERD, "unix:/b", "/b"),
     IMAGE: (CONTAINERD, "/c", "/c"),
     "runtime-hook-server-key": ("runtimeproxy.koordinator.sh/skip-hookserver", "key", "key"),
@@ -168,3 +170,94 @@ def test_file_is_named_by_flag_or_environment() -> None:
     for text, fault in (("", "'' is not a name"), ("/f\n", r"'/f\\n' has a control character")):
         with pytest.raises(ConfigError, match=f"^RUNTIMEPROXY_CONFIG: {fault}"):
             config.file_named({}, {"RUNTIMEPROXY_CONFIG": text})
+
+
+DERIVED = {RUNTIME: CONTAINERD, IMAGE: CONTAINERD, "originals-dir": "/var/run/koord-runtimeproxy"}
+"""What is in force without a value, where the table of options only has words for it."""
+
+
+def test_each_default_is_shown_as_one_would_write_it() -> None:
+    shown = [Setting(o.name, o.default or DERIVED.get(o.name), "default") for o in OPTIONS]
+    assert list(config.origins({}, {})) == shown
+
+
+SHOWN: list[tuple[Sources, Setting]] = [
+    (({TIMEOUT: "1000ms"}, {TIMEOUT_VARIABLE: "2s"}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "1000ms", "flag")),
+    (({}, {TIMEOUT_VARIABLE: "2s"}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "2s", "environment")),
+    (({}, {}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "3s", "file")),
+    (({}, {}, "runtime-hook-server-val: ''"), Setting("runtime-hook-server-val", "", "file")),
+    (({RUNTIME: "/r"}, {}, None), Setting(IMAGE, "/r", "default")),
+    (({"backend-runtime-mode": "docker", IMAGE: "/i"}, {}, None), Setting(IMAGE, DOCKER, "default")),
+    (({LISTEN: "/a"}, {}, None), Setting("originals-dir", "/", "default")),
+    (({}, {}, ""), Setting("config", FILE, "default")),
+    (({"config": FILE}, {}, ""), Setting("config", FILE, "flag")),
+]
+
+
+@pytest.mark.parametrize(("sources", "setting"), SHOWN)
+def test_setting_is_shown_with_its_value_and_origin(sources: Sources, setting: Setting) -> None:
+    assert setting in config.origins(*sources, FILE)
+
+
+def test_settings_of_a_wrong_configuration_are_not_shown() -> None:
+    with pytest.raises(ConfigError, match="hook-timeout: 'x' is not a duration"):
+        config.origins({TIMEOUT: "x"}, {})
+
+
+SEVERAL = "hook-timeout: x\nhook_budget: 1s\nlog-level:\nsocket-mode: 9\nhook-timeout: 2s\nsocket-group: [a]\n[b]: c\n"
+CHECKED: list[tuple[Sources, list[str]]] = [
+    *[(sources, [line]) for sources, line in ERRORS if not sources[0]],
+    (
+        ({}, {TIMEOUT_VARIABLE: "y", IMAGE_VARIABLE: "?"}, SEVERAL),
+        [
+            f"{FILE}: unknown key 'hook_budget'",
+            f"{FILE}: log-level has no value",
+            f"{FILE}:5: hook-timeout: is there twice",
+            f"{FILE}:6: socket-group: write one text",
+            f"{FILE}:7: a key is one text",
+            f"{IMAGE_VARIABLE}: '?' is not a unix socket",
+            f"{TIMEOUT_VARIABLE}: 'y' is not a duration",
+            f"{FILE}: hook-timeout: 'x' is not a duration",
+            f"{FILE}: socket-mode: '9' is not a file mode",
+        ],
+    ),
+    (({}, {TIMEOUT_VARIABLE: "1s"}, f"{TIMEOUT}: x"), [f"{FILE}: hook-timeout: 'x'"]),
+    (({}, {}, "{"), [f"{FILE}: this is not YAML"]),
+    (({}, {}, f"{LISTEN}: /a\n{RUNTIME}: /a"), [f"--{LISTEN} and --{name} are the same" for name in (RUNTIME, IMAGE)]),
+    (
+        ({}, {}, f"{LISTEN}: /a\n{RUNTIME}: /a\nhook-timeout: x"),
+        [f"{FILE}: hook-timeout", f"--{LISTEN} and --{RUNTIME}", f"--{LISTEN} and --{IMAGE}"],
+    ),
+    # the default of a socket that is misspelt is not compared
+    (({}, {}, f"{LISTEN}: a\n{RUNTIME}: {DEFAULT_LISTEN}"), [f"{FILE}: {LISTEN}: 'a' is not a unix socket"]),
+    (({}, {}, "socket-group: none-such"), ["no group 'none-such'"]),
+    (({}, {}, "socket-group: kube\nhook-timeout: 3s"), []),
+]
+
+
+def find_group(group: str) -> None:
+    """Know one group."""
+    if group != "kube":
+        raise ConfigError(f"no group {group!r}")
+
+
+@pytest.mark.parametrize(("sources", "lines"), CHECKED)
+def test_check_tells_all_errors_at_once(sources: Sources, lines: list[str]) -> None:
+    errors = config.check(*sources[1:], FILE, find_group=find_group).errors
+    assert len(errors) == len(lines)
+    assert all(error.startswith(line) for error, line in zip(errors, lines, strict=True))
+
+
+IN_DOCKER_MODE = {MODE_VARIABLE: "Docker"}
+CHECKED_WARNINGS: list[tuple[dict[str, str], str | None, str]] = [
+    (IN_DOCKER_MODE | {IMAGE_VARIABLE: "?"}, None, IMAGE_VARIABLE),
+    (IN_DOCKER_MODE, f"{IMAGE}: /i", f"{FILE}: {IMAGE}"),
+    ({"RUNTIMEPROXY_ZZ": "secret"}, None, "RUNTIMEPROXY_ZZ"),
+]
+
+
+@pytest.mark.parametrize(("environ", "text", "origin"), CHECKED_WARNINGS)
+def test_check_tells_warnings_apart(environ: dict[str, str], text: str | None, origin: str) -> None:
+    found = config.check(environ, text, FILE)
+    assert found == Findings((), found.warnings)
+    assert [warning.startswith(f"{origin} is ignored: ") for warning in found.warnings] == [True]
