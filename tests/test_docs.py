@@ -14,12 +14,15 @@ import yaml
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import runtimeproxy
+from runtimeproxy.cli import Commands, kubelet_args
+from runtimeproxy.cli.completion import INSTALL
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.hook import METHODS
+from scripts import outputs
 from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
@@ -27,7 +30,7 @@ from tests.hooks.sdk.processes import running
 LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
 COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("    ")}
 PACKAGE = Path(runtimeproxy.__file__).parent
-SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
+SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
 def test_configuration_has_the_table_of_options() -> None:
@@ -61,8 +64,20 @@ def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
 
 
 def test_readme_has_the_kubelets_flags() -> None:
-    endpoint = f"--container-runtime-endpoint={SOCKET}"
-    assert {endpoint, f"--container-runtime=remote {endpoint}", f"--docker-endpoint={SOCKET}"} <= LITERALS
+    stay = {"cri-docker.service": "the kubelet's stay; cri-dockerd gets "}
+    told = [[r.kubelet, f"{stay.get(r.unit.name, '')}``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
+    assert table(README, "Run it") == told
+
+
+def test_commands_have_the_outputs_that_the_page_shows() -> None:
+    """``python -m scripts.outputs`` writes them."""
+    assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
+
+
+def test_page_of_commands_names_each_of_them() -> None:
+    named = set(re.findall(r"``(?:runtimeproxy )?([a-z-]+)", DOCS["commands"]))
+    assert named >= Commands.LOADERS.keys()
+    assert [[shell, f"``{command}``"] for shell, command in INSTALL.items()] == table(DOCS["commands"], "Completion")
 
 
 WORDS = [

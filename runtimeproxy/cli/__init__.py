@@ -3,7 +3,7 @@
 Owns the entry points, the exit codes and the one line that an error becomes.
 Must not know: what a command does; each command is a file of its own and imports what is heavy when it runs.
 Invariants: exit code 2 means that the command line, the environment or the file was wrong and nothing was opened;
-1 means that running failed; no traceback reaches the user.
+1 means that running failed, or that a check found something; no traceback reaches the user.
 """
 
 import os
@@ -17,6 +17,7 @@ import click
 from runtimeproxy.cli.run import FAILED, run_command, words
 from runtimeproxy.version import VERSION
 
+PROGRAM = "runtimeproxy"
 WRONG_USE = 2
 INTERRUPTED = 130
 
@@ -26,6 +27,10 @@ class Commands(click.Group):
 
     LOADERS: Mapping[str, Callable[[], click.Command]] = {
         "run": run_command,
+        "config": lambda: import_module("runtimeproxy.cli.config").config_group(),
+        "kubelet-args": lambda: import_module("runtimeproxy.cli.kubelet_args").kubelet_args_command(),
+        "version": lambda: import_module("runtimeproxy.cli.version").version_command(),
+        "completion": lambda: import_module("runtimeproxy.cli.completion").completion_command(),
         # The proxy imports no hook server: the tools of their authors are found by name.
         "hook": lambda: import_module("runtimeproxy_hooks.tools.command").hook_group(),
     }
@@ -39,10 +44,14 @@ class Commands(click.Group):
 
 def main() -> int:
     """Run ``runtimeproxy`` with the process's arguments and return its exit code."""
-    group = Commands(
+    return _guarded(command_group(), PROGRAM)
+
+
+def command_group() -> Commands:
+    """Return the group of all commands."""
+    return Commands(
         help="A proxy between the kubelet and the container runtime that calls hook servers.", no_args_is_help=False
     )
-    return _guarded(group, "runtimeproxy")
 
 
 def koord_runtime_proxy() -> int:

@@ -8,14 +8,14 @@ Invariant: whatever is wrong with the configuration is a click.ClickException, r
 import logging
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import click
 
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.observe import logs
 from runtimeproxy.settings import config
-from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
+from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS, Option
 
 FAILED = 1
 
@@ -41,17 +41,25 @@ class _Command(click.Command):
 
 def run_command() -> click.Command:
     """Return the command with one flag for each row of the table of options."""
-    flags: list[click.Parameter] = [
-        click.Option([o.flag], metavar=o.metavar, help=f"{o.help}  [default: {o.shown_default}]") for o in OPTIONS
-    ]
     help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
-    return _Command("run", params=flags, callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG)
+    return _Command(
+        "run", params=option_flags(OPTIONS), callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG
+    )
+
+
+def option_flags(options: Iterable[Option]) -> list[click.Parameter]:
+    """Return a flag for each of these options."""
+    return [click.Option([o.flag], metavar=o.metavar, help=f"{o.help}  [default: {o.shown_default}]") for o in options]
+
+
+def flags_given(given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the texts of the flags that were given, by the options' names."""
+    return {name.replace("_", "-"): text for name, text in given.items() if text is not None}
 
 
 def _run(**given: str | None) -> int:
-    flags = {name.replace("_", "-"): text for name, text in given.items() if text is not None}
     try:
-        settings = configuration(flags, os.environ)
+        settings = configuration(flags_given(given), os.environ)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     handler = logs.configure(settings.log_level, settings.log_format)
@@ -89,23 +97,31 @@ def configuration(
 ) -> config.Config:
     """Return the configuration, with the file that is named, or else the default file if it is there. Raises
     ConfigError for every value, key or file that is wrong, and for a group that does not exist."""
-    named = config.file_named(flags, environ)
-    path = default_file if named is None else named
-    try:
-        with open(path, encoding="utf-8") as file:
-            text: str | None = file.read()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if named is not None or os.path.islink(path):  # a link to nowhere was put there for a file that is missing
-            raise _unreadable(path, error) from None
-        text = None
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
+    text, path = configuration_file(flags, environ, default_file)
     settings = config.load(flags, environ, text, path, os.path.realpath)
     if settings.socket_group is not None:
         from runtimeproxy.relay.listener import group_id
 
         group_id(settings.socket_group)
     return settings
+
+
+def configuration_file(
+    flags: Mapping[str, str], environ: Mapping[str, str], default_file: str = DEFAULT_FILE
+) -> tuple[str | None, str]:
+    """Return the text and the path of the configuration file; without a text if none is named or at the default path.
+    Raises ConfigError if it cannot be read."""
+    named = config.file_named(flags, environ)
+    path = default_file if named is None else named
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(), path
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if named is not None or os.path.islink(path):  # a link to nowhere was put there for a file that is missing
+            raise _unreadable(path, error) from None
+        return None, path
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:

@@ -54,7 +54,10 @@ def test_version_and_commands_are_told(run: Run) -> None:
     assert re.search(r"\n  run +Run the proxy\.\n", run("runtimeproxy", "--help")[1])
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "run --help", "hook verify --help"])
+HELPS = ["--help", "--version", "run --help", "hook verify --help", "config check --help", "kubelet-args --help"]
+
+
+@pytest.mark.parametrize("arguments", [*HELPS, "completion --help", "version --help"])
 def test_help_and_version_import_nothing_heavy(arguments: str) -> None:
     code = (
         f"import sys; sys.argv = ['runtimeproxy', *{arguments.split()}]; from runtimeproxy.cli import main; main();"

@@ -1,0 +1,102 @@
+"""``runtimeproxy config``: outputs and exit codes; what is wrong with which value stands in tests/settings."""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtimeproxy.settings import config
+from runtimeproxy.settings.options import OPTIONS, SETTINGS
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def check(run: Run) -> Run:
+    """Return what runs ``config check``."""
+    return partial(run, "runtimeproxy", "config", "check")
+
+
+@pytest.fixture
+def show(run: Run) -> Run:
+    """Return what runs ``config show``, as JSON."""
+    return partial(run, "runtimeproxy", "config", "show", "-o", "json")
+
+
+WRONG = "hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\n"
+
+
+def test_check_prints_all_errors_and_warnings(check: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(WRONG)
+    code, out, err = check(file, RUNTIMEPROXY_X="canary")
+    words = [
+        f"{file}: unknown key",
+        f"{file}: hook-timeout: 'soon'",
+        "--socket-group: there is no",
+        "RUNTIMEPROXY_X is",
+    ]
+    assert (code, err) == (1, "")
+    head, *lines = out.splitlines()
+    assert head.split() == ["SEVERITY", "FINDING"]
+    assert [line.split()[0] for line in lines] == ["error", "error", "error", "warning"]
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+    assert "canary" not in out
+
+
+def test_check_of_what_is_right_says_so(check: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("hook-timeout: 3s\n")
+    assert check(file) == (0, f"{file}: nothing is wrong\n", "")
+    assert check(file, "-o", "json") == (0, "[]\n", "")
+    assert check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
+
+
+def test_check_with_a_warning_alone_is_exit_code_0(check: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").touch()
+    code, out, _ = check(tmp_path / "x.yaml", "--no-headers", RUNTIMEPROXY_X="1")
+    assert (code, out.split()[:3]) == (0, ["warning", "RUNTIMEPROXY_X", "is"])
+
+
+def test_check_of_a_file_that_is_not_there_is_wrong_use(check: Run) -> None:
+    said = "runtimeproxy: error: /no/x.yaml: the configuration file cannot be read: No such file or directory\n"
+    assert check("/no/x.yaml") == (2, "", said)
+
+
+def test_check_opens_nothing_but_the_file(check: Run, tmp_path: Path) -> None:
+    sockets = "".join(f"{o.name}: {tmp_path}/{o.field}\n" for _, o in SETTINGS if o.metavar in ("SOCKET", "DIR"))
+    (tmp_path / "x.yaml").write_text(sockets)
+    assert check(tmp_path / "x.yaml")[0] == 0
+    assert os.listdir(tmp_path) == ["x.yaml"]
+
+
+def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("hook-budget: 30s\n")
+    code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
+    rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}
+    assert (code, err, list(rows)) == (0, "", [option.name for option in OPTIONS])
+    told = {"hook-budget": ("30s", "file"), "log-level": ("debug", "flag"), "hook-timeout": ("3s", "environment")}
+    assert {key: rows[key] for key in told} == told
+    assert (rows["socket-group"], rows["config"]) == ((None, "default"), (str(file), "flag"))
+
+
+def test_show_leaves_the_origin_out_unless_it_is_asked_for(show: Run) -> None:
+    assert all(row.keys() == {"key", "value"} for row in json.loads(show()[1]))
+
+
+def test_show_of_a_wrong_configuration_is_exit_code_2(show: Run) -> None:
+    code, out, err = show("--hook-timeout=soon")
+    assert (code, out) == (2, "")
+    assert err.startswith("runtimeproxy: error: --hook-timeout: 'soon' is not a duration")
+
+
+def test_default_is_a_file_that_changes_nothing(run: Run) -> None:
+    code, out, err = run("runtimeproxy", "config", "default")
+    assert (code, err) == (0, "")
+    assert config.load({}, {}, out, "x") == config.load({}, {})
+    assert list(yaml.safe_load(out)) == [option.name for _, option in SETTINGS if option.default is not None]
+    for _, option in SETTINGS:
+        assert f"\n# {option.help}\n{'' if option.default else '#'}{option.name}: " in out

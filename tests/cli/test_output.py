@@ -1,0 +1,29 @@
+"""The output of commands in each form."""
+
+import json
+
+import pytest
+import yaml
+
+from runtimeproxy.cli.output import row_text
+
+ROWS = [{"name": "a", "value": "1"}, {"name": "long", "value": None}]
+TABLES = [
+    (ROWS, ("name", "value"), False, "NAME   VALUE\na      1\nlong   -"),
+    (ROWS, ("name", "value"), True, "a      1\nlong   -"),
+    (ROWS, ("value",), False, "VALUE\n1\n-"),
+    ([], ("name",), False, "NAME"),
+    ([], ("name",), True, ""),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "no_headers", "text"), TABLES)
+def test_table(rows: list[dict[str, str | None]], columns: tuple[str, ...], no_headers: bool, text: str) -> None:
+    assert row_text(rows, columns, "table", no_headers) == text
+
+
+@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_rows_as_data_have_the_asked_columns(output: str, read: object) -> None:
+    assert callable(read)
+    assert read(row_text(ROWS, ("name", "value"), output, False)) == ROWS
+    assert read(row_text(ROWS, ("value",), output, True)) == [{"value": "1"}, {"value": None}]
