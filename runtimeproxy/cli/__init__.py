@@ -85,6 +85,15 @@ def _fill_standard_files() -> None:
         os.close(opened)
 
 
+def _drop_unwritten_output() -> None:
+    """Lead standard output to /dev/null if it takes no more: else Python writes an error of its own when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(name: str, text: str, code: int) -> int:
+    _drop_unwritten_output()
     print(f"{name}: error: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -6,11 +6,12 @@ Invariant: no command opens or makes a socket, a lock or a directory; only the c
 """
 
 import os
+from functools import partial
 
 import click
 
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import FAILED, configuration_file, flags_given, option_flags
+from runtimeproxy.cli.run import FAILED, complete_value, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
@@ -34,7 +35,7 @@ def config_group() -> click.Group:
 
 
 @click.command("check", short_help="Find all errors of a file and the environment.")
-@click.argument("file", metavar="[FILE]", required=False)
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=partial(complete_value, FILE_OPTION))
 @row_options
 def _check(file: str | None, output: str, no_headers: bool) -> int:
     """Print everything that is wrong with FILE and the environment variables, and open nothing but FILE.

@@ -22,6 +22,7 @@ _DOCKERSHIM_ENDS = (1, 24)
 """From this version on the kubelet speaks CRI only, and needs no flag that says so."""
 _ANY = (1 << 30, 0)
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?")
+_PLAIN_PATH = re.compile("[A-Za-z0-9/._+@-]+")
 _FLAGS = tuple(
     option for option in OPTIONS if option in (MODE_OPTION, FILE_OPTION) or option.field == "listen_endpoint"
 )
@@ -118,9 +119,9 @@ def _kubelet_args(kube_version: str, cri_dockerd: bool, output: str, **given: st
     try:
         settings = configuration(flags_given(given), os.environ)
         row = row_for(_version(kube_version), Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
+        parts = _parts(row, settings.listen_endpoint)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    parts = _parts(row, settings.listen_endpoint)
     click.echo(_text(row, parts) if output == TEXT else structured_text(parts, output))
 
 
@@ -143,6 +144,11 @@ def _version(text: str) -> tuple[int, int]:
 
 
 def _parts(row: Row, socket: str) -> dict[str, str | list[str]]:
+    if not _PLAIN_PATH.fullmatch(socket):
+        raise ConfigError(
+            f"--koord-runtimeproxy-endpoint: {socket!r} has characters that a unit or the kubelet reads in ways of "
+            "their own: take a path of letters, digits and ._+@-"
+        )
     flags = row.flags_for(socket)
     file = f"/etc/systemd/system/{row.unit.name}.d/90-runtimeproxy.conf"
     restart = ["systemctl daemon-reload", f"systemctl restart {row.unit.name}"]

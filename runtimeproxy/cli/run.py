@@ -9,13 +9,28 @@ import logging
 import os
 import traceback
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.observe import logs
 from runtimeproxy.settings import config
-from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS, Option
+from runtimeproxy.settings.options import (
+    DEFAULT_FILE,
+    ENVIRONMENT_PREFIX,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    MODE_OPTION,
+    OPTIONS,
+    SOCKET_FORMS,
+    Mode,
+    Option,
+)
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 FAILED = 1
 
@@ -24,6 +39,9 @@ _EPILOG = (
     "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
     f"{SOCKET_FORMS}; a DURATION 500ms, 2s, 1m or a number of seconds."
 )
+
+_PATHS = ("SOCKET", "DIR", "FILE")
+_WORDS = {MODE_OPTION.name: tuple(mode.value for mode in Mode), "log-level": LOG_LEVELS, "log-format": LOG_FORMATS}
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +67,26 @@ def run_command() -> click.Command:
 
 def option_flags(options: Iterable[Option]) -> list[click.Parameter]:
     """Return a flag for each of these options."""
-    return [click.Option([o.flag], metavar=o.metavar, help=f"{o.help}  [default: {o.shown_default}]") for o in options]
+    return [
+        click.Option(
+            [o.flag],
+            metavar=o.metavar,
+            help=f"{o.help}  [default: {o.shown_default}]",
+            shell_complete=partial(complete_value, o),
+        )
+        for o in options
+    ]
+
+
+def complete_value(
+    option: Option, context: click.Context, parameter: click.Parameter, begun: str
+) -> list["CompletionItem[str]"]:
+    """Return what a shell offers for an option's value: its words, or that it is a path."""
+    from click.shell_completion import CompletionItem
+
+    if option.metavar in _PATHS:
+        return [CompletionItem(begun, type="file")]
+    return [CompletionItem(word) for word in _WORDS.get(option.name, ()) if word.startswith(begun)]
 
 
 def flags_given(given: Mapping[str, str | None]) -> dict[str, str]:

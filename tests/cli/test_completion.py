@@ -47,7 +47,11 @@ ANSWERS = [
     ("bash", "runtimeproxy config ", "2", {"plain,check", "plain,show", "plain,default"}),
     ("bash", "runtimeproxy run --hook-b", "2", {"plain,--hook-budget"}),
     ("bash", "runtimeproxy version -o j", "3", {"plain,json"}),
-    ("zsh", "runtimeproxy kubelet-args --cri", "2", {"plain", "--cri-dockerd"}),
+    ("bash", "runtimeproxy run --log-level d", "3", {"plain,debug"}),
+    ("bash", "runtimeproxy config show --backend-runtime-mode D", "4", {"plain,Docker"}),
+    ("bash", "runtimeproxy run --config /etc", "3", {"file,/etc"}),
+    ("bash", "runtimeproxy config check ", "3", {"file,"}),
+    ("zsh", "runtimeproxy comp", "1", {"plain", "completion", "Print the script by which a shell completes commands."}),
     ("fish", "runtimeproxy comp", "comp", {"plain,completion\tPrint the script by which a shell completes commands."}),
 ]
 
@@ -57,7 +61,7 @@ def test_shell_is_answered(shell: str, line: str, word: str, answers: set[str]) 
     asked = environ(_RUNTIMEPROXY_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=word)
     command = [sys.executable, "-m", "runtimeproxy"]
     done = subprocess.run(command, env=asked, capture_output=True, text=True, check=True, timeout=60)
-    assert answers <= set(done.stdout.splitlines())
+    assert answers == set(done.stdout.splitlines())
     assert done.stderr == ""
 
 

@@ -76,6 +76,7 @@ WRONG = [
     (["1.17"], "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later"),
     (["new"], "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3"),
     (["1.24", IN_DOCKER_MODE], NO_DOCKERSHIM),
+    (["1.24", "--koord-runtimeproxy-endpoint=/a%b"], "--koord-runtimeproxy-endpoint: '/a%b' has characters that"),
     (["1.24", "--config=/no/x"], "/no/x: the configuration file cannot be read"),
     (["1.24", "-o", "table"], "Invalid value for '-o' / '--output'"),
 ]
