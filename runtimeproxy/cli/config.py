@@ -11,7 +11,7 @@ from functools import partial
 import click
 
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import FAILED, complete_value, configuration_file, flags_given, option_flags
+from runtimeproxy.cli.run import FAILED, complete_value, configuration, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
@@ -41,8 +41,10 @@ def _check(file: str | None, output: str, no_headers: bool) -> int:
     """Print everything that is wrong with FILE and the environment variables, and open nothing but FILE.
 
     Without FILE it is the file that the proxy would read. The exit code is 1 if there is an error, with which the proxy
-    would not start. A warning alone is exit code 0.
+    would not start. A warning alone is exit code 0. A FILE that cannot be read as text is wrong use, exit code 2.
     """
+    if file == "":
+        raise click.UsageError("FILE is empty: name one, or leave it out")
     try:
         text, path = configuration_file({} if file is None else {FILE_OPTION.name: file}, os.environ)
     except ConfigError as error:
@@ -66,9 +68,12 @@ def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> N
     """Print the configuration that the proxy would have with these flags, this environment and its file."""
     flags = flags_given(given)
     try:
-        settings = config.origins(flags, os.environ, *configuration_file(flags, os.environ))
+        warnings = configuration(flags, os.environ).warnings
+        settings = config.origins(flags, os.environ, *configuration_file(flags, os.environ), os.path.realpath)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
     rows = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in settings]
     click.echo(row_text(rows, ("key", "value", "origin") if origin else ("key", "value"), output, no_headers))
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import click
 
 from runtimeproxy.cli.output import JSON, YAML, output_option, structured_text
-from runtimeproxy.cli.run import configuration, flags_given, option_flags
+from runtimeproxy.cli.run import configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings import config
 from runtimeproxy.settings.options import FILE_OPTION, MODE_OPTION, OPTIONS, Mode
 
 TEXT = "text"
@@ -117,7 +118,10 @@ def _kubelet_args(kube_version: str, cri_dockerd: bool, output: str, **given: st
     Mode and socket are those of the proxy's configuration: these flags, the environment, the file.
     """
     try:
-        settings = configuration(flags_given(given), os.environ)
+        flags = flags_given(given)
+        settings = config.load(flags, os.environ, *configuration_file(flags, os.environ))  # the group may be elsewhere
+        if cri_dockerd and MODE_OPTION.name in flags and settings.mode is not Mode.DOCKER:
+            raise ConfigError(f"--cri-dockerd is for Docker mode: take {MODE_OPTION.flag} out")
         row = row_for(_version(kube_version), Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
         parts = _parts(row, settings.listen_endpoint)
     except ConfigError as error:

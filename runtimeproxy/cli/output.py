@@ -53,4 +53,11 @@ def structured_text(value: Any, output: str) -> str:
         return json.dumps(value, indent=2)
     import yaml
 
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000).rstrip("\n")
+    class Dumper(yaml.SafeDumper):
+        """Writes a text of several lines as a literal block."""
+
+    def write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, write_text)
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000).rstrip("\n")

@@ -126,10 +126,14 @@ def load(
 
 
 def origins(
-    flags: Mapping[str, str], environ: Mapping[str, str], file_text: str | None = None, file_origin: str = ""
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    file_text: str | None = None,
+    file_origin: str = "",
+    real_path: Callable[[str], str] = str,
 ) -> tuple[Setting, ...]:
     """Return the settings in the order of the table, each with its value and origin. Raises ConfigError as ``load``."""
-    config = load(flags, environ, file_text, file_origin)
+    config = load(flags, environ, file_text, file_origin, real_path)
     sources = _sources(flags, environ, file_text, file_origin)
     _without_image_endpoint(sources)
     derived = {
@@ -273,7 +277,7 @@ def _added_to(faults: list[ConfigError]) -> Iterator[None]:
 
 def _nearest(name: str, known: set[str], prefix: str = "") -> str:
     near = get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the options"
+    return f"; did you mean {prefix}{near[0]}?" if near else "; runtimeproxy config default lists them"
 
 
 _SOCKETS = {field: option for field, option in SETTINGS if option.parse is parse_endpoint}

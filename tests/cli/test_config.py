@@ -63,6 +63,7 @@ def test_check_with_a_warning_alone_is_exit_code_0(check: Run, tmp_path: Path) -
 def test_check_of_a_file_that_is_not_there_is_wrong_use(check: Run) -> None:
     said = "runtimeproxy: error: /no/x.yaml: the configuration file cannot be read: No such file or directory\n"
     assert check("/no/x.yaml") == (2, "", said)
+    assert check("")[2].startswith("runtimeproxy: error: FILE is empty: ")
 
 
 def test_check_opens_nothing_but_the_file(check: Run, tmp_path: Path) -> None:
@@ -85,6 +86,12 @@ def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None
 
 def test_show_leaves_the_origin_out_unless_it_is_asked_for(show: Run) -> None:
     assert all(row.keys() == {"key", "value"} for row in json.loads(show()[1]))
+
+
+def test_show_warns_of_what_is_ignored(show: Run) -> None:
+    code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
+    warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
+    assert (code, "/x" in out, err) == (0, False, warning)
 
 
 def test_show_of_a_wrong_configuration_is_exit_code_2(show: Run) -> None:

@@ -71,8 +71,13 @@ def test_mode_is_that_of_the_proxys_environment(kubelet_args: Run) -> None:
     assert f"    {DOCKER}\n" in out
 
 
+def test_group_of_another_machine_does_not_matter(kubelet_args: Run) -> None:
+    assert kubelet_args("1.31", RUNTIMEPROXY_SOCKET_GROUP="no-such")[::2] == (0, "")
+
+
 NO_DOCKERSHIM = "--kube-version: from 1.24 on the kubelet has no dockershim: add --cri-dockerd"
 WRONG = [
+    (["1.31", "--cri-dockerd", "--backend-runtime-mode=containerd"], "--cri-dockerd is for Docker mode"),
     (["1.17"], "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later"),
     (["new"], "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3"),
     (["1.24", IN_DOCKER_MODE], NO_DOCKERSHIM),

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from runtimeproxy.cli.output import row_text
+from runtimeproxy.cli.output import row_text, structured_text
 
 ROWS = [{"name": "a", "value": "1"}, {"name": "long", "value": None}]
 TABLES = [
@@ -20,6 +20,10 @@ TABLES = [
 @pytest.mark.parametrize(("rows", "columns", "no_headers", "text"), TABLES)
 def test_table(rows: list[dict[str, str | None]], columns: tuple[str, ...], no_headers: bool, text: str) -> None:
     assert row_text(rows, columns, "table", no_headers) == text
+
+
+def test_text_of_several_lines_is_a_literal_block() -> None:
+    assert structured_text({"a": "1\n2\n"}, "yaml") == "a: |\n  1\n  2"
 
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])

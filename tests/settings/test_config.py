@@ -79,7 +79,7 @@ FAULTS = [
     (r'runtime-hook-server-val: "\ud800"', "runtime-hook-server-val: '\\ud800' has a"),
     ("hook-timeouts: 1s", "unknown key 'hook-timeouts'; did you mean hook-timeout?"),
     ("hook_budget: 1s", "unknown key 'hook_budget'; did you mean hook-budget?"),
-    ("zzz: 1", "unknown key 'zzz'; --help lists the options"),
+    ("zzz: 1", "unknown key 'zzz'; runtimeproxy config default lists them"),
     ("config: /a", "unknown key 'config'"),
 ]
 Sources = tuple[dict[str, str], dict[str, str], str | None]
@@ -141,7 +141,7 @@ def test_misspelt_variable_is_warned_about_without_its_value() -> None:
     environ = {"RUNTIMEPROXY_HOOK_TIMOUT": "secret", "RUNTIMEPROXY_ZZ": "secret", "OTHER": "secret"}
     assert config.load({}, environ).warnings == (
         "RUNTIMEPROXY_HOOK_TIMOUT is ignored: there is no such option; did you mean RUNTIMEPROXY_HOOK_TIMEOUT?",
-        "RUNTIMEPROXY_ZZ is ignored: there is no such option; --help lists the options",
+        "RUNTIMEPROXY_ZZ is ignored: there is no such option; runtimeproxy config default lists them",
     )
 
 
