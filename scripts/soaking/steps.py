@@ -94,6 +94,7 @@ TESTED = {
         system("streams", "dockerd_streams"),
     ),
     "hooks": (HANGS, system("hook_failures", "plugins", "policy_exact", "secrets")),
+    "metrics": ("10,000 creates for each policy, half of them with a failure or a change", system("metrics_truth")),
     "peers": ("10,000 mutations", [HEADS, *system("backends_broken", "bounds", "crowd")]),
     "cancels": ("10,000 cancels", system("cancels")),
     "restarts": ("100 restarts, 100 second starts, 50 kills", system("restarts", "engines_killed", "containerd")),
