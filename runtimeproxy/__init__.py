@@ -17,6 +17,7 @@ Beside the calls ``core.sync`` keeps the Store equal to what the runtime has, th
 and ``core.originals_file`` keeps what no runtime tells: the kubelet's own values of what hooks replaced.
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` > ``cri`` | ``docker`` > ``core`` > ``plugins`` > ``hookapi`` > ``rpc`` > ``relay`` > ``wire`` |
-``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` | ``version``.
+``cli`` > ``app`` | ``doctor`` > ``cri`` | ``docker`` > ``core`` > ``plugins`` > ``hookapi`` > ``rpc`` > ``relay`` >
+``wire`` | ``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` | ``version``. ``doctor`` looks at a node
+from a process of its own.
 """

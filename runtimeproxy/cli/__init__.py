@@ -31,6 +31,7 @@ class Commands(click.Group):
         "kubelet-args": lambda: import_module("runtimeproxy.cli.kubelet_args").kubelet_args_command(),
         "version": lambda: import_module("runtimeproxy.cli.version").version_command(),
         "completion": lambda: import_module("runtimeproxy.cli.completion").completion_command(),
+        "doctor": lambda: import_module("runtimeproxy.cli.doctor").doctor_command(),
         # The proxy imports no hook server: the tools of their authors are found by name.
         "hook": lambda: import_module("runtimeproxy_hooks.tools.command").hook_group(),
     }

@@ -6,13 +6,19 @@ Invariant: the output is plain, without colour and control characters, wherever 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 TABLE, JSON, YAML = "table", "json", "yaml"
 NOT_SET = "-"
+_GAP = "   "
+_NARROWEST = 20
+"""The room that a table's last column has on the narrowest terminal."""
 
 _Command = Callable[..., int | None]
 
@@ -36,15 +42,38 @@ def row_options(command: _Command) -> _Command:
 
 
 def row_text(rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool) -> str:
-    """Return rows of these columns in a form, without the last line feed."""
+    """Return rows of these columns in a form, without the last line feed.
+
+    A table's last column is wrapped below itself on a terminal; elsewhere each row is one line.
+    """
     if output != TABLE:
         return structured_text([{column: row[column] for column in columns} for row in rows], output)
     head = [] if no_headers else [[column.upper() for column in columns]]
-    lines = head + [[NOT_SET if row[column] is None else str(row[column]) for column in columns] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    return "\n".join(
-        "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    cells = head + [[NOT_SET if row[column] is None else str(row[column]) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
+    room = _room(sum(width + len(_GAP) for width in widths))
+    return "\n".join(line for row in cells for line in _lines(row, widths, room))
+
+
+def _room(taken: int) -> int | None:
+    """Return how many columns of the terminal are left; None if stdout is no terminal."""
+    return max(shutil.get_terminal_size().columns - taken, _NARROWEST) if sys.stdout.isatty() else None
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], room: int | None) -> Iterator[str]:
+    """Yield the lines of a row; all but the first have text of the last column only."""
+    *first, last = row
+    start = "".join(f"{cell:{width}}{_GAP}" for cell, width in zip(first, widths, strict=True))
+    parts = [" ".join(last.splitlines())] if room is None else _wrapped(last, room)
+    yield (start + parts[0]).rstrip()
+    for part in parts[1:]:
+        yield " " * len(start) + part
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    """Return the lines of a text, none longer than the room unless by a single word, such as a path."""
+    wrapped = (textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+    return [part for parts in wrapped for part in parts] or [""]
 
 
 def structured_text(value: Any, output: str) -> str:

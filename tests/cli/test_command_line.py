@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
 HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack")
-HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers")
+HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers", "runtimeproxy.doctor")
 LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
 
 
@@ -57,7 +57,7 @@ def test_version_and_commands_are_told(run: Run) -> None:
 HELPS = ["--help", "--version", "run --help", "hook verify --help", "config check --help", "kubelet-args --help"]
 
 
-@pytest.mark.parametrize("arguments", [*HELPS, "completion --help", "version --help"])
+@pytest.mark.parametrize("arguments", [*HELPS, "completion --help", "doctor --help", "version --help"])
 def test_help_and_version_import_nothing_heavy(arguments: str) -> None:
     code = (
         f"import sys; sys.argv = ['runtimeproxy', *{arguments.split()}]; from runtimeproxy.cli import main; main();"

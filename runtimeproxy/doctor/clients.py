@@ -1,0 +1,133 @@
+"""Checks of who calls the runtime: where the kubelet and cri-dockerd really go, and who goes past the proxy.
+
+Owns the places where these two programs are told their endpoint, and their order.
+Must not know: what the runtime or a hook server answers.
+Invariant: of arguments and files nothing is told but the endpoint.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from runtimeproxy.doctor.findings import Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.machine import Machine, Process, at, same
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings.config import Mode, parse_endpoint
+
+KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
+_CLIENTS = (
+    *(KUBELET, CRI_DOCKERD, "dockerd", "docker", "crictl", "ctr", "nerdctl", "koordlet", "cadvisor", "buildkitd"),
+    *("containerd", "node-problem-detector"),
+)
+"""Programs that use a runtime's socket: the suspects where somebody goes past the proxy."""
+
+
+class _Told(NamedTuple):
+    """An endpoint, and where it is set."""
+
+    endpoint: str
+    origin: str
+
+
+def kubelet(machine: Machine) -> Iterator[Finding]:
+    """Tell where each kubelet calls its runtime."""
+    if machine.config.mode is Mode.DOCKER and any(machine.processes(CRI_DOCKERD)):
+        yield ok("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
+        return
+    flag = "docker-endpoint" if machine.config.mode is Mode.DOCKER else "container-runtime-endpoint"
+    running = list(machine.processes(KUBELET))
+    for process in running:
+        told = _flag(process, flag) or (None if machine.config.mode is Mode.DOCKER else _from_files(machine, process))
+        yield _judged(machine, process, told, flag)
+    if not running:
+        yield unknown("no process named kubelet is seen here", "start it, or run doctor in the node's pid namespace")
+
+
+def cri_dockerd(machine: Machine) -> Iterator[Finding]:
+    """Tell where each cri-dockerd calls dockerd."""
+    if machine.config.mode is not Mode.DOCKER:
+        yield ok("not looked at: cri-dockerd belongs to Docker mode")
+        return
+    flag, running = "docker-endpoint", list(machine.processes(CRI_DOCKERD))
+    judged = [_judged(machine, process, _flag(process, flag), flag) for process in running]
+    yield from judged or [ok("no cri-dockerd runs here")]
+
+
+def _judged(machine: Machine, process: Process, told: _Told | None, flag: str) -> Finding:
+    who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
+    to_do = f"set --{flag}=unix://{ours} and restart {process.name}; README.rst, Run it"
+    if told is None:
+        return failed(f"{who} is told no endpoint and takes its default, not the proxy", to_do)
+    try:
+        path = parse_endpoint(told.endpoint, told.origin)
+    except ConfigError as error:
+        return failed(f"{who}: {error}", to_do)
+    where = f"{who} calls {path}, by {told.origin}"
+    if same(path, ours):
+        return ok(where)
+    past = "the runtime itself, past the proxy" if same(path, machine.config.runtime_endpoint) else "no proxy"
+    return failed(f"{where}: that is {past}", to_do)
+
+
+def _flag(process: Process, name: str) -> _Told | None:
+    value = process.flag(name)
+    return None if value is None else _Told(value, f"--{name}")
+
+
+def _from_files(machine: Machine, process: Process) -> _Told | None:
+    """Return what the last of the kubelet's drop-ins that names an endpoint says, or else its file. Raises OSError.
+
+    Source: Kubernetes, "Kubelet Configuration Directory Merging"; a flag wins over both.
+    """
+    files = [name for name in (process.flag("config"),) if name]
+    if folder := process.flag("config-dir"):
+        seen = _seen_by(machine, process, folder)
+        files += [f"{folder}/{path.relative_to(seen)}" for path in sorted(seen.rglob("*.conf"))]
+    told = None
+    for name in files:
+        told = _endpoint_in(_seen_by(machine, process, name).read_text(errors="replace"), name) or told
+    return told
+
+
+def _seen_by(machine: Machine, process: Process, path: str) -> Path:
+    """Return a path as the process sees it, in its own mount namespace and working directory."""
+    base = "root" if os.path.isabs(path) else "cwd"
+    return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
+
+
+def _endpoint_in(text: str, name: str) -> _Told | None:
+    try:
+        content: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
+    value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
+    return _Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
+
+
+def past_the_proxy(machine: Machine) -> Iterator[Finding]:
+    """Count who is connected to the runtime's socket, and how many of these the proxy cannot be.
+
+    /proc does not tell which client belongs to which connection. A client's own end has no path: the proxy cannot be
+    more of the runtime's connections than it has such ends.
+    """
+    path, sockets = machine.config.runtime_endpoint, machine.sockets()
+    count = sum(found.connected for found in at(path, sockets))
+    ends = frozenset(found.inode for found in sockets if found.connected and not found.path)
+    proxy = machine.proxy()
+    ours = 0 if proxy is None else len(ends & machine.open_sockets(proxy))
+    others = count - ours
+    if others <= 0:
+        yield ok(f"{path} has {count} connections, no more than the proxy's own")
+        return
+    who = ", ".join(_suspects(machine, ends)) or "no known client is seen"
+    text = f"{others} or more of the {count} connections to {path} go past the proxy (may be: {who})"
+    yield warning(text, "point whoever creates containers at the proxy's socket; who only reads may stay")
+
+
+def _suspects(machine: Machine, ends: frozenset[int]) -> Sequence[str]:
+    """Return the known clients of runtimes that have a connection on a unix socket at all."""
+    found = machine.processes(*_CLIENTS)
+    return sorted(f"{p.name} pid {p.pid}" for p in found if not ends.isdisjoint(machine.open_sockets(p.pid)))

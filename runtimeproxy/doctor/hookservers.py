@@ -1,0 +1,127 @@
+"""Checks of the hook servers: their registration files, a call to each, and the label that leaves pods out.
+
+Owns the pod that is invented for the call, and the hook points that are tried.
+Must not know: the runtime, the kubelet.
+Invariant: only a Pre hook point is called, for a pod without labels, annotations and variables, in a cgroup that does
+not exist: hook servers take a Post call for something that has happened.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from time import perf_counter
+
+from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.machine import Machine, denied
+from runtimeproxy.errors import ConfigError, HookError, Reason
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
+from runtimeproxy.plugins import directory
+from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse
+from runtimeproxy.plugins.registry import Content, UnreadableFile
+from runtimeproxy.relay.listener import folder_fault
+
+_NAME = "runtimeproxy-doctor"
+INVENTED = HookRequest(
+    PodInfo(name=_NAME, namespace=_NAME, uid=_NAME, cgroup_parent=f"/{_NAME}"), ContainerInfo(name=_NAME)
+)
+TRIED = ("PreCreateContainer", "PreRunPodSandbox", "PreUpdateContainerResources", "PreStartContainer")
+"""The hook points that may be called; the first one that a server registered for is."""
+
+_TO_DO = {
+    Reason.UNREACHABLE: "start the hook server, or remove its registration file",
+    Reason.DEADLINE: "look why it hangs; until then remove its registration file, or restart it",
+    Reason.UNIMPLEMENTED: "take the hook point out of the registration file, or update the hook server",
+    Reason.UNTRUSTED_SOCKET: "let only root, or the proxy's own user, own the socket and its directory",
+}
+_ELSE = "try `runtimeproxy hook verify` with its registration file, on a node that serves nobody"
+
+
+def registrations(machine: Machine) -> Iterator[Finding]:
+    """Read the registration files as the proxy does."""
+    folder = machine.config.hookserver_config_dir
+    try:
+        fault = folder_fault(os.stat(folder), None)
+    except FileNotFoundError:
+        yield ok(f"{folder} is not there: no hook server is registered")
+        return
+    if fault:
+        yield failed(f"{folder} {fault}, who could register a hook server", "chown it to root and chmod it to 0755")
+    contents = directory.read(folder)
+    found = [finding for name in sorted(contents) for finding in _judged(name, contents[name])]
+    yield from found or [ok(f"{folder} has {len(contents)} registration files")]
+
+
+def _judged(name: str, content: Content) -> Iterator[Finding]:
+    entry = _parsed(name, content)
+    if isinstance(entry, str):
+        yield failed(entry, "correct the file or remove it; the proxy goes by the last good one until its restart")
+        return
+    for line in entry.warnings:
+        yield warning(line, "correct the file: docs/registration.rst has its keys and hook points")
+
+
+def _parsed(name: str, content: Content) -> Registration | str:
+    """Return a file's registration; what is wrong with it if it has none."""
+    if isinstance(content, UnreadableFile):
+        return content.reason
+    try:
+        return parse(name, content)
+    except ConfigError as error:
+        return str(error)
+
+
+def hook_servers(machine: Machine) -> Iterator[Finding]:
+    """Call each hook server that is registered."""
+    contents = directory.read(machine.config.hookserver_config_dir)
+    parsed = (_parsed(name, contents[name]) for name in sorted(contents))
+    good = [entry for entry in parsed if isinstance(entry, Registration)]
+    yield from asyncio.run(_tried(machine, good)) if good else [ok("no hook server is registered")]
+
+
+async def _tried(machine: Machine, registered: list[Registration]) -> list[Finding]:
+    longest = machine.config.hook_timeout_seconds
+    tries = (_try(entry, min(entry.timeout_seconds or longest, CALL_SECONDS), machine) for entry in registered)
+    return await asyncio.gather(*tries)
+
+
+async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding:
+    if denied(entry.endpoint):
+        return unknown(f"{entry.name}: {entry.endpoint}: Permission denied", AS_ROOT)
+    name = next((name for name in TRIED if name in entry.points), None)
+    client = HookClient(entry.name, entry.endpoint, machine.config.hook_answer_bytes)
+    began = perf_counter()
+    try:
+        if name is None:
+            return _reached(entry, client)
+        await client.call(BY_NAME[name], INVENTED, seconds)
+    except HookError as error:
+        return _failure(entry, error)
+    finally:
+        await client.close()
+    took = perf_counter() - began
+    said = f"{entry.name}: {entry.endpoint} answered {name} in {took * 1000:.0f} ms"
+    slow = took > seconds / 2
+    return warning(f"{said}, more than half of its time limit", "look why it is slow") if slow else ok(said)
+
+
+def _reached(entry: Registration, client: HookClient) -> Finding:
+    if client.peer().socket is None:
+        text = f"{entry.name}: {entry.endpoint}: nobody that the proxy trusts listens there"
+        return warning(text, _TO_DO[Reason.UNREACHABLE])
+    return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
+
+
+def _failure(entry: Registration, error: HookError) -> Finding:
+    if error.reason is Reason.REFUSED:
+        return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
+    refusing = entry.policy is FailurePolicy.FAIL
+    effect = "calls are refused, policy Fail" if refusing else "calls go on without it, policy Ignore"
+    return (failed if refusing else warning)(f"{error.logged} ({effect})", _TO_DO.get(error.reason, _ELSE))
+
+
+def skip_label(machine: Machine) -> Iterator[Finding]:
+    """Tell which pods are never handed to hook servers."""
+    label = f"{machine.config.skip_label_key}={machine.config.skip_label_value}"
+    yield ok(f"pods with the label {label} are never handed to hook servers, whatever the failure policy")

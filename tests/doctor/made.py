@@ -1,0 +1,85 @@
+"""A machine made of files: processes, sockets and locks as /proc tells them, below a folder of the test."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.settings import config
+
+KERNEL = "6.1.0-9-amd64"
+HEAD = "Num       RefCount Protocol Flags    Type St Inode Path"
+
+
+class Made:
+    """The machine; ``ours`` and ``runtime`` are the sockets' paths, and ``registrations`` the directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.ours, self.runtime = folder / "run" / "proxy.sock", folder / "run" / "runtime.sock"
+        self.registrations = folder / "hookserver.d"
+        self.ours.parent.mkdir(mode=0o755)
+        self.sockets: list[str] = []
+        self.flags: dict[str, str] = {"hook-timeout": "20s"}
+        self.units: list[Sequence[str]] = []
+        """What systemctl was asked."""
+        self.unit = ""
+        """What systemctl prints."""
+        self.write("proc/net/unix", HEAD)
+        self.write("proc/locks", "")
+        self.write("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+        self.write("proc/sys/fs/file-nr", "1000\t0\t100000\n")
+        self.write("proc/sys/kernel/osrelease", f"{KERNEL}\n")
+
+    @property
+    def machine(self) -> Machine:
+        flags = {
+            "koord-runtimeproxy-endpoint": str(self.ours),
+            "remote-runtime-service-endpoint": str(self.runtime),
+            "hookserver-config-dir": str(self.registrations),
+            **self.flags,
+        }
+        return Machine(config.load(flags, {}, None, "", os.path.realpath), self.root, self._systemctl)
+
+    def _systemctl(self, arguments: Sequence[str]) -> str:
+        self.units.append(arguments)
+        return self.unit
+
+    def write(self, place: str, text: str) -> Path:
+        path = self.root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def process(self, pid: int, *arguments: str, sockets: Sequence[int] = (), limit: str = "65536") -> None:
+        """Make a process with its open sockets and its limit of open files."""
+        self.write(f"proc/{pid}/cmdline", "".join(f"{argument}\0" for argument in arguments))
+        self.write(f"proc/{pid}/limits", f"Max open files            {limit}                 {limit}        files\n")
+        folder = self.root / f"proc/{pid}/fd"
+        folder.mkdir()
+        for number, inode in enumerate(sockets):
+            (folder / str(number)).symlink_to(f"socket:[{inode}]")
+
+    def socket(self, inode: int, path: object = "", *, listening: bool = False) -> None:
+        """Make a connected socket, or one that listens."""
+        flags, state = ("00010000", "01") if listening else ("00000000", "03")
+        self.sockets.append(f"0000000000000000: 00000002 00000000 {flags} 0001 {state} {inode:5} {path}".rstrip())
+        self.write("proc/net/unix", "\n".join([HEAD, *self.sockets, ""]))
+
+    def lock(self, pid: int) -> None:
+        """Make the lock beside the proxy's socket, held by a process."""
+        path = Path(f"{self.ours}.lock")
+        path.touch()
+        found = path.stat()
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        self.write(
+            "proc/locks", f"1: POSIX  ADVISORY  READ 9 00:01:2 0 EOF\n2: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n"
+        )
+
+    def proxy(self, *, pid: int = 70, inode: int = 700, ends: Sequence[int] = (), limit: str = "65536") -> None:
+        """Make a proxy that listens and holds the lock; ``ends`` are its ends of connections."""
+        self.socket(inode, self.ours, listening=True)
+        for end in ends:
+            self.socket(end)
+        self.process(pid, "/opt/bin/koord-runtime-proxy", sockets=[inode, *ends], limit=limit)
+        self.lock(pid)

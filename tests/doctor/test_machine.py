@@ -1,0 +1,108 @@
+"""Reading a machine made of files, and this one."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.doctor import machine as doctor_machine
+from runtimeproxy.doctor.machine import Machine, Process, at, denied
+from tests.doctor.made import Made
+
+NOBODY = 65534
+FLAGS = [
+    (("kubelet", "--x=a"), "a"),
+    (("kubelet", "--x", "a"), "a"),
+    (("kubelet", "--x=a", "--x=b"), "b"),
+    (("kubelet", "--xy=a"), None),
+    (("kubelet", "--x"), None),
+    (("kubelet", "--x="), ""),
+]
+
+
+@pytest.mark.parametrize(("arguments", "value"), FLAGS)
+def test_flag_is_read_in_both_spellings(arguments: tuple[str, ...], value: str | None) -> None:
+    assert Process(1, arguments).flag("x") == value
+
+
+def test_processes_are_found_by_the_program_name(made: Made) -> None:
+    made.process(5, "/usr/bin/kubelet", "--x")
+    made.process(6, "kubelet-helper")
+    made.process(7)
+    (made.root / "proc/8").mkdir()
+    assert [process.pid for process in made.machine.processes("kubelet")] == [5]
+    assert sorted(process.pid for process in made.machine.processes()) == [5, 6]
+
+
+def test_proxy_without_a_lock_is_who_listens_beside_systemd(made: Made) -> None:
+    made.socket(9, made.ours, listening=True)
+    made.process(1, "/sbin/init", sockets=[9])
+    made.process(30, "other", sockets=[8])
+    assert made.machine.proxy() is None
+    made.process(31, "python3", sockets=[9])
+    assert made.machine.proxy() == 31
+
+
+def test_path_by_a_link_is_the_same_socket(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "var").symlink_to(made.ours.parent)
+    made.socket(9, tmp_path / "var" / made.ours.name, listening=True)
+    assert made.machine.listeners(str(made.ours)) == {9}
+
+
+def test_this_machine_tells_of_our_own_sockets(made: Made) -> None:
+    this = Machine(made.machine.config)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(made.ours))
+        listener.listen()
+        client.connect(str(made.ours))
+        assert len(this.listeners(str(made.ours))) == 1
+        assert this.listeners(str(made.ours)) < this.open_sockets(os.getpid())
+        accepted, _ = listener.accept()
+        with accepted:
+            assert [found.connected for found in at(str(made.ours), this.sockets())].count(True) == 1
+
+
+def test_only_stream_sockets_count(made: Made) -> None:
+    made.socket(9, made.ours, listening=True)
+    made.write("proc/net/unix", made.root.joinpath("proc/net/unix").read_text().replace(" 0001 ", " 0002 "))
+    assert made.machine.sockets() == ()
+
+
+def test_process_that_has_ended_has_no_sockets(made: Made) -> None:
+    assert made.machine.open_sockets(4711) == frozenset()
+
+
+def test_this_machine_tells_who_holds_the_lock(made: Made) -> None:
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    command = [sys.executable, "-c", code, f"{made.ours}.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert Machine(made.machine.config).lock_holder() == holder.pid
+        holder.communicate(b"\n")
+
+
+@pytest.mark.engine
+def test_socket_that_another_user_may_not_use_is_denied(made: Made) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(made.ours))
+        made.ours.chmod(0o600)
+    places = [str(made.ours), f"{made.ours}.absent", "/run/absent"]
+    assert [denied(place) for place in places] == [False, False, False]
+    try:
+        os.seteuid(NOBODY)
+        assert [denied(place) for place in places] == [True, True, False]
+    finally:
+        os.seteuid(0)
+
+
+def test_systemctl_that_fails_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="systemctl show does not answer"):
+        doctor_machine.systemctl(["show"])

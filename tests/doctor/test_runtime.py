@@ -1,0 +1,141 @@
+"""The doctor's calls to runtimes: the fakes, and what answers wrongly."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+
+import grpc
+import pytest
+
+from runtimeproxy.doctor import runtime
+from runtimeproxy.doctor.findings import Finding
+from runtimeproxy.doctor.machine import Machine
+from tests.docker.daemon import Daemon, reply
+from tests.doctor.made import Made
+from tests.doctor.test_ours import only
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.runtime import FakeRuntime, Injection
+
+CANARY = "canary-4711"
+V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
+
+
+async def looked(made: Made, look: Callable[[Machine], Iterable[Finding]] = runtime.runtime) -> tuple[str, str]:
+    return await asyncio.to_thread(only, look, made)
+
+
+async def test_cri_versions_are_told(made: Made) -> None:
+    async with FakeRuntime(str(made.runtime)):
+        verdict, why = await looked(made)
+    assert verdict == "ok"
+    assert why.startswith(f"{made.runtime}: containerd")
+    assert why.endswith(", CRI v1 and v1alpha2")
+
+
+UNKNOWN_METHOD = Injection(code=grpc.StatusCode.UNIMPLEMENTED)
+OFFERED = [
+    ((V1ALPHA2,), "ok", "CRI v1"),
+    ((V1,), "warning", "CRI v1alpha2 only"),
+    ((V1, V1ALPHA2), "failed", "speaks no CRI version"),
+]
+
+
+@pytest.mark.parametrize(("missing", "verdict", "words"), OFFERED)
+async def test_missing_cri_version_is_judged(made: Made, missing: tuple[str, ...], verdict: str, words: str) -> None:
+    async with FakeRuntime(str(made.runtime)) as fake:
+        for path in missing:
+            fake.inject(path, UNKNOWN_METHOD)
+        found = await looked(made)
+    assert (found[0], found[1].endswith(words)) == (verdict, True)
+
+
+async def test_error_of_the_runtime_is_told_without_its_text(made: Made) -> None:
+    async with FakeRuntime(str(made.runtime)) as fake:
+        fake.inject("Version", Injection(code=grpc.StatusCode.INTERNAL, details=CANARY))
+        assert await looked(made) == ("failed", f"{made.runtime}: gRPC status 13")
+
+
+@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
+def test_runtime_that_is_away_fails(made: Made, mode: str) -> None:
+    made.flags["backend-runtime-mode"] = mode
+    assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: No such file or directory")
+
+
+@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
+def test_runtime_that_never_answers_fails_in_time(made: Made, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
+    made.flags["backend-runtime-mode"] = mode
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(made.runtime))
+        listener.listen()
+        assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: no answer in time")
+
+
+async def test_docker_tells_api_versions_and_cgroup_driver(made: Made) -> None:
+    made.flags["backend-runtime-mode"] = "Docker"
+    async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
+        verdict, why = await looked(made)
+        said = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
+        assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {said}")
+
+
+WRONG = [
+    (reply(b"[]"), "its answer is not dockerd's"),
+    (reply(b"canary-4711"), "its answer is not dockerd's"),
+    (reply(b"{}", 500), "GET /version: status 500"),
+    (b"\x00\x01canary-4711\r\n\r\n", "its answer is not dockerd's"),
+]
+
+
+@pytest.mark.parametrize(("answer", "words"), WRONG)
+async def test_wrong_answer_of_docker_is_told_in_our_words(made: Made, answer: bytes, words: str) -> None:
+    made.flags["backend-runtime-mode"] = "Docker"
+    async with Daemon(str(made.runtime)) as daemon:
+        daemon.script("/version", answer)
+        assert await looked(made) == ("failed", f"{made.runtime}: {words}")
+
+
+@pytest.mark.parametrize("look", [runtime.runtime, runtime.proxy])
+async def test_socket_without_rights_is_unknown(
+    made: Made, look: Callable[[Machine], Iterable[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "denied", lambda path: True)
+    verdict, why = await looked(made, look)
+    assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
+
+
+async def test_proxy_is_called_on_its_own_socket(made: Made) -> None:
+    made.proxy()
+    async with FakeRuntime(str(made.ours)):
+        assert await looked(made, runtime.proxy) == ("ok", f"the runtime answers through {made.ours}")
+    verdict, why = await looked(made, runtime.proxy)
+    assert (verdict, why.startswith(f"no answer through {made.ours}: ")) == ("failed", True)
+
+
+def test_proxy_that_hangs_fails_in_time(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
+    made.proxy()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(made.ours))
+        listener.listen()
+        assert only(runtime.proxy, made) == ("failed", f"no answer through {made.ours}: no answer in time")
+
+
+async def test_socket_without_a_proxy_is_not_called(made: Made) -> None:
+    async with FakeRuntime(str(made.ours)) as fake:
+        assert (await looked(made, runtime.proxy))[0] == "unknown"
+        assert not fake.received
+
+
+MOUNTS = [
+    ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0", "ok", "cgroup v2"),
+    ("tmpfs /sys/fs/cgroup tmpfs ro 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0", "ok", "cgroup v1"),
+    ("cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0", "ok", "cgroup v1 with a v2 tree beside it"),
+    ("proc /proc proc rw 0 0", "unknown", "no cgroup tree is mounted here"),
+]
+
+
+@pytest.mark.parametrize(("mounts", "verdict", "why"), MOUNTS)
+def test_cgroup_version_is_read_from_the_mounts(made: Made, mounts: str, verdict: str, why: str) -> None:
+    made.write("proc/mounts", mounts)
+    assert only(runtime.cgroup, made) == (verdict, why)

@@ -1,0 +1,88 @@
+"""The table of checks, and how one check's fault is kept from the others."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from runtimeproxy.doctor import table
+from runtimeproxy.doctor.findings import Check, Finding, Verdict, ok
+from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.errors import ConfigError
+from tests.docs import DOCS
+from tests.doctor.made import Made
+
+CANARY = "canary-4711"
+
+
+def test_each_check_has_its_section_in_the_documentation() -> None:
+    sections = re.findall(r"^\.\. _doctor-([\w-]+):\n\n([\w-]+)\n-+$", DOCS["troubleshooting"], re.MULTILINE)
+    assert sections == [(check.id, check.id) for check in table.CHECKS]
+    assert table.CHECKS[0].place == "docs/troubleshooting.rst#doctor-socket"
+
+
+def test_ids_are_used_once() -> None:
+    assert len({check.id for check in table.CHECKS}) == len(table.CHECKS)
+
+
+ERRORS: list[tuple[Exception, str]] = [
+    (PermissionError(13, "Permission denied", "/proc/1/fd"), "/proc/1/fd: Permission denied"),
+    (OSError(), "OSError"),
+    (ConfigError("there is no group 'x'"), "there is no group 'x'"),
+    (ValueError(CANARY), f"unexpected ValueError at {__file__}:"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), ERRORS)
+def test_check_that_raises_is_unknown_and_hides_no_other(made: Made, error: Exception, words: str) -> None:
+    def fail(machine: Machine) -> Iterator[Finding]:
+        yield ok("half")
+        raise error
+
+    def well(machine: Machine) -> list[Finding]:
+        return [ok("well")]
+
+    checks = [Check("a", "", fail), Check("b", "", well)]
+    (_, first), (_, second) = table.examine(made.machine, checks)
+    assert (first.verdict, first.why.startswith(words), CANARY in first.why) == (Verdict.UNKNOWN, True, False)
+    assert second == ok("well")
+
+
+def test_check_that_hangs_is_unknown_and_hides_no_other(made: Made) -> None:
+    over = threading.Event()
+
+    def hang(machine: Machine) -> list[Finding]:
+        over.wait()
+        return []
+
+    checks = [Check("a", "a file", hang), Check("b", "", lambda machine: [ok("well")])]
+    (_, first), (_, second) = table.examine(made.machine, checks, seconds=0.5)
+    over.set()
+    assert (first.verdict, first.why) == (Verdict.UNKNOWN, "no answer within 0.5 s: a file")
+    assert second == ok("well")
+
+
+def test_checks_that_call_begin_when_the_others_have_looked(made: Made) -> None:
+    order: list[str] = []
+
+    def look(name: str) -> Callable[[Machine], list[Finding]]:
+        return lambda machine: [ok(str(order.append(name)))]
+
+    checks = [Check("a", "", look("a"), calls=True), Check("b", "", look("b"))]
+    assert [check.id for check, _ in table.examine(made.machine, checks)] == ["a", "b"]
+    assert order == ["b", "a"]
+
+
+def test_whatever_is_not_ok_says_what_to_do(made: Made) -> None:
+    found = list(table.examine(made.machine))
+    assert {check.id for check, _ in found} == {check.id for check in table.CHECKS}
+    assert all(finding.do for _, finding in found if finding.verdict is not Verdict.OK)
+
+
+def test_examination_of_a_made_machine_changes_nothing(made: Made) -> None:
+    made.proxy()
+    made.process(40, "kubelet")
+    before = {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")}
+    list(table.examine(made.machine))
+    assert {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")} == before
