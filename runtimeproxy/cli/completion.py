@@ -8,6 +8,8 @@ Invariant: the output is a script that its shell can read as it is.
 import click
 from click.shell_completion import get_completion_class
 
+from runtimeproxy.cli.run import Command
+
 INSTALL = {
     "bash": "runtimeproxy completion bash >/etc/bash_completion.d/runtimeproxy",
     "zsh": 'runtimeproxy completion zsh >"${fpath[1]}/_runtimeproxy"',
@@ -23,6 +25,7 @@ def completion_command() -> click.Command:
 
 @click.command(
     "completion",
+    cls=Command,
     short_help="Print the script by which a shell completes commands.",
     epilog="\b\n" + "\n".join(INSTALL.values()),
 )

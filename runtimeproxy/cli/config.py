@@ -11,7 +11,15 @@ from functools import partial
 import click
 
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import FAILED, complete_value, configuration, configuration_file, flags_given, option_flags
+from runtimeproxy.cli.run import (
+    FAILED,
+    Command,
+    complete_value,
+    configuration,
+    configuration_file,
+    flags_given,
+    option_flags,
+)
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
@@ -34,7 +42,7 @@ def config_group() -> click.Group:
     )
 
 
-@click.command("check", short_help="Find all errors of a file and the environment.")
+@click.command("check", cls=Command, short_help="Find all errors of a file and the environment.")
 @click.argument("file", metavar="[FILE]", required=False, shell_complete=partial(complete_value, FILE_OPTION))
 @row_options
 def _check(file: str | None, output: str, no_headers: bool) -> int:
@@ -61,7 +69,7 @@ def _check(file: str | None, output: str, no_headers: bool) -> int:
     return FAILED if findings.errors else 0
 
 
-@click.command("show", params=option_flags(OPTIONS), short_help="Print each key with its value.")
+@click.command("show", cls=Command, params=option_flags(OPTIONS), short_help="Print each key with its value.")
 @click.option("--origin", is_flag=True, help="Print where each value comes from: flag, environment, file or default.")
 @row_options
 def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> None:
@@ -78,7 +86,7 @@ def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> N
     click.echo(row_text(rows, ("key", "value", "origin") if origin else ("key", "value"), output, no_headers))
 
 
-@click.command("default", short_help="Print a configuration file with all defaults.")
+@click.command("default", cls=Command, short_help="Print a configuration file with all defaults.")
 def _default() -> None:
     """Print a commented YAML file with every key and its default."""
     click.echo("\n".join([_DEFAULT_HEAD, *(_default_lines(option) for _, option in SETTINGS)]), nl=False)

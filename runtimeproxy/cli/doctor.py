@@ -10,7 +10,7 @@ import os
 import click
 
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import FAILED, configuration, flags_given, option_flags
+from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import OPTIONS
 
@@ -20,7 +20,9 @@ def doctor_command() -> click.Command:
     return _doctor
 
 
-@click.command("doctor", params=option_flags(OPTIONS), short_help="Look at the node and tell what is wrong.")
+@click.command(
+    "doctor", cls=Command, params=option_flags(OPTIONS), short_help="Look at the node and tell what is wrong."
+)
 @row_options
 def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
     """Look at the node around the proxy and tell what is wrong, why, and what to do. Nothing is changed.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from runtimeproxy.cli.output import JSON, YAML, output_option, structured_text
-from runtimeproxy.cli.run import configuration_file, flags_given, option_flags
+from runtimeproxy.cli.run import Command, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import FILE_OPTION, MODE_OPTION, OPTIONS, Mode
@@ -107,7 +107,10 @@ def kubelet_args_command() -> click.Command:
 
 
 @click.command(
-    "kubelet-args", params=option_flags(_FLAGS), short_help="Print what points the kubelet at the proxy, and back."
+    "kubelet-args",
+    cls=Command,
+    params=option_flags(_FLAGS),
+    short_help="Print what points the kubelet at the proxy, and back.",
 )
 @click.option("--kube-version", metavar="VERSION", required=True, help="The kubelet's version, like 1.27 or v1.27.3.")
 @click.option("--cri-dockerd", is_flag=True, help="The kubelet uses cri-dockerd, and the proxy runs in Docker mode.")

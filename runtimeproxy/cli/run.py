@@ -46,8 +46,8 @@ _WORDS = {MODE_OPTION.name: tuple(mode.value for mode in Mode), "log-level": LOG
 _logger = logging.getLogger(__name__)
 
 
-class _Command(click.Command):
-    """The command; whatever is wrong with its flags leads to its own help."""
+class Command(click.Command):
+    """A command; whatever is wrong with its flags leads to its own help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -60,7 +60,7 @@ class _Command(click.Command):
 def run_command() -> click.Command:
     """Return the command with one flag for each row of the table of options."""
     help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
-    return _Command(
+    return Command(
         "run", params=option_flags(OPTIONS), callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG
     )
 

@@ -13,6 +13,7 @@ from importlib import metadata
 import click
 
 from runtimeproxy.cli.output import row_options, row_text
+from runtimeproxy.cli.run import Command
 from runtimeproxy.version import VERSION
 
 LIBRARIES = ("aiohttp", "asyncinotify", "click", "grpcio", "hpack", "protobuf", "pyyaml", "uvloop")
@@ -24,7 +25,7 @@ def version_command() -> click.Command:
     return _version
 
 
-@click.command("version", short_help="Print the versions of the proxy, Python and the libraries.")
+@click.command("version", cls=Command, short_help="Print the versions of the proxy, Python and the libraries.")
 @row_options
 def _version(output: str, no_headers: bool) -> None:
     """Print the versions of the proxy, Python, the kernel and the libraries; - for what is not installed or not known.

@@ -85,6 +85,20 @@ WRONG = [
 ]
 
 
+UNENDED = [
+    "run --config",
+    "doctor --config",
+    "kubelet-args --config",
+    "version -o",
+    "config check -o",
+    "config show -o",
+]
+WRONG += [
+    (f"runtimeproxy {name} {flag}", f"Option '{flag}' requires an argument. (runtimeproxy {name} --help lists")
+    for name, flag in (line.rsplit(" ", 1) for line in UNENDED)
+]
+
+
 @pytest.mark.parametrize(("command", "words"), WRONG)
 def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, words: str) -> None:
     code, out, err = run(*command.split())
