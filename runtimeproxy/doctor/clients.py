@@ -1,4 +1,4 @@
-"""Checks of who calls the runtime: where the kubelet and cri-dockerd really go, and who goes past the proxy.
+"""Checks of where the kubelet and cri-dockerd really go.
 
 Owns the places where these two programs are told their endpoint, and their order.
 Must not know: what the runtime or a hook server answers.
@@ -6,23 +6,19 @@ Invariant: of arguments and files nothing is told but the endpoint.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from runtimeproxy.doctor.findings import Finding, failed, ok, unknown, warning
-from runtimeproxy.doctor.machine import Machine, Process, at, same
+from runtimeproxy.doctor.findings import Finding, failed, ok, unknown
+from runtimeproxy.doctor.machine import Machine, Process
+from runtimeproxy.doctor.unix_sockets import same
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.config import Mode, parse_endpoint
 
 KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
-_CLIENTS = (
-    *(KUBELET, CRI_DOCKERD, "dockerd", "docker", "crictl", "ctr", "nerdctl", "koordlet", "cadvisor", "buildkitd"),
-    *("containerd", "node-problem-detector"),
-)
-"""Programs that use a runtime's socket: the suspects where somebody goes past the proxy."""
 
 
 class _Told(NamedTuple):
@@ -105,29 +101,3 @@ def _endpoint_in(text: str, name: str) -> _Told | None:
         raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
     value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
     return _Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
-
-
-def past_the_proxy(machine: Machine) -> Iterator[Finding]:
-    """Count who is connected to the runtime's socket, and how many of these the proxy cannot be.
-
-    /proc does not tell which client belongs to which connection. A client's own end has no path: the proxy cannot be
-    more of the runtime's connections than it has such ends.
-    """
-    path, sockets = machine.config.runtime_endpoint, machine.sockets()
-    count = sum(found.connected for found in at(path, sockets))
-    ends = frozenset(found.inode for found in sockets if found.connected and not found.path)
-    proxy = machine.proxy()
-    ours = 0 if proxy is None else len(ends & machine.open_sockets(proxy))
-    others = count - ours
-    if others <= 0:
-        yield ok(f"{path} has {count} connections, no more than the proxy's own")
-        return
-    who = ", ".join(_suspects(machine, ends)) or "no known client is seen"
-    text = f"{others} or more of the {count} connections to {path} go past the proxy (may be: {who})"
-    yield warning(text, "point whoever creates containers at the proxy's socket; who only reads may stay")
-
-
-def _suspects(machine: Machine, ends: frozenset[int]) -> Sequence[str]:
-    """Return the known clients of runtimes that have a connection on a unix socket at all."""
-    found = machine.processes(*_CLIENTS)
-    return sorted(f"{p.name} pid {p.pid}" for p in found if not ends.isdisjoint(machine.open_sockets(p.pid)))

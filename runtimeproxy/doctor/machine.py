@@ -1,4 +1,4 @@
-"""Read the machine: processes, unix sockets and locks in /proc, files, and what systemd says of a unit.
+"""Read the machine: processes, unix sockets and locks, files, and what systemd says of a unit.
 
 Owns where these are read, below a root that a test can make itself, and their form.
 Must not know: what is good or bad.
@@ -9,16 +9,14 @@ environment.
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from runtimeproxy.doctor.unix_sockets import UnixSocket, at, listed, told
 from runtimeproxy.settings.config import Config
 
-_LISTENING = 0x10000
-"""__SO_ACCEPTCON in the flags of /proc/net/unix (proc_net(5))."""
-_CONNECTED = "03"
-_STREAM = "0001"
 SYSTEMCTL_SECONDS = 1.5
 
 
@@ -36,21 +34,12 @@ class Process(NamedTuple):
     def flag(self, name: str) -> str | None:
         """Return the value of a flag, spelt ``--name=value`` or ``--name value``; of several the last; None if none."""
         found = None
-        for at, argument in enumerate(self.arguments):
+        for place, argument in enumerate(self.arguments):
             if argument.startswith(f"--{name}="):
                 found = argument.partition("=")[2]
-            elif argument == f"--{name}" and at + 1 < len(self.arguments):
-                found = self.arguments[at + 1]
+            elif argument == f"--{name}" and place + 1 < len(self.arguments):
+                found = self.arguments[place + 1]
         return found
-
-
-class UnixSocket(NamedTuple):
-    """A stream socket of /proc/net/unix; ``path`` is "" for one that was not bound, as clients' are."""
-
-    inode: int
-    listening: bool
-    connected: bool
-    path: str
 
 
 def systemctl(arguments: Sequence[str]) -> str:
@@ -72,6 +61,7 @@ class Machine:
     config: Config
     root: Path = Path("/")
     systemctl: Callable[[Sequence[str]], str] = systemctl
+    kernel: Callable[[Iterable[Path]], Iterable[UnixSocket]] = told
 
     def path(self, place: str) -> Path:
         """Return the path of a place, such as "proc/locks", below the root."""
@@ -98,12 +88,19 @@ class Machine:
 
     def sockets(self) -> tuple[UnixSocket, ...]:
         """Return the unix stream sockets of this network namespace. Raises OSError."""
-        rows = (line.split(maxsplit=7) for line in self.text("proc/net/unix").splitlines()[1:])
-        return tuple(
-            UnixSocket(int(row[6]), bool(int(row[3], 16) & _LISTENING), row[5] == _CONNECTED, "".join(row[7:]))
-            for row in rows
-            if row[4] == _STREAM
-        )
+        return tuple(listed(self.text("proc/net/unix")))
+
+    def sockets_with_peers(self) -> tuple[UnixSocket, ...]:
+        """Return the unix stream sockets with their peers, of the network namespaces of all processes.
+
+        Processes that may not be looked at are left out. Raises OSError where the kernel does not tell peers.
+        """
+        namespaces: dict[int, Path] = {}
+        for process in self.processes():
+            place = self.path(f"proc/{process.pid}/ns/net")
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                namespaces.setdefault(os.stat(place).st_ino, place)
+        return tuple(self.kernel(namespaces.values()))
 
     def listeners(self, path: str) -> frozenset[int]:
         """Return the inodes of the sockets that listen at a path. Raises OSError."""
@@ -146,18 +143,6 @@ class Machine:
         """Return properties of a systemd unit that are in force. Raises OSError."""
         told = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
         return dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
-
-
-def at(path: str, sockets: Iterable[UnixSocket]) -> tuple[UnixSocket, ...]:
-    """Return the sockets of a path: that of the listener, and its ends of the connections."""
-    names = {os.path.basename(path), os.path.basename(os.path.realpath(path))}
-    named = (found for found in sockets if os.path.basename(found.path) in names)
-    return tuple(found for found in named if same(found.path, path))
-
-
-def same(one: str, other: str) -> bool:
-    """Return whether two paths lead to the same place, as those below /run and /var/run do."""
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def denied(path: str) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
-from runtimeproxy.doctor import clients, hookservers, ours, runtime
+from runtimeproxy.doctor import clients, connections, hookservers, ours, runtime
 from runtimeproxy.doctor.findings import AS_ROOT, CHECK_SECONDS, Check, Finding, unknown
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.errors import RuntimeProxyError
@@ -29,7 +29,7 @@ CHECKS: tuple[Check, ...] = (
     Check("skip-label", "the label of pods that no hook server sees", hookservers.skip_label),
     Check("kubelet", "the kubelet's endpoint: arguments, file, drop-ins", clients.kubelet),
     Check("cri-dockerd", "cri-dockerd's endpoint of dockerd", clients.cri_dockerd),
-    Check("clients", "connections to the runtime that are not the proxy's", clients.past_the_proxy),
+    Check("clients", "who is connected to the runtime, past the proxy", connections.past_the_proxy),
     Check("file-limits", "open files of the proxy and of the machine", ours.file_limits),
     Check("unit", "the settings of the proxy's systemd unit that are in force", ours.unit),
     Check("versions", "the proxy, Python, libraries, kernel", ours.versions),

@@ -1,10 +1,11 @@
 """A machine made of files: processes, sockets and locks as /proc tells them, below a folder of the test."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.doctor.unix_sockets import UnixSocket
 from runtimeproxy.settings import config
 
 KERNEL = "6.1.0-9-amd64"
@@ -20,6 +21,10 @@ class Made:
         self.registrations = folder / "hookserver.d"
         self.ours.parent.mkdir(mode=0o755)
         self.sockets: list[str] = []
+        self.kernel: list[list[UnixSocket]] = []
+        """What the kernel tells of sockets and peers, each time that it is asked; nothing if it does not know how."""
+        self.namespaces: list[set[str]] = []
+        """The network namespaces of which it was asked."""
         self.flags: dict[str, str] = {"hook-timeout": "20s"}
         self.units: list[Sequence[str]] = []
         """What systemctl was asked."""
@@ -39,7 +44,13 @@ class Made:
             "hookserver-config-dir": str(self.registrations),
             **self.flags,
         }
-        return Machine(config.load(flags, {}, None, "", os.path.realpath), self.root, self._systemctl)
+        return Machine(config.load(flags, {}, None, "", os.path.realpath), self.root, self._systemctl, self._kernel)
+
+    def _kernel(self, namespaces: Iterable[Path]) -> Iterable[UnixSocket]:
+        self.namespaces.append({os.readlink(namespace) for namespace in namespaces})
+        if not self.kernel:
+            raise FileNotFoundError
+        return self.kernel[0] if len(self.kernel) == 1 else self.kernel.pop(0)
 
     def _systemctl(self, arguments: Sequence[str]) -> str:
         self.units.append(arguments)
@@ -51,10 +62,15 @@ class Made:
         path.write_text(text)
         return path
 
-    def process(self, pid: int, *arguments: str, sockets: Sequence[int] = (), limit: str = "65536") -> None:
-        """Make a process with its open sockets and its limit of open files."""
+    def process(
+        self, pid: int, *arguments: str, sockets: Sequence[int] = (), limit: str = "65536", network: str = "node"
+    ) -> None:
+        """Make a process with its open sockets, its limit of open files and its network namespace."""
         self.write(f"proc/{pid}/cmdline", "".join(f"{argument}\0" for argument in arguments))
         self.write(f"proc/{pid}/limits", f"Max open files            {limit}                 {limit}        files\n")
+        self.write(f"proc/namespaces/{network}", "")
+        (self.root / f"proc/{pid}/ns").mkdir()
+        (self.root / f"proc/{pid}/ns/net").symlink_to(f"../../namespaces/{network}")
         folder = self.root / f"proc/{pid}/fd"
         folder.mkdir()
         for number, inode in enumerate(sockets):

@@ -1,4 +1,4 @@
-"""The doctor's checks of the kubelet, cri-dockerd and the runtime's clients, on a machine made of files."""
+"""The doctor's checks of the kubelet and cri-dockerd, on a machine made of files."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 from runtimeproxy.doctor import clients
 from runtimeproxy.errors import ConfigError
 from tests.doctor.made import Made
-from tests.doctor.test_ours import only, told
+from tests.doctor.test_ours import only
 
 Make = Callable[[Made], object]
 CANARY = "canary-4711"
@@ -114,35 +114,3 @@ def test_cri_dockerd_need_not_run(made: Made, mode: str, why: str) -> None:
     made.flags["backend-runtime-mode"] = mode
     verdict, words = only(clients.cri_dockerd, made)
     assert (verdict, words.startswith(why)) == ("ok", True)
-
-
-def connections(made: Made, count: int) -> None:
-    made.socket(100, made.runtime, listening=True)
-    for number in range(count):
-        made.socket(101 + number, made.runtime)
-
-
-def test_connections_that_the_proxy_can_have_are_ok(made: Made) -> None:
-    connections(made, 3)
-    made.proxy(ends=[201, 202, 203])
-    why = f"{made.runtime} has 3 connections, no more than the proxy's own"
-    assert only(clients.past_the_proxy, made) == ("ok", why)
-
-
-def test_connections_beyond_the_proxy_are_told_with_suspects(made: Made) -> None:
-    connections(made, 3)
-    made.proxy(ends=[201])
-    for inode in (301, 302):
-        made.socket(inode)
-    made.process(50, "/usr/bin/kubelet", "--x", CANARY, sockets=[301])
-    made.process(51, "crictl")
-    made.process(52, "unheard-of", sockets=[302])
-    why = f"2 or more of the 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
-    assert told(clients.past_the_proxy(made.machine)) == [("warning", why)]
-
-
-def test_without_a_proxy_all_connections_go_past_it(made: Made) -> None:
-    connections(made, 1)
-    verdict, why = only(clients.past_the_proxy, made)
-    assert (verdict, why.startswith("1 or more of the 1")) == ("warning", True)
-    assert why.endswith("(may be: no known client is seen)")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.doctor import machine as doctor_machine
-from runtimeproxy.doctor.machine import Machine, Process, at, denied
+from runtimeproxy.doctor.machine import Machine, Process, denied
+from runtimeproxy.doctor.unix_sockets import at
 from tests.doctor.made import Made
 
 NOBODY = 65534

@@ -1,15 +1,16 @@
 """The doctor on this machine: a real containerd, with a proxy before it."""
 
+import os
 import socket
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from runtimeproxy.doctor import clients, table
+from runtimeproxy.doctor import connections, table
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.settings import config
 from tests.doctor.conftest import PATIENCE_SECONDS
+from tests.doctor.test_ours import told
 from tests.engines.cri import CriClient
 from tests.system.proxy import ProxyProcess, wait_until
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
 
 pytestmark = pytest.mark.engine
-MANY = 50
-"""More connections than the proxy has of any kind."""
 EXPECTED = {"socket": "ok", "directory": "ok", "lock": "ok", "proxy": "ok", "runtime": "ok", "registrations": "ok"}
 
 
@@ -34,13 +33,14 @@ def test_real_containerd_and_proxy_are_well(containerd: "Containerd", tmp_path: 
         assert f"pid {proxy.pid}" in found["lock"].why
         assert "containerd" in found["runtime"].why
         assert found["clients"].verdict.value == "ok"
-        with ExitStack() as past:
-            for _ in range(MANY):
-                past.enter_context(socket.socket(socket.AF_UNIX)).connect(containerd.socket)
-            wait_until(lambda: "go past the proxy" in why(machine), "connections past the proxy are told")
-
-
-def why(machine: Machine) -> str:
-    """Return what is found of the runtime's clients."""
-    (finding,) = clients.past_the_proxy(machine)
-    return finding.why
+        with socket.socket(socket.AF_UNIX) as past:
+            past.connect(containerd.socket)
+            us = f"(pid {os.getpid()}) has 1 connection to {containerd.socket}, past the proxy"
+            wait_until(
+                lambda: us in str(list(connections.past_the_proxy(machine))),
+                "we are told by our pid",
+                lambda: str(list(connections.past_the_proxy(machine))),
+            )
+            verdicts = dict(told(connections.past_the_proxy(machine)))
+        assert verdicts["warning"].endswith(us)
+        assert f"(pid {proxy.pid}) has " in verdicts["ok"]
