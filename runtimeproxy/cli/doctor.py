@@ -2,10 +2,11 @@
 
 Owns the columns of the output and the exit code.
 Must not know: what a check looks at; ``doctor`` is imported only when it is to run.
-Invariant: exit code 0 means that all is ok, 1 that something was found or could not be looked at.
+Invariant: exit code 1 means that something was found; what could not be looked at is no finding, and told on stderr.
 """
 
 import os
+from collections import Counter
 
 import click
 
@@ -28,8 +29,10 @@ def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
     """Look at the node around the proxy and tell what is wrong, why, and what to do. Nothing is changed.
 
     No proxy need run. Give it the flags that the proxy runs with: they say where to look. Each check waits 2 s at most.
-    A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check. The exit code is
-    1 if a check is not ok.
+    A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check.
+
+    The exit code is 1 if something is a warning or failed. What is unknown, as much is without root, leaves it at 0,
+    and one line on stderr counts it.
 
     On a terminal the text is wrapped below its column. Elsewhere, as before grep, each finding is one line.
     """
@@ -48,7 +51,10 @@ def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
         click.echo(row_text(told, ("check", "verdict", "why"), output, no_headers))
     else:
         click.echo(row_text(rows, ("check", "verdict", "why", "do", "doc"), output, no_headers))
-    return FAILED if any(row["verdict"] != "ok" for row in rows) else 0
+    verdicts = Counter(row["verdict"] for row in rows)
+    if verdicts["unknown"]:
+        click.echo(f"runtimeproxy: doctor could not look everywhere: {verdicts['unknown']} unknown", err=True)
+    return FAILED if verdicts["warning"] or verdicts["failed"] else 0
 
 
 def _line(text: str) -> str:

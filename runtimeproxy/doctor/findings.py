@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row of the table; ``look`` may raise OSError or RuntimeProxyError, which becomes an unknown finding.
+    """One row of the table; ``look`` may raise OSError or RuntimeProxyError, which becomes a finding.
 
     ``calls``: it makes connections, which another check would take for somebody else's.
     """
@@ -71,5 +71,5 @@ def failed(why: str, do: str) -> Finding:
 
 
 def unknown(why: str, do: str) -> Finding:
-    """Return the finding that nothing could be seen."""
+    """Return the finding that doctor could not look."""
     return Finding(Verdict.UNKNOWN, why, do)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 from runtimeproxy.doctor import clients, connections, hookservers, ours, runtime
-from runtimeproxy.doctor.findings import AS_ROOT, CHECK_SECONDS, Check, Finding, unknown
+from runtimeproxy.doctor.findings import AS_ROOT, CHECK_SECONDS, Check, Finding, unknown, warning
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.errors import RuntimeProxyError
 
@@ -48,7 +48,7 @@ def examine(
                 found[check] = running.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 hangs = f"no answer within {seconds:g} s: {check.looks_at}"
-                found[check] = [unknown(hangs, "look for what hangs: a file system, a socket's owner, or the machine")]
+                found[check] = [warning(hangs, "look for what hangs: a file system, a socket's owner, or the machine")]
     for check in checks:
         for finding in found[check]:
             yield check, finding
@@ -68,7 +68,7 @@ def _looked(check: Check, machine: Machine) -> tuple[Finding, ...]:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return (unknown(f"{place}{error.strerror or type(error).__name__}", AS_ROOT),)
     except RuntimeProxyError as error:
-        return (unknown(str(error), "correct what it names"),)
+        return (warning(str(error), "correct what it names"),)
     except Exception as error:  # a text of unknown origin may quote a value
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}"

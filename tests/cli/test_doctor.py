@@ -77,10 +77,20 @@ def test_exit_code_is_0_if_all_is_ok(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert run(*DOCTOR, "--no-headers") == (0, "a   ok   well\n", "")
 
 
-@pytest.mark.parametrize("finding", [warning("slow", "x"), failed("away", "x"), unknown("hidden", "x")])
-def test_exit_code_is_1_if_anything_is_not_ok(run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding) -> None:
+@pytest.mark.parametrize("finding", [warning("slow", "x"), failed("away", "x")])
+def test_exit_code_is_1_if_anything_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding) -> None:
     set_checks(monkeypatch, check("a", ok("well")), check("b", finding))
     assert run(*DOCTOR)[0] == 1
+
+
+@pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
+def test_unknown_is_counted_and_is_no_finding(
+    run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
+) -> None:
+    set_checks(monkeypatch, check("a", unknown("hidden", "x"), unknown("away", "x")), check("b", other))
+    code, out, err = run(*DOCTOR, "-o", "json")
+    assert (code, err) == (exit_code, "runtimeproxy: doctor could not look everywhere: 2 unknown\n")
+    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", other.verdict.value]
 
 
 @pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])
@@ -114,7 +124,7 @@ def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path
     made = Made(tmp_path)
     flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
     code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
-    assert (code, err) == (1, "")
+    assert (code, err.count("\n")) == (1, 1)
     verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
     assert list(verdicts) == [check.id for check in table.CHECKS]
     assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")

@@ -26,16 +26,16 @@ def test_ids_are_used_once() -> None:
     assert len({check.id for check in table.CHECKS}) == len(table.CHECKS)
 
 
-ERRORS: list[tuple[Exception, str]] = [
-    (PermissionError(13, "Permission denied", "/proc/1/fd"), "/proc/1/fd: Permission denied"),
-    (OSError(), "OSError"),
-    (ConfigError("there is no group 'x'"), "there is no group 'x'"),
-    (ValueError(CANARY), f"unexpected ValueError at {__file__}:"),
+ERRORS: list[tuple[Exception, Verdict, str]] = [
+    (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
+    (OSError(), Verdict.UNKNOWN, "OSError"),
+    (ConfigError("there is no group 'x'"), Verdict.WARNING, "there is no group 'x'"),
+    (ValueError(CANARY), Verdict.UNKNOWN, f"unexpected ValueError at {__file__}:"),
 ]
 
 
-@pytest.mark.parametrize(("error", "words"), ERRORS)
-def test_check_that_raises_is_unknown_and_hides_no_other(made: Made, error: Exception, words: str) -> None:
+@pytest.mark.parametrize(("error", "verdict", "words"), ERRORS)
+def test_check_that_raises_hides_no_other(made: Made, error: Exception, verdict: Verdict, words: str) -> None:
     def fail(machine: Machine) -> Iterator[Finding]:
         yield ok("half")
         raise error
@@ -45,11 +45,11 @@ def test_check_that_raises_is_unknown_and_hides_no_other(made: Made, error: Exce
 
     checks = [Check("a", "", fail), Check("b", "", well)]
     (_, first), (_, second) = table.examine(made.machine, checks)
-    assert (first.verdict, first.why.startswith(words), CANARY in first.why) == (Verdict.UNKNOWN, True, False)
+    assert (first.verdict, first.why.startswith(words), CANARY in first.why) == (verdict, True, False)
     assert second == ok("well")
 
 
-def test_check_that_hangs_is_unknown_and_hides_no_other(made: Made) -> None:
+def test_check_that_hangs_is_a_warning_and_hides_no_other(made: Made) -> None:
     over = threading.Event()
 
     def hang(machine: Machine) -> list[Finding]:
@@ -59,7 +59,7 @@ def test_check_that_hangs_is_unknown_and_hides_no_other(made: Made) -> None:
     checks = [Check("a", "a file", hang), Check("b", "", lambda machine: [ok("well")])]
     (_, first), (_, second) = table.examine(made.machine, checks, seconds=0.5)
     over.set()
-    assert (first.verdict, first.why) == (Verdict.UNKNOWN, "no answer within 0.5 s: a file")
+    assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
     assert second == ok("well")
 
 
