@@ -40,6 +40,8 @@ def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
         settings = configuration(flags_given(given), os.environ)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+    for line in settings.warnings:
+        click.echo(f"warning: {line}", err=True)
     from runtimeproxy.doctor import machine, table  # heavy: the clients of runtimes and hook servers
 
     rows = [

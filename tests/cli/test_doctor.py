@@ -93,6 +93,12 @@ def test_unknown_is_counted_and_is_no_finding(
     assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", other.verdict.value]
 
 
+def test_variable_that_is_ignored_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_checks(monkeypatch, check("a", ok("well")))
+    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
+    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 1)
+
+
 @pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])
 def test_wrong_use_is_exit_code_2_and_looks_at_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(table, "examine", lambda machine: pytest.fail("it must not look"))
