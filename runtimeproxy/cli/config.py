@@ -76,13 +76,12 @@ def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> N
     """Print the configuration that the proxy would have with these flags, this environment and its file."""
     flags = flags_given(given)
     try:
-        warnings = configuration(flags, os.environ).warnings
-        settings = config.origins(flags, os.environ, *configuration_file(flags, os.environ), os.path.realpath)
+        shown = configuration(flags, os.environ)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    for line in warnings:
+    for line in shown.warnings:
         click.echo(f"warning: {line}", err=True)
-    rows = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in settings]
+    rows = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in shown.settings]
     click.echo(row_text(rows, ("key", "value", "origin") if origin else ("key", "value"), output, no_headers))
 
 

@@ -88,7 +88,14 @@ class Sync:
         self._late = 0
         """How many subjects the runtime has not reported in time during this pass."""
         self._complained = False
+        self.runtime_fault = ""
+        """Why the runtime did not answer the last pass; "" if it did, or if no pass is due any more."""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def filling(self) -> bool:
+        """Return whether what hook servers are to know of the runtime's state is still being read."""
+        return self._lifecycle.hooked and not self._filled
 
     def start(self) -> None:
         """Start the task; ``soon`` triggers the first pass."""
@@ -138,6 +145,7 @@ class Sync:
                 return
             if not hooked:
                 self._asked.clear()
+                self.runtime_fault = ""
             try:
                 async with asyncio.timeout(SOONEST_SECONDS):
                     await self._asked.wait()
@@ -155,13 +163,16 @@ class Sync:
         except (BackendError, Unreadable) as error:
             self._metrics.count("syncs", "failed")
             away = isinstance(error, BackendError) and error.kind in _AWAY
-            if not away:
+            if isinstance(error, BackendError) and away:
+                self.runtime_fault = f"it did not answer when its state was read last ({error.kind.value})"
+            else:
                 self._complain(error)
             return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
         except Exception as error:  # our own fault must not end the task for good; its text may hold values
             self._fault(error)
             return PASS_SECONDS
         self._metrics.count("syncs", "complete")
+        self.runtime_fault = ""
         self._complained = False
         return 0.0
 

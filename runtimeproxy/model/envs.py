@@ -35,10 +35,11 @@ class Envs(Mapping[str, str]):
         """Return variables among which are those with one of the keys; decodes nothing if ``raw`` has none of them."""
         for key in keys:
             if key.encode(errors="surrogatepass") in self.raw:
-                return self._all()
+                return self.decoded()
         return self.changes
 
-    def _all(self) -> dict[str, str]:
+    def decoded(self) -> dict[str, str]:
+        """Return all variables, decoded anew and not kept: for readers of many values, once each."""
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
@@ -50,8 +51,8 @@ class Envs(Mapping[str, str]):
             if self.raw == other.raw:
                 keys = self.changes.keys() | other.changes.keys()
                 return self.with_all_of(keys) == other.with_all_of(keys)
-            other = other._all()
-        return self._all() == dict(other) if isinstance(other, Mapping) else NotImplemented
+            other = other.decoded()
+        return self.decoded() == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
         """Return the number of bytes and changes; no variable is shown."""
@@ -61,7 +62,7 @@ class Envs(Mapping[str, str]):
 
     def _read(self) -> Mapping[str, str]:
         if self._texts is None:
-            self._texts = MappingProxyType(self._all())
+            self._texts = MappingProxyType(self.decoded())
         return self._texts
 
     def __getitem__(self, key: str) -> str:

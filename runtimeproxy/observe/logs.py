@@ -38,19 +38,29 @@ def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
     Other libraries log only warnings and errors: their debug lines contain header values. Returns the handler; closing
     it writes the last lines.
     """
-    root = logging.getLogger()
-    for old in [handler for handler in root.handlers if isinstance(handler, LineHandler)]:
+    for old in _handlers():
         old.close()
-    handler = LineHandler(fd, FORMATTERS[format](show_tracebacks=level == "debug"))
-    handler.setLevel(level.upper())
-    logging.getLogger(OWN_LOGGER).setLevel(level.upper())
-    root.addHandler(handler)
+    handler = LineHandler(fd, FORMATTERS[format]())
+    logging.getLogger().addHandler(handler)
+    set_level(level)
     return handler
+
+
+def set_level(level: str) -> None:
+    """Log lines at ``level`` or above from now on, with tracebacks at "debug"; the rest of ``configure`` stays."""
+    logging.getLogger(OWN_LOGGER).setLevel(level.upper())
+    for handler in _handlers():
+        handler.setLevel(level.upper())
+        handler.lines.show_tracebacks = level == "debug"
 
 
 def dropped() -> int:
     """Return how many lines stderr did not take."""
-    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+    return sum(handler.dropped for handler in _handlers())
+
+
+def _handlers() -> list["LineHandler"]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
 
 
 class Limit:
@@ -80,9 +90,10 @@ class LineHandler(logging.Handler):
     exempts a line from the limit.
     """
 
-    def __init__(self, fd: int, formatter: logging.Formatter, limit: Limit | None = None) -> None:
+    def __init__(self, fd: int, lines: "Lines", limit: Limit | None = None) -> None:
         super().__init__()
-        self.setFormatter(formatter)
+        self.lines = lines
+        self.setFormatter(lines)
         self.dropped = 0
         self._fd = fd
         self._limit = limit or Limit()
@@ -129,12 +140,10 @@ class LineHandler(logging.Handler):
         super().close()
 
 
-class _Lines(logging.Formatter):
+class Lines(logging.Formatter):
     """What both formats share: message, exception and time of a record, without values."""
 
-    def __init__(self, show_tracebacks: bool) -> None:
-        super().__init__()
-        self._show_tracebacks = show_tracebacks
+    show_tracebacks = False
 
     def message(self, record: logging.LogRecord) -> str:
         """Return the message; for a line of another library only the first line of its template."""
@@ -154,7 +163,7 @@ class _Lines(logging.Formatter):
 
     def frames(self, record: logging.LogRecord) -> list[str]:
         """Return the traceback's lines, oldest first, if tracebacks are shown: places and code, no values."""
-        if not self._show_tracebacks or not record.exc_info or record.exc_info[1] is None:
+        if not self.show_tracebacks or not record.exc_info or record.exc_info[1] is None:
             return []
         frames = traceback.extract_tb(record.exc_info[1].__traceback__)
         return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
@@ -164,7 +173,7 @@ class _Lines(logging.Formatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class TextLines(_Lines):
+class TextLines(Lines):
     """``TIME LEVEL LOGGER: MESSAGE``, on one line whatever the message holds; a traceback follows indented."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -177,7 +186,7 @@ class TextLines(_Lines):
         return "\n    ".join([head, *map(_on_one_line, self.frames(record))])
 
 
-class JsonLines(_Lines):
+class JsonLines(Lines):
     """One JSON object a line: time, level, logger, message, and where they apply error, traceback, left_out."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -200,4 +209,4 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-FORMATTERS: dict[str, Callable[..., logging.Formatter]] = {"text": TextLines, "json": JsonLines}
+FORMATTERS: dict[str, type[Lines]] = {"text": TextLines, "json": JsonLines}

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import NamedTuple
 
 from runtimeproxy.observe.metrics import Metrics
 
@@ -27,6 +28,13 @@ LOOK_SECONDS = 0.04
 FRAMES_TOLD = 16
 
 
+class Stall(NamedTuple):
+    """A stall of the event loop: when it ended, on the loop's clock, and its length in seconds."""
+
+    ended: float
+    seconds: float
+
+
 class LoopWatchdog:
     """Watches the loop of the thread that creates it; ``start`` and ``stop`` must be called in that thread."""
 
@@ -34,6 +42,7 @@ class LoopWatchdog:
         self._loop = loop
         self._metrics = metrics
         self._thread_id = threading.get_ident()
+        self.last_stall: Stall | None = None
         self._resting: FrameType | None = None
         self._turned = threading.Event()
         self._stopped = False
@@ -93,6 +102,7 @@ class LoopWatchdog:
     # Back in the loop.
 
     def _over(self, seconds: float) -> None:
+        self.last_stall = Stall(self._loop.time(), seconds)
         self._metrics.count("loop_stalls")
         self._metrics.gauge("loop_stalled_seconds", seconds)
         log.warning("the event loop goes on after %.2f s", seconds)

@@ -61,6 +61,17 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
+    def quantile(self, share: float) -> float | None:
+        """Return the value that this share of the observations is not above, read off the buckets by a straight line in
+        each, in seconds; the highest bound for one above it. None without observations."""
+        rank = share * sum(self.counts)
+        lower = below = 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if count and below + count >= rank:
+                return lower + (bound - lower) * (rank - below) / count
+            lower, below = bound, below + count
+        return lower if rank else None
+
 
 class Metrics:
     """Counters, gauges and histograms by name and labels, and the times of the latest calls.
@@ -125,6 +136,10 @@ class Metrics:
         if len(self._hook_servers) < HOOK_SERVERS:
             self._hook_servers.add(hook_server)
         return hook_server if hook_server in self._hook_servers else OTHER
+
+    def is_shown(self, hook_server: str) -> bool:
+        """Return whether a hook server has its own name in labels, now or as soon as it is counted."""
+        return hook_server in self._hook_servers or len(self._hook_servers) < HOOK_SERVERS
 
     def forget(self, hook_server: str) -> None:
         """Drop the gauges of a hook server that is gone; those of OTHER, if it has no name of its own in labels."""

@@ -40,6 +40,7 @@ class HookClient:
         self._plugin = plugin
         self._unary = UnaryClient(endpoint, max_reply_bytes=max_answer_bytes, dialler=dial_trusted)
         self.peer = self._unary.peer
+        self.absence = self._unary.absence
         self._in_flight = 0
         self._closed = False
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,7 +84,10 @@ class Manager:
         self._built: tuple[Registration, ...] = ()
         self.on_change: Callable[[], None] | None = None
         """Called when the set of registered plugins has changed."""
-        self._complaint = ""
+        self.read = False
+        """Whether the directory was read once."""
+        self.complaint = ""
+        """Why the directory could not be read at the last look; "" if it could."""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -107,6 +110,16 @@ class Manager:
             self._retire(plugin.client)
         if self._closing:
             await asyncio.wait(self._closing)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Return the registered plugins, in file-name order."""
+        return tuple(self._plugins.values())
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """Return the files whose present content is rejected, each with the reason."""
+        return self._registry.rejected
 
     def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
         """Return the plugins registered for a point, in file-name order."""
@@ -169,13 +182,14 @@ class Manager:
             self._tell(change)
         if self._built != self._registry.registrations:
             self._rebuild()
-        self._metrics.gauge("config_invalid_files", self._registry.invalid)
+        self._metrics.gauge("config_invalid_files", len(self._registry.rejected))
+        self.read = True
 
     def _complain(self, text: str) -> None:
         """Log a problem of the directory itself once; "" means that it is over."""
-        if text and text != self._complaint:
+        if text and text != self.complaint:
             log.warning("%s", text, extra=UNLIMITED)
-        self._complaint = text
+        self.complaint = text
 
     def _tell(self, change: Change) -> None:
         self._metrics.count("config_reloads", _RESULTS[change.kind])

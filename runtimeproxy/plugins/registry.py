@@ -52,7 +52,8 @@ class Registry:
     def __init__(self) -> None:
         self._good: dict[str, Registration] = {}
         self._seen: dict[str, Content] = {}
-        self._rejected: set[str] = set()
+        self.rejected: dict[str, str] = {}
+        """The files whose present content is rejected, each with the reason."""
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
@@ -64,11 +65,6 @@ class Registry:
         """Return the names of the existing files, good or not."""
         return frozenset(self._seen)
 
-    @property
-    def invalid(self) -> int:
-        """Return the number of files whose present content is rejected."""
-        return len(self._rejected)
-
     def replace(self, contents: Mapping[str, Content]) -> tuple[Change, ...]:
         """Replace the state by the directory's present contents; return the changes, in file-name order."""
         names = sorted(self._seen.keys() | contents.keys())
@@ -79,7 +75,7 @@ class Registry:
         """Set the present content of one file, None if it is gone; return the change, None if there is none."""
         if content is None:
             self._seen.pop(name, None)
-            self._rejected.discard(name)
+            self.rejected.pop(name, None)
             return Change(ChangeKind.REMOVED, name, None) if self._good.pop(name, None) is not None else None
         if self._seen.get(name) == content:
             return None
@@ -90,13 +86,13 @@ class Registry:
                 raise ConfigError(content.reason)
             registration = parse(name, content)
         except ConfigError as error:
-            self._rejected.add(name)
+            self.rejected[name] = str(error)
             return Change(ChangeKind.REJECTED, name, before, str(error))
         kind = ChangeKind.ADDED if before is None else ChangeKind.CHANGED
         if registration == before:
-            if name not in self._rejected:
+            if name not in self.rejected:
                 return None
             kind = ChangeKind.RESTORED  # the operator waits for this log line
         self._good[name] = registration
-        self._rejected.discard(name)
+        self.rejected.pop(name, None)
         return Change(kind, name, registration)

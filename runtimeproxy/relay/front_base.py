@@ -66,6 +66,17 @@ class FrontBase(ABC):
             if backend is not None:
                 backend.close()
 
+    def backend_fault(self) -> str:
+        """Return why the backend takes no connection now; "" if it does, or if the proxy itself lacks something."""
+        try:
+            backend = dial_now(self.backend_endpoint)
+        except OSError as error:
+            return "" if error.errno in SCARCE else why(error)
+        if backend is None:
+            return "its backlog is full"
+        backend.close()
+        return ""
+
     def accept(self, client: socket.socket) -> None:
         """Dial the backend immediately for a client that was accepted (relay-rules A12)."""
         try:

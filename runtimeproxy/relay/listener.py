@@ -50,6 +50,14 @@ class Listener:
         """Return whether the socket was handed over by systemd."""
         return self._made is None
 
+    def fault(self) -> str:
+        """Return why nobody can connect to the socket any more; "" if they can."""
+        if self.socket.fileno() < 0:
+            return "the socket is closed"
+        if self._lock is None or identity(self.path) == self._made is not None:
+            return ""
+        return f"{self.path} is no longer the proxy's socket: it was removed or replaced; restart the proxy"
+
     def withdraw(self) -> bool:
         """Stop new connections by removing the socket if it is still the one made here. May be called again.
 

@@ -96,6 +96,16 @@ class UnaryClient:
         usable = link is not None and link.identity == identity and link.alive
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
+    def absence(self) -> str:
+        """Return why no connection to the path is open or can be made now; "" if one can. The next call uses it."""
+        try:
+            self._usable(asyncio.get_running_loop())
+        except CallFailed as failure:
+            return failure.text
+        except UntrustedSocket as error:
+            return str(error)
+        return ""
+
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
         """Send a message to a method ("/package.Service/Method") and return the reply's message.
 

@@ -8,7 +8,7 @@ Invariant: every error names the source of the value (a flag, a variable, or a f
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -34,10 +34,18 @@ __all__ = [
     "check",
     "file_named",
     "load",
-    "origins",
     "parse_duration",
     "parse_endpoint",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key, its value as one would write it (None: not set), and its origin: flag, environment, file or default."""
+
+    key: str
+    value: str | None
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,8 @@ class Config:
     """The effective configuration: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
 
     In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None means the directory of the
-    listening socket, "" no file. ``warnings`` are lines for the log, one per finding.
+    listening socket, "" no file. ``warnings`` are lines for the log, one per finding. ``settings`` has every key with
+    its origin.
     """
 
     mode: Mode
@@ -66,15 +75,7 @@ class Config:
     log_level: str
     log_format: str
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A key, its value as one would write it (None: not set), and its origin: flag, environment, file or default."""
-
-    key: str
-    value: str | None
-    origin: str
+    settings: tuple[Setting, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +123,18 @@ def load(
     values = _values(sources)
     for line in _same_sockets(values, real_path):
         raise ConfigError(line)
-    return Config(**values, warnings=warnings)
+    return Config(
+        **values, warnings=warnings, settings=_settings(sources, values, None if file_text is None else file_origin)
+    )
 
 
-def origins(
-    flags: Mapping[str, str],
-    environ: Mapping[str, str],
-    file_text: str | None = None,
-    file_origin: str = "",
-    real_path: Callable[[str], str] = str,
-) -> tuple[Setting, ...]:
-    """Return the settings in the order of the table, each with its value and origin. Raises ConfigError as ``load``."""
-    config = load(flags, environ, file_text, file_origin, real_path)
-    sources = _sources(flags, environ, file_text, file_origin)
-    _without_image_endpoint(sources)
+def _settings(sources: tuple[_Source, ...], values: Mapping[str, Any], file: str | None) -> tuple[Setting, ...]:
+    """Return the settings in the order of the table, each with its value and origin."""
     derived = {
-        "runtime_endpoint": config.runtime_endpoint,
-        "image_endpoint": config.image_endpoint,
-        "originals_dir": config.listen_endpoint.rpartition("/")[0] or "/",
-        FILE_OPTION.field: None if file_text is None else file_origin,
+        "runtime_endpoint": values["runtime_endpoint"],
+        "image_endpoint": values["image_endpoint"],
+        "originals_dir": values["listen_endpoint"].rpartition("/")[0] or "/",
+        FILE_OPTION.field: file,
     }
     return tuple(
         Setting(option.name, option.default or derived.get(option.field), "default")

@@ -156,7 +156,7 @@ FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"l
 @pytest.mark.parametrize(("formatter", "told"), FORMATS)
 def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str) -> None:
     now = 0.0
-    handler = logs.LineHandler(stderr.write_end, formatter(show_tracebacks=False), logs.Limit(lambda: now))
+    handler = logs.LineHandler(stderr.write_end, formatter(), logs.Limit(lambda: now))
     for number in range(5):
         handler.handle(record("hook %d failed", number))
     now = 1.5
@@ -184,7 +184,7 @@ def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr
 def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
     pipe = Stderr()
-    handler = logs.LineHandler(pipe.write_end, logs.TextLines(show_tracebacks=False))
+    handler = logs.LineHandler(pipe.write_end, logs.TextLines())
     began = time.monotonic()
     for _ in range(logs.LINES_WAITING + 2000):
         handler.handle(record("x" * 1000, level=logging.DEBUG))

@@ -55,7 +55,7 @@ def test_content_makes_this_change(contents: list[Content | None], kind: ChangeK
         assert (change.kind, change.name, change.registration) == (kind, "a.json", registration)
         assert bool(change.reason) == (kind is REJECTED)
     assert registry.registrations == (() if registration is None else (registration,))
-    assert registry.invalid == (contents[-1] in (HALF, b"", UNREADABLE))
+    assert len(registry.rejected) == (contents[-1] in (HALF, b"", UNREADABLE))
 
 
 def test_whole_directory_at_once_in_the_order_of_the_names() -> None:

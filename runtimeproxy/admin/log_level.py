@@ -1,0 +1,57 @@
+"""Change the log level for a while.
+
+Owns the time until the configured level is back.
+Must not know: who asks.
+Invariant: the configured level comes back by itself, whatever happens to whoever asked for another one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from runtimeproxy.observe import logs
+from runtimeproxy.observe.logs import UNLIMITED
+
+log = logging.getLogger(__name__)
+
+
+class LogLevel:
+    """The level of the log, and until when it holds; ``wall_clock`` returns seconds since 1970."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, configured: str, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._loop = loop
+        self._configured = configured
+        self._wall_clock = wall_clock
+        self._back: asyncio.TimerHandle | None = None
+
+    def change(self, level: str, seconds: float) -> datetime:
+        """Set a level at once, for so many seconds, instead of one set earlier; return when the configured one is
+        back."""
+        self.close()
+        self._back = self._loop.call_later(seconds, self._fall_back)
+        until = datetime.fromtimestamp(self._wall_clock() + seconds, UTC)
+        shown = until.isoformat(timespec="seconds").replace("+00:00", "Z")
+        _set(level, f"the log level is {level} until {shown}, then {self._configured} again")
+        return until
+
+    def close(self) -> None:
+        """Leave the level as it is."""
+        if self._back is not None:
+            self._back.cancel()
+
+    def _fall_back(self) -> None:
+        _set(self._configured, f"the log level is {self._configured} again, as configured")
+
+
+def _set(level: str, text: str) -> None:
+    """Change the level and log it, at the one of both levels that shows more."""
+    before = log.isEnabledFor(logging.WARNING)
+    if before:
+        log.warning("%s", text, extra=UNLIMITED)
+    logs.set_level(level)
+    if not before:
+        log.warning("%s", text, extra=UNLIMITED)

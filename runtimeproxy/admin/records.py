@@ -1,0 +1,114 @@
+"""The Store's records as they are shown: names of fields, keys of maps, and who set them.
+
+Owns the form of a record, and which records a question selects.
+Must not know: the Store, who asks.
+Invariant: no value of a field is shown, and nothing of a record grows by being shown. Pages have each record that was
+there all the time exactly once.
+"""
+
+from collections.abc import Mapping
+from heapq import nsmallest
+from typing import Any
+
+from runtimeproxy.model.envs import Envs
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, named
+
+LONGEST_ENVS = 64 * 1024
+"""Longest environment in bytes whose names are read: a longer one is only told to be there, which takes no time."""
+MANY = "envs.*"
+
+Names = dict[str, Any]
+"""Values by the name of a field; the values are compared and not shown."""
+
+
+def pod_row(record: PodRecord, containers: list[str]) -> dict[str, Any]:
+    """Return what is shown of a pod; ``containers`` are the ids of its containers."""
+    info = record.effective
+    return {
+        "id": info.id,
+        "namespace": info.namespace,
+        "name": info.name,
+        "uid": info.uid,
+        **_fields(record.original, info),
+        "owners": {},
+        "containers": containers,
+    }
+
+
+def container_row(record: ContainerRecord) -> dict[str, Any]:
+    """Return what is shown of a container."""
+    info = record.effective
+    return {
+        "id": info.id,
+        "podId": info.pod_id,
+        "name": info.name,
+        "attempt": info.attempt,
+        **_fields(record.original, info),
+        "owners": {f"resources.{name}": owner for name, owner in record.owners},
+    }
+
+
+def _fields(original: PodInfo | ContainerInfo, effective: PodInfo | ContainerInfo) -> dict[str, list[str]]:
+    """Return the names of the fields that the kubelet set, that went to the runtime, and that differ between both."""
+    asked = _values(original)
+    if effective is original:
+        return {"asked": sorted(asked), "sent": sorted(asked), "changed": []}
+    sent = _values(effective)
+    differing = [name for name in asked.keys() | sent.keys() if asked.get(name) != sent.get(name)]
+    return {"asked": sorted(asked), "sent": sorted(sent), "changed": sorted(differing)}
+
+
+def _values(info: PodInfo | ContainerInfo) -> Names:
+    """Return the fields that are set, named as in ``Adjustment.owners``."""
+    maps: dict[str, Mapping[str, Any]] = {"annotations": info.annotations}
+    fields: Names = {}
+    if isinstance(info, PodInfo):
+        maps["labels"] = info.labels
+    elif type(info.envs) is Envs and len(info.envs.raw) > LONGEST_ENVS:
+        fields[MANY] = None
+        maps["envs"] = info.envs.changes
+    else:
+        maps["envs"] = info.envs.decoded() if type(info.envs) is Envs else info.envs
+    if info.cgroup_parent:
+        fields["cgroup_parent"] = info.cgroup_parent
+    for name, value in named(info.resources).items():
+        if isinstance(value, Mapping):
+            maps[f"resources.{name}"] = value
+        else:
+            fields[f"resources.{name}"] = value
+    for name, entries in maps.items():
+        fields |= {f"{name}.{key}": entry for key, entry in entries.items()}
+    return fields
+
+
+# -- what is selected ------------------------------------------------------------------------------------------------
+
+
+def is_of_pod(wanted: str, pod: PodInfo) -> bool:
+    """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of its id; "" is every pod's."""
+    namespace, slash, name = wanted.partition("/")
+    if slash:
+        return (namespace, name) == (pod.namespace, pod.name)
+    return wanted == pod.name or pod.id.startswith(wanted)
+
+
+class Page:
+    """The ids of one page: the lowest ``limit`` of those behind ``after``, of all that are added."""
+
+    def __init__(self, after: str, limit: int) -> None:
+        self._after = after
+        self._limit = limit
+        self._found: list[str] = []
+
+    def add(self, ids: list[str]) -> None:
+        """Add ids; a few hundred at a time take well below a millisecond."""
+        self._found = nsmallest(self._limit + 1, self._found + [one for one in ids if one > self._after])
+
+    @property
+    def ids(self) -> list[str]:
+        return self._found[: self._limit]
+
+    @property
+    def next(self) -> str | None:
+        """Return what to go on after; None at the end."""
+        return self._found[self._limit - 1] if len(self._found) > self._limit else None

@@ -1,0 +1,141 @@
+"""What is shown of records: names of fields and owners, never a value; pages have each record once."""
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runtimeproxy.admin.records import LONGEST_ENVS, MANY, Page, container_row, is_of_pod, pod_row
+from runtimeproxy.model.envs import NO_CHANGES, Envs, changed
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
+
+CANARY = "canary-4711"
+KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
+HOOKS = Resources(cpu_quota=9999, cpuset_cpus=CANARY, unified={"memory.high": CANARY, "cpu.idle": CANARY})
+
+POD = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY}, cgroup_parent="/kube")
+CONTAINER = ContainerInfo(
+    "c1", "p1", "main", 2, annotations={"note": CANARY}, resources=KUBELETS, envs={"TOKEN": CANARY, "HOME": CANARY}
+)
+
+
+def texts(raw: bytes) -> dict[str, str]:
+    return dict(json.loads(raw))
+
+
+def encoded(values: Mapping[str, str]) -> Envs:
+    return Envs(json.dumps(dict(values)).encode(), texts, NO_CHANGES)
+
+
+def test_pod_is_shown_by_the_names_of_its_fields() -> None:
+    hooked = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY, "gpu": CANARY})
+    row = pod_row(PodRecord(POD, hooked), ["c1", "c2"])
+    assert row == {
+        "id": "p1",
+        "namespace": "shop",
+        "name": "web",
+        "uid": "uid-1",
+        "asked": ["annotations.note", "cgroup_parent", "labels.app"],
+        "sent": ["annotations.gpu", "annotations.note", "labels.app"],
+        "changed": ["annotations.gpu", "cgroup_parent"],
+        "owners": {},
+        "containers": ["c1", "c2"],
+    }
+
+
+def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> None:
+    envs = encoded(CONTAINER.envs)
+    asked = ContainerInfo("c1", "p1", "main", 2, CONTAINER.annotations, KUBELETS, envs)
+    sent = ContainerInfo(
+        "c1", "p1", "main", 2, CONTAINER.annotations, HOOKS, changed(envs, {"GPU": CANARY, "HOME": "x"})
+    )
+    row = container_row(ContainerRecord(asked, sent, (("cpu_quota", "batch"),)))
+    kubelets = ["annotations.note", "envs.HOME", "envs.TOKEN", "resources.cpu_quota", "resources.cpuset_cpus"]
+    kubelets.append("resources.unified.memory.high")
+    assert row == {
+        "id": "c1",
+        "podId": "p1",
+        "name": "main",
+        "attempt": 2,
+        "asked": kubelets,
+        "sent": sorted([*kubelets, "envs.GPU", "resources.unified.cpu.idle"]),
+        "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", "resources.unified.cpu.idle"],
+        "owners": {"resources.cpu_quota": "batch"},
+    }
+
+
+@pytest.mark.parametrize("envs", [CONTAINER.envs, encoded(CONTAINER.envs)], ids=["decoded", "encoded"])
+def test_container_without_hooks_was_sent_as_asked(envs: Mapping[str, str]) -> None:
+    info = ContainerInfo("c1", "p1", "main", envs=envs)
+    row = container_row(ContainerRecord(info, info))
+    assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]
+    assert (row["changed"], row["owners"]) == ([], {})
+
+
+def test_no_value_is_shown() -> None:
+    rows = (pod_row(PodRecord(POD, POD), []), container_row(ContainerRecord(CONTAINER, CONTAINER)))
+    text = json.dumps(rows)
+    assert "note" in text and "TOKEN" in text
+    assert CANARY not in text and "4711" not in text
+
+
+def test_long_environment_is_not_read() -> None:
+    envs = encoded({"LONG": "x" * LONGEST_ENVS})
+    asked = ContainerInfo("c1", "p1", "main", envs=envs)
+    sent = ContainerInfo("c1", "p1", "main", envs=changed(envs, {"GPU": "0"}))
+    row = container_row(ContainerRecord(asked, sent))
+    assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])
+
+
+def test_environment_that_is_shown_is_not_kept_decoded() -> None:
+    envs = encoded(CONTAINER.envs)
+    info = ContainerInfo("c1", "p1", "main", envs=envs)
+    container_row(ContainerRecord(info, info))
+    assert envs._texts is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("web", True),
+        ("shop/web", True),
+        ("", True),
+        ("p", True),
+        ("p1", True),
+        ("we", False),
+        ("shop/we", False),
+        ("bank/web", False),
+        ("/web", False),
+        ("1", False),
+    ],
+)
+def test_pod_is_meant_by_its_name_or_the_beginning_of_its_id(wanted: str, found: bool) -> None:
+    assert is_of_pod(wanted, POD) is found
+
+
+def all_pages(pieces: list[list[str]], limit: int) -> Any:
+    after, pages = "", list[list[str]]()
+    while True:
+        page = Page(after, limit)
+        for piece in pieces:
+            page.add(piece)
+        pages.append(page.ids)
+        if page.next is None:
+            return pages
+        after = page.next
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11])
+def test_pages_have_each_id_once_in_order(limit: int) -> None:
+    ids = [f"{number:02}" for number in range(10)]
+    random.Random(1).shuffle(ids)
+    pages = all_pages([ids[:4], [], ids[4:]], limit)
+    assert [one for page in pages for one in page] == sorted(ids)
+    assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+
+
+def test_page_of_nothing_is_the_last_one() -> None:
+    page = Page("", 5)
+    assert (page.ids, page.next) == ([], None)
