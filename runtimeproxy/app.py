@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,8 @@ from typing import Protocol
 
 import uvloop
 
+from runtimeproxy.admin import queries
+from runtimeproxy.admin.launcher import Launcher
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle, Limits
 from runtimeproxy.core.originals_file import File, Originals, owner, path_of
@@ -38,7 +40,7 @@ from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
-from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
 from runtimeproxy.settings.config import Config, Mode
 from runtimeproxy.version import VERSION
 
@@ -58,28 +60,44 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 def run(config: Config) -> int:
     """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
-    listener = inherited(os.environ) or listen(
-        config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
-    )
+    listeners = inherited(os.environ)
     try:
+        _listen(config, listeners)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # requests hold secrets (fault matrix X4)
-        _check_apart(config, listener)
-        uvloop.run(_serve(config, listener))
+        _check_apart(config, listeners.values())
+        uvloop.run(_serve(config, listeners))
     finally:
-        listener.close()
+        for listener in listeners.values():
+            listener.close()
     return 0
 
 
-def _check_apart(config: Config, listener: Listener) -> None:
-    """Raise ConfigError if a remote endpoint is the proxy's own socket, however its path is spelt. Otherwise each
-    connection would open another one to the proxy itself."""
-    ours = _file(listener.path)
+def _listen(config: Config, listeners: dict[str, Listener]) -> None:
+    """Add the sockets that were not handed over; the admin socket is root's alone, whatever --socket-mode says."""
+    if MAIN not in listeners:
+        listeners[MAIN] = listen(config.listen_endpoint, mode=config.socket_mode, group=config.socket_group)
+    if ADMIN not in listeners and config.admin_endpoint:
+        listeners[ADMIN] = listen(config.admin_endpoint, flag="--admin-endpoint")
+    if METRICS not in listeners and config.metrics_endpoint:
+        listeners[METRICS] = listen(
+            config.metrics_endpoint,
+            mode=0o600 if config.metrics_group is None else 0o660,
+            group=config.metrics_group,
+            flag="--metrics-endpoint",
+            group_flag="--metrics-group",
+        )
+
+
+def _check_apart(config: Config, listeners: Iterable[Listener]) -> None:
+    """Raise ConfigError if a remote endpoint is one of the proxy's own sockets, however its path is spelt. Otherwise
+    each connection would open another one to the proxy itself."""
+    ours = {_file(listener.path): listener.path for listener in listeners}
     for flag, path in (
         ("--remote-runtime-service-endpoint", config.runtime_endpoint),
         ("--remote-image-service-endpoint", config.image_endpoint),
     ):
-        if ours is not None and _file(path) == ours:
-            told = f"{flag} ({path}) is the socket that the proxy itself listens on ({listener.path})"
+        if (found := _file(path)) is not None and found in ours:
+            told = f"{flag} ({path}) is the socket that the proxy itself listens on ({ours[found]})"
             raise ConfigError(f"{told}: change it, or --koord-runtimeproxy-endpoint or the socket unit")
 
 
@@ -101,7 +119,8 @@ def _tell_listening(config: Config, listener: Listener) -> None:
         )
 
 
-async def _serve(config: Config, listener: Listener) -> None:
+async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
+    listener = listeners[MAIN]
     loop = asyncio.get_running_loop()
     systemd = SystemdNotifier(os.environ)
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
@@ -110,6 +129,14 @@ async def _serve(config: Config, listener: Listener) -> None:
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
+    admin = Launcher(
+        loop,
+        {name: listeners[name].socket for name in (ADMIN, METRICS) if name in listeners},
+        queries.table(proxy.metrics, config.mode.value),
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
+    admin.start()
     systemd.ready(loop)
     _tell_listening(config, listener)
     proxy.front.look()
@@ -127,6 +154,7 @@ async def _serve(config: Config, listener: Listener) -> None:
         await proxy.stop(config.drain_timeout_seconds, signals.again)
     finally:
         acceptor.stop()
+        await admin.stop()
         watch.stop()
         systemd.leave()
 

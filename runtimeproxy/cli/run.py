@@ -136,10 +136,11 @@ def configuration(
     ConfigError for every value, key or file that is wrong, and for a group that does not exist."""
     text, path = configuration_file(flags, environ, default_file)
     settings = config.load(flags, environ, text, path, os.path.realpath)
-    if settings.socket_group is not None:
-        from runtimeproxy.relay.listener import group_id
+    for flag, group in (("--socket-group", settings.socket_group), ("--metrics-group", settings.metrics_group)):
+        if group is not None:
+            from runtimeproxy.relay.listener import group_id
 
-        group_id(settings.socket_group)
+            group_id(group, flag)
     return settings
 
 

@@ -87,7 +87,7 @@ class Metrics:
         self.gauges: dict[Key, float] = {}
         self.histograms: dict[Key, Histogram] = {}
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
-        self._runtime = runtime
+        self.runtime = runtime
         self._hook_servers: set[str] = set()
         self._hook_server_series = 0
 
@@ -218,7 +218,7 @@ class Metrics:
 
     def _line(self, row: Metric, suffix: str, labels: tuple[str, ...], value: float, *more: str) -> str:
         values = iter(labels)
-        pairs = [f'{name}="{_escaped(self._runtime if name == RUNTIME else next(values))}"' for name in row.labels]
+        pairs = [f'{name}="{_escaped(self.runtime if name == RUNTIME else next(values))}"' for name in row.labels]
         spelt = ",".join([*pairs, *more])
         number = f"{value:.0f}" if value == int(value) else repr(value)
         return f"{row.shown}{suffix}{{{spelt}}} {number}" if spelt else f"{row.shown}{suffix} {number}"

@@ -1,7 +1,7 @@
 """The listening socket: it has one owner, the configured permissions at most, and never replaces anything else.
 
-Owns the lock beside the socket, the checks of its directory, bind, mode and group, removal, and the socket that systemd
-hands over (LISTEN_FDS).
+Owns the lock beside the socket, the checks of its directory, bind, mode and group, removal, and the sockets that
+systemd hands over (LISTEN_FDS).
 Must not know: who connects and what for.
 Invariant: nothing is removed but a socket on which nobody listens, and at the end the very socket that was made here.
 The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 MAX_PATH_BYTES = 107
 BACKLOG = 4096
 """Most connections that wait to be accepted; the kernel lowers it to net.core.somaxconn."""
+
+MAIN, ADMIN, METRICS = SOCKET_NAMES = ("runtimeproxy", "admin", "metrics")
+"""The names of the sockets that systemd may hand over (FileDescriptorName=)."""
+_NAME_THEM = f"give each socket unit one ListenStream=, and FileDescriptorName= one of {', '.join(SOCKET_NAMES)}"
 
 _FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -85,40 +89,69 @@ class Listener:
             self._lock = None
 
 
-def inherited(environ: MutableMapping[str, str]) -> Listener | None:
-    """Return the socket that systemd handed over and remove its variables; None if there is none for this process.
+def inherited(environ: MutableMapping[str, str]) -> dict[str, Listener]:
+    """Return the sockets that systemd handed over to this process, by name, and remove its variables.
 
-    The path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one
-    listening unix stream socket.
+    A name is one of SOCKET_NAMES; a single socket with any other name is the first one. The path, the mode and the
+    removal of such sockets are systemd's. Raises ConfigError if a name or what was handed over is not as expected.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
-    environ.pop("LISTEN_FDNAMES", None)
+    names = environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or count in ("", "0"):
-        return None
-    if count != "1":
-        raise ConfigError(f"LISTEN_FDS is {count!r}: one socket is expected; give the socket unit one ListenStream=")
+        return {}
+    if count == "1" and names[0] not in SOCKET_NAMES:
+        names = [MAIN]
+    if count != str(len(names)):
+        raise ConfigError(f"LISTEN_FDS is {count!r}, with {len(names)} names: {_NAME_THEM}")
+    for name in names:
+        if name not in SOCKET_NAMES or names.count(name) > 1:
+            wrong = "unknown" if name not in SOCKET_NAMES else "there twice"
+            raise ConfigError(f"LISTEN_FDNAMES: the name {name!r} is {wrong}: {_NAME_THEM}")
+    return {name: _handed_over(_FIRST_FD + at, name) for at, name in enumerate(names)}
+
+
+def _handed_over(fd: int, name: str) -> Listener:
     try:
-        sock = socket.socket(fileno=_FIRST_FD)
+        sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise ConfigError(f"LISTEN_FDS: file descriptor 3 is not a socket ({error.strerror}); check the unit") from None
+        wrong = f"file descriptor {fd} ({name}) is not a socket ({error.strerror})"
+        raise ConfigError(f"LISTEN_FDS: {wrong}; check the unit") from None
     sock.set_inheritable(False)
     unix_stream = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
     if not unix_stream or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
-        raise ConfigError("LISTEN_FDS: file descriptor 3 is not a listening unix stream socket; use ListenStream=/path")
-    return Listener(sock, os.fsdecode(sock.getsockname()))
+        wrong = f"file descriptor {fd} ({name}) is not a listening unix stream socket"
+        raise ConfigError(f"LISTEN_FDS: {wrong}; use ListenStream=/path")
+    listener = Listener(sock, os.fsdecode(sock.getsockname()))
+    if name == ADMIN and (mode := _mode(listener.path)) & ~0o600:
+        sock.close()
+        raise ConfigError(f"{listener.path} has the mode {mode:04o}: set SocketMode=0600 in the unit of {ADMIN}")
+    return listener
+
+
+def _mode(path: str) -> int:
+    """Return the permissions of a socket; all of them if it has no path, as anybody can connect to it then."""
+    try:
+        return stat.S_IMODE(os.lstat(path).st_mode)
+    except (OSError, ValueError):  # ValueError: an abstract address begins with NUL
+        return 0o777
 
 
 def listen(
-    path: str, *, mode: int = 0o600, group: str | None = None, flag: str = "--koord-runtimeproxy-endpoint"
+    path: str,
+    *,
+    mode: int = 0o600,
+    group: str | None = None,
+    flag: str = "--koord-runtimeproxy-endpoint",
+    group_flag: str = "--socket-group",
 ) -> Listener:
     """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
 
     The socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
-    directory, that is logged. ``flag`` is the flag that sets the path. Raises ConfigError for everything that prevents
-    listening, with what to do.
+    directory, that is logged. ``flag`` sets the path and ``group_flag`` the group. Raises ConfigError for everything
+    that prevents listening, with what to do.
     """
-    number = None if group is None else group_id(group)
+    number = None if group is None else group_id(group, group_flag)
     with claimed(path, flag=flag, group_id=number) as (folder, lock):
         sock = _bound(folder, os.path.basename(path), path, mode, number)
     return Listener(sock, path, lock)
@@ -154,14 +187,15 @@ def claimed(
         raise ConfigError(f"cannot listen on {path}: {error.strerror}; check its directory or set {flag}") from None
 
 
-def group_id(group: str) -> int:
-    """Return the number of a group, given by its name or number. Raises ConfigError if it does not exist."""
+def group_id(group: str, flag: str = "--socket-group") -> int:
+    """Return the number of a group, given by its name or number. Raises ConfigError, naming ``flag``, if it does not
+    exist."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         if group.isascii() and group.isdigit():
             return int(group.lstrip("0") or "0")
-        wrong = f"--socket-group: there is no group {group!r}"
+        wrong = f"{flag}: there is no group {group!r}"
         raise ConfigError(f"{wrong}; name another one or its number, or create it") from None
 
 

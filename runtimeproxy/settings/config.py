@@ -20,11 +20,17 @@ from runtimeproxy.settings.options import (
     OPTIONS,
     RUNTIME_ENDPOINTS,
     SETTINGS,
+    SOCKETS,
     Mode,
     Option,
     parse_duration,
     parse_endpoint,
 )
+
+OUR_SOCKETS = ("listen_endpoint", "admin_endpoint", "metrics_endpoint")
+"""The fields of the sockets that the proxy listens on."""
+GROUPS = ("socket_group", "metrics_group")
+ADMIN_SOCKET = "admin.sock"
 
 __all__ = [
     "Config",
@@ -53,8 +59,8 @@ class Config:
     """The effective configuration: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
 
     In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None means the directory of the
-    listening socket, "" no file. ``warnings`` are lines for the log, one per finding. ``settings`` has every key with
-    its origin.
+    listening socket, "" no file; an admin or metrics endpoint "" means no such socket. ``warnings`` are lines for the
+    log, one per finding. ``settings`` has every key with its origin.
     """
 
     mode: Mode
@@ -72,6 +78,8 @@ class Config:
     drain_timeout_seconds: float
     originals_dir: str | None
     admin_endpoint: str
+    metrics_endpoint: str
+    metrics_group: str | None
     log_level: str
     log_format: str
     warnings: tuple[str, ...] = ()
@@ -121,7 +129,7 @@ def load(
     sources = _sources(flags, environ, file_text, file_origin)
     warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
     values = _values(sources)
-    for line in _same_sockets(values, real_path):
+    for line in (*_same_sockets(values, real_path), *_in_reach_of_the_metrics_group(values, real_path)):
         raise ConfigError(line)
     return Config(
         **values, warnings=warnings, settings=_settings(sources, values, None if file_text is None else file_origin)
@@ -133,7 +141,8 @@ def _settings(sources: tuple[_Source, ...], values: Mapping[str, Any], file: str
     derived = {
         "runtime_endpoint": values["runtime_endpoint"],
         "image_endpoint": values["image_endpoint"],
-        "originals_dir": values["listen_endpoint"].rpartition("/")[0] or "/",
+        "originals_dir": _folder(values["listen_endpoint"]) or "/",
+        "admin_endpoint": values["admin_endpoint"],
         FILE_OPTION.field: file,
     }
     return tuple(
@@ -149,22 +158,23 @@ def check(
     file_text: str | None = None,
     file_origin: str = "",
     real_path: Callable[[str], str] = str,
-    find_group: Callable[[str], object] = str,
+    find_group: Callable[[str, str], object] = lambda group, flag: None,
 ) -> Findings:
     """Return everything that is wrong with a file and the environment, also with values that others override.
-    ``find_group`` raises ConfigError for a group that does not exist."""
+    ``find_group`` raises ConfigError for a group that does not exist, naming its flag."""
     faults: list[ConfigError] = []
     sources = (_from_environment(environ), _from_file(file_text, file_origin, faults))
     bad = _take_bad_values_out(sources, (MODE_OPTION,), faults)
     warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
     bad |= _take_bad_values_out(sources, OPTIONS, faults)
     values = _values(sources)
-    if values["socket_group"] is not None:
-        with _added_to(faults):
-            find_group(values["socket_group"])
+    for name, option in SETTINGS:
+        if name in GROUPS and values[name] is not None:
+            with _added_to(faults):
+                find_group(values[name], option.flag)
     errors = [str(fault) for fault in faults]
     if not bad & {MODE_OPTION, *_SOCKETS.values()}:  # else their defaults would be compared
-        errors += _same_sockets(values, real_path)
+        errors += [*_same_sockets(values, real_path), *_in_reach_of_the_metrics_group(values, real_path)]
     return Findings(tuple(errors), warnings)
 
 
@@ -210,6 +220,8 @@ def _values(sources: tuple[_Source, ...]) -> dict[str, Any]:
     values = {field: _value(option, _first(sources, option.name)) for field, option in SETTINGS}
     values["runtime_endpoint"] = values["runtime_endpoint"] or RUNTIME_ENDPOINTS[values["mode"]]
     values["image_endpoint"] = values["image_endpoint"] or values["runtime_endpoint"]
+    if values["admin_endpoint"] is None:
+        values["admin_endpoint"] = f"{_folder(values['listen_endpoint'])}/{ADMIN_SOCKET}"
     return values
 
 
@@ -274,15 +286,30 @@ def _nearest(name: str, known: set[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0]}?" if near else "; runtimeproxy config default lists them"
 
 
-_SOCKETS = {field: option for field, option in SETTINGS if option.parse is parse_endpoint}
+_SOCKETS = {field: option for field, option in SETTINGS if field in SOCKETS}
 
 
 def _same_sockets(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
     """Yield a line for each path on which the proxy would dial itself or listen twice."""
-    others = list(_SOCKETS)
-    for ours in ("listen_endpoint", "admin_endpoint"):
+    others = [name for name in SOCKETS if values[name]]
+    for ours in [name for name in OUR_SOCKETS if values[name]]:
         others.remove(ours)
         for other in others:
             if real_path(values[other]) == real_path(values[ours]):
                 spelt = " = ".join(dict.fromkeys((values[ours], values[other])))
-                yield f"{_SOCKETS[ours].flag} and {_SOCKETS[other].flag} are the same socket: {spelt}"
+                yield f"{SOCKETS[ours]} and {SOCKETS[other]} are the same socket: {spelt}"
+
+
+def _in_reach_of_the_metrics_group(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
+    """Yield a line for each other socket whose directory the group of the metrics socket would be let into."""
+    if not values["metrics_endpoint"] or values["metrics_group"] is None:
+        return
+    folder = real_path(_folder(values["metrics_endpoint"]))
+    for other in OUR_SOCKETS:
+        if other != "metrics_endpoint" and values[other] and real_path(_folder(values[other])) == folder:
+            wrong = f"{SOCKETS['metrics_endpoint']} is in the directory of {SOCKETS[other]} ({folder})"
+            yield f"{wrong}, where --metrics-group must not come: give it a directory of its own"
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]

@@ -7,7 +7,7 @@ Invariant: a parser returns the value or raises ConfigError with one line that s
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -55,6 +55,10 @@ def parse_endpoint(text: str, origin: str) -> str:
     if len(path.encode(errors="surrogateescape")) > _LONGEST_SOCKET_PATH:
         raise ConfigError(f"{origin}: {text!r} is too long: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
     return path
+
+
+def _endpoint_or_none(text: str, origin: str) -> str:
+    return "" if text.lower() == "none" else parse_endpoint(text, origin)
 
 
 def parse_duration(text: str, origin: str) -> float:
@@ -249,7 +253,7 @@ OPTIONS: tuple[Option, ...] = (
         "MODE",
         _socket_mode,
         "0600",
-        "The file mode of the proxy's sockets, in octal digits.",
+        "The file mode of the proxy's socket, in octal digits.",
     ),
     Option(
         "socket-group",
@@ -257,7 +261,7 @@ OPTIONS: tuple[Option, ...] = (
         "GROUP",
         _group,
         None,
-        "The group of the proxy's sockets, by name or number.",
+        "The group of the proxy's socket, by name or number.",
         "none",
     ),
     Option(
@@ -281,9 +285,27 @@ OPTIONS: tuple[Option, ...] = (
         "admin-endpoint",
         "admin_endpoint",
         "SOCKET",
-        parse_endpoint,
-        "/var/run/koord-runtimeproxy/admin.sock",
-        "The socket of health, metrics and state (not in this version yet).",
+        _endpoint_or_none,
+        None,
+        "The socket of health, metrics and state, for root alone; none: no such socket.",
+        "admin.sock in the directory of --koord-runtimeproxy-endpoint",
+    ),
+    Option(
+        "metrics-endpoint",
+        "metrics_endpoint",
+        "SOCKET",
+        _endpoint_or_none,
+        "none",
+        "Another socket, of health and metrics alone, in a directory of its own; none: no such socket.",
+    ),
+    Option(
+        "metrics-group",
+        "metrics_group",
+        "GROUP",
+        _group,
+        None,
+        "The group that may use the metrics socket, by name or number.",
+        "none",
     ),
     Option(
         "log-level",
@@ -310,3 +332,5 @@ FILE_OPTION = OPTIONS[-1]
 """The option that names the file; it has no field and is no key of the file."""
 SETTINGS: tuple[tuple[str, Option], ...] = tuple((option.field, option) for option in OPTIONS if option.field)
 """The options that set a field of ``Config``, with the field's name."""
+SOCKETS: Mapping[str, str] = {field: o.flag for field, o in SETTINGS if o.parse in (parse_endpoint, _endpoint_or_none)}
+"""The flags of the options that are sockets, by field."""

@@ -369,7 +369,7 @@ if given != 3:
     os.dup2(given, 3)
 environ = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "runtimeproxy.socket", "OTHER": "1"}
 try:
-    listener = inherited(environ)
+    (listener,) = inherited(environ).values()
 except ConfigError as error:
     sys.exit(str(error))
 assert environ == {"OTHER": "1"}
@@ -415,11 +415,67 @@ def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> No
             assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
 
 
-def test_variables_count_for_this_process_and_one_socket_only() -> None:
+def test_variables_count_for_this_process_only() -> None:
     ours = str(os.getpid())
     others = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
     for environ in (*others, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
-        assert inherited(environ) is None
+        assert inherited(environ) == {}
         assert environ == {}
-    with pytest.raises(ConfigError, match="LISTEN_FDS is '2': one socket is expected"):
-        inherited({"LISTEN_FDS": "2", "LISTEN_PID": ours})
+
+
+NAMES: list[tuple[int, str, str]] = [
+    (1, "", "runtimeproxy=0"),
+    (1, "unknown", "runtimeproxy=0"),
+    (1, "runtimeproxy.socket", "runtimeproxy=0"),
+    (1, "runtimeproxy", "runtimeproxy=0"),
+    (1, "admin", "admin=0"),
+    (1, "metrics", "metrics=0"),
+    (2, "admin:runtimeproxy", "runtimeproxy=1 admin=0"),
+    (3, "metrics:runtimeproxy:admin", "runtimeproxy=1 admin=2 metrics=0"),
+    (2, "", "LISTEN_FDS is '2', with 1 names: give each socket unit one ListenStream=, and FileDescriptorName= one"),
+    (2, "runtimeproxy", "LISTEN_FDS is '2', with 1 names"),
+    (2, "runtimeproxy:admin:metrics", "LISTEN_FDS is '2', with 3 names"),
+    (2, "runtimeproxy:runtimeproxy", "LISTEN_FDNAMES: the name 'runtimeproxy' is there twice"),
+    (2, "runtimeproxy:unknown", "LISTEN_FDNAMES: the name 'unknown' is unknown"),
+    (2, "runtimeproxy:", "LISTEN_FDNAMES: the name '' is unknown"),
+]
+_INHERIT_NAMED = """
+import os, sys
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.relay.listener import inherited
+count, names, *given = sys.argv[1:]
+held = [os.dup(int(fd)) for fd in given]
+for at, fd in enumerate(held):
+    os.dup2(fd, 3 + at)
+environ = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": names}
+try:
+    found = inherited(environ)
+except ConfigError as error:
+    sys.exit(str(error))
+order = sorted(found, key=["runtimeproxy", "admin", "metrics"].index)
+print(*(f"{name}={os.path.basename(found[name].path)}" for name in order))
+"""
+
+
+@pytest.mark.parametrize(("count", "names", "told"), NAMES)
+def test_handed_over_sockets_are_told_apart_by_their_names(tmp_path: Path, count: int, names: str, told: str) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(bind(tmp_path / str(at))) for at in range(count)]
+        for sock in held:
+            sock.listen()
+            os.chmod(sock.getsockname(), 0o600)
+        descriptors = [sock.fileno() for sock in held]
+        command = [sys.executable, "-c", _INHERIT_NAMED, str(count), names, *map(str, descriptors)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=descriptors)
+    assert (run.stdout or run.stderr).startswith(told)
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o604, 0o777])
+def test_handed_over_admin_socket_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    with bind(tmp_path / "0") as held:
+        held.listen()
+        os.chmod(tmp_path / "0", mode)
+        command = [sys.executable, "-c", _INHERIT_NAMED, "1", "admin", str(held.fileno())]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=[held.fileno()])
+    words = f"{tmp_path}/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin\n"
+    assert (run.returncode, run.stderr) == (1, words)

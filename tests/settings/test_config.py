@@ -33,6 +33,8 @@ VALUES: dict[str, tuple[object, str, object]] = {
     "drain-timeout": (10.0, "0", 0.0),
     "originals-dir": (None, "/o", "/o"),
     "admin-endpoint": ("/var/run/koord-runtimeproxy/admin.sock", "/e", "/e"),
+    "metrics-endpoint": ("", "/m/m", "/m/m"),
+    "metrics-group": (None, "prometheus", "prometheus"),
     "log-level": ("info", "debug", "debug"),
     "log-format": ("text", "json", "json"),
 }
@@ -172,7 +174,9 @@ def test_file_is_named_by_flag_or_environment() -> None:
             config.file_named({}, {"RUNTIMEPROXY_CONFIG": text})
 
 
-DERIVED = {RUNTIME: CONTAINERD, IMAGE: CONTAINERD, "originals-dir": "/var/run/koord-runtimeproxy"}
+DERIVED = {RUNTIME: CONTAINERD, IMAGE: CONTAINERD, "originals-dir": "/var/run/koord-runtimeproxy"} | {
+    "admin-endpoint": "/var/run/koord-runtimeproxy/admin.sock"
+}
 """What is in force without a value, where the table of options only has words for it."""
 
 
@@ -225,15 +229,15 @@ CHECKED: list[tuple[Sources, list[str]]] = [
     ),
     # the default of a socket that is misspelt is not compared
     (({}, {}, f"{LISTEN}: a\n{RUNTIME}: {DEFAULT_LISTEN}"), [f"{FILE}: {LISTEN}: 'a' is not a unix socket"]),
-    (({}, {}, "socket-group: none-such"), ["no group 'none-such'"]),
+    (({}, {}, "socket-group: none-such\nmetrics-group: x"), ["--socket-group: no", "--metrics-group: no"]),
     (({}, {}, "socket-group: kube\nhook-timeout: 3s"), []),
 ]
 
 
-def find_group(group: str) -> None:
+def find_group(group: str, flag: str) -> None:
     """Know one group."""
     if group != "kube":
-        raise ConfigError(f"no group {group!r}")
+        raise ConfigError(f"{flag}: no group {group!r}")
 
 
 @pytest.mark.parametrize(("sources", "lines"), CHECKED)

@@ -1,0 +1,109 @@
+"""The admin server's process: started by the first connection to one of its sockets, and again if it ends.
+
+Owns the process, its end of the channel, and when the sockets are watched.
+Must not know: what is asked and answered, HTTP. It imports nothing that the server needs.
+Invariant: while nobody connects there is no process, and the daemon's part of one that hangs or dies is a question that
+stays open. The process ends with the daemon, however that ends.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from runtimeproxy.admin.channel import Answers, Query
+
+log = logging.getLogger(__name__)
+
+MODULE = "runtimeproxy.admin"
+PAUSE_SECONDS = 1.0
+"""Least time between two starts."""
+END_SECONDS = 1.0
+"""How long the process may take to end with the daemon before it is killed."""
+
+
+class Launcher:
+    """Starts the admin server for listening sockets, by their name there (admin, metrics)."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sockets: Mapping[str, socket.socket],
+        queries: Mapping[str, Query],
+        *,
+        log_level: str,
+        log_format: str,
+    ) -> None:
+        self._loop = loop
+        self._sockets = sockets
+        self._queries = queries
+        self._log = {"level": log_level, "format": log_format}
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Wait for the first connection."""
+        for sock in self._sockets.values():
+            self._loop.add_reader(sock, self._launch)
+
+    def _unwatch(self) -> None:
+        for sock in self._sockets.values():
+            self._loop.remove_reader(sock)
+
+    def _launch(self) -> None:
+        self._unwatch()
+        self._running = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Run one process from its start to its end; watch the sockets again after a pause."""
+        began = self._loop.time()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = self._process(theirs)
+        except OSError as error:
+            log.error("the admin server cannot be started: %s", error.strerror)
+        else:
+            await self._attend(process, ours)
+            log.warning("the admin server ended (exit code %d); the next request starts it again", process.returncode)
+        await asyncio.sleep(began + PAUSE_SECONDS - self._loop.time())
+        self.start()
+
+    def _process(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+        """Start the process. With pass_fds Popen forks without a copy of the memory (vfork)."""
+        sockets = {name: sock.fileno() for name, sock in self._sockets.items()}
+        handed = {"channel": channel.fileno(), "sockets": sockets, "daemon": os.getpid(), "log": self._log}
+        command = [sys.executable, "-P", "-m", MODULE, json.dumps(handed)]
+        passed = [channel.fileno(), *sockets.values()]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
+
+    async def _attend(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        """Answer the process's questions until it has ended; if this is cancelled it has ended, too."""
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(pidfd, ended.set)
+        answering = self._loop.create_task(Answers(self._queries).serve(channel))
+        try:
+            await ended.wait()
+        finally:
+            answering.cancel()
+            with suppress(asyncio.CancelledError):
+                await answering
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), END_SECONDS)
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+            process.kill()
+            process.wait()
+
+    async def stop(self) -> None:
+        """End the process and watch the sockets no longer."""
+        self._unwatch()
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
