@@ -57,11 +57,13 @@ class Answers:
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=QUESTION_BYTES)
         try:
             while line := await reader.readline():
+                question = json.loads(line)
+                number, name, arguments = question["n"], question["ask"], question["with"]
                 await self._room.acquire()
-                task = asyncio.create_task(self._answer(json.loads(line), writer))
+                task = asyncio.create_task(self._answer(number, name, arguments, writer))
                 self._answering.add(task)
                 task.add_done_callback(self._answered)
-        except (OSError, ValueError):  # ValueError: a line too long, or no JSON
+        except (OSError, ValueError, LookupError, TypeError):  # the server is gone; or a line too long, or no question
             pass
         finally:
             for task in self._answering:
@@ -72,12 +74,13 @@ class Answers:
         self._answering.discard(task)
         self._room.release()
 
-    async def _answer(self, question: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        number, name = question["n"], question["ask"]
+    async def _answer(
+        self, number: int, name: str, arguments: Mapping[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
         try:
             if name not in self._queries:
                 raise Refused(404, f"the proxy does not answer {name}")
-            parts = self._queries[name](question["with"])
+            parts = self._queries[name](arguments)
             if isinstance(parts, Iterator):
                 await self._in_turn((_line(number, part=part) for part in parts), writer)
             else:
@@ -122,8 +125,11 @@ class Channel:
 
     async def run(self) -> None:
         """Read the answers until the daemon closes its end."""
-        while line := await self._reader.readline():
-            self._take(json.loads(line))
+        try:
+            while line := await self._reader.readline():
+                self._take(json.loads(line))
+        finally:
+            self._writer.transport.abort()
 
     def _take(self, answer: dict[str, Any]) -> None:
         body, done = self._waiting.get(answer["n"], ({}, None))

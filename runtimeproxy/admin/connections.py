@@ -19,7 +19,7 @@ RECEIVED_BYTES = 12 * 1024
 SILENT_SECONDS = 10.0
 """How long a connection may bring no byte while nothing is worked on for it."""
 ASKING_SECONDS = 0.1
-"""How long a connection may take to bring a whole head where all places are taken."""
+"""How long a connection may take to bring a whole head where all places are taken, or all bytes sent."""
 PAUSE_SECONDS = 0.5
 """Pause of accepting when no file descriptor is left."""
 TICK_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, http: asyncio.Protocol, room: "Room") -> None:
         self._http = http
         self._room = room
-        self._received = 0
+        self._left = RECEIVED_BYTES
         self.began = self.heard = room.loop.time()
         self.asked = False
         self.working = False
@@ -44,11 +44,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = self._room.loop.time()
-        self._received += len(data)
-        if self._received <= RECEIVED_BYTES:
-            self._http.data_received(data)
-            return
-        self.transport.pause_reading()
+        self._left -= len(data)
+        self._http.data_received(data if self._left >= 0 else data[: self._left])
+        if self._left < 0:
+            self.transport.pause_reading()
+            self._room.loop.call_later(ASKING_SECONDS, self._refuse)
+
+    def _refuse(self) -> None:
+        """Refuse a client that has sent all it may, unless that was a request with a body too long."""
         if not self.asked:
             self.transport.write(_TOO_LONG)
             self.transport.close()

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Middleware
 
 from runtimeproxy.admin.channel import INTERNAL_ERROR, UNAVAILABLE, Channel, Refused
 from runtimeproxy.admin.connections import Connection
+from runtimeproxy.admin.event_stream import Event, Events, stream
 from runtimeproxy.admin.exposition import CONTENT_TYPE, Exposition
 from runtimeproxy.admin.routes import ROUTES, Route, health, json_text, members
 
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 HEAD_BYTES = 8 * 1024
 BODY_BYTES = 4 * 1024
 BODY_SECONDS = 10.0
+EVENTS = 1000
+"""Most events of an answer, unless the client says another number."""
+FOLLOWERS = 16
+"""Most clients that follow: half of all connections, as the others must get through."""
 HEALTH_SECONDS = 1.0
 """How long the daemon's loop may take to answer before it counts as hanging."""
 
@@ -35,6 +40,8 @@ class Server:
     def __init__(self, channel: Channel, daemon: int) -> None:
         self._channel = channel
         self._exposition = Exposition(lambda: channel.ask("metrics", {}), daemon)
+        self._events = Events(self._ask_events)
+        self._followers = 0
 
     async def http(self, *, metrics_only: bool) -> Callable[[], asyncio.Protocol]:
         """Return what makes the protocol of a connection."""
@@ -51,7 +58,7 @@ class Server:
         return cast(Callable[[], asyncio.Protocol], runner.server)
 
     def _handler(self, route: Route) -> Handler:
-        special = {"metrics": self._metrics, "livez": self._health, "readyz": self._health}
+        special = {"metrics": self._metrics, "livez": self._health, "readyz": self._health, "events": self._stream}
         kind = special.get(route.asks, self._ask)
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -72,6 +79,22 @@ class Server:
         passed, lines = health(route.asks, checks)
         text = lines if asked.get("verbose") or not passed else "ok"
         return web.Response(text=text, status=200 if passed else UNAVAILABLE)
+
+    async def _ask_events(self, since: int, limit: int) -> list[Event]:
+        answer = await self._channel.ask("events", {"since": since, "limit": limit})
+        return cast(list[Event], answer.get("events", []))
+
+    async def _stream(self, request: web.Request, route: Route) -> web.StreamResponse:
+        asked = route.question(request.query.items())
+        follow = asked.get("follow", False)
+        if follow and self._followers >= FOLLOWERS:
+            raise Refused(UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later")
+        self._followers += follow
+        try:
+            events = await self._events.after(asked.get("since", 0), follow=follow)
+            return await stream(request, events, asked, asked.get("limit", None if follow else EVENTS))
+        finally:
+            self._followers -= follow
 
     async def _ask(self, request: web.Request, route: Route) -> web.StreamResponse:
         given: Iterable[tuple[str, Any]] = request.query.items()
