@@ -74,9 +74,7 @@ class Answers:
         self._answering.discard(task)
         self._room.release()
 
-    async def _answer(
-        self, number: int, name: str, arguments: Mapping[str, Any], writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, number: int, name: str, arguments: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
         try:
             if name not in self._queries:
                 raise Refused(404, f"the proxy does not answer {name}")

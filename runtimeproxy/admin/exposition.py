@@ -64,10 +64,11 @@ class Exposition:
 
     async def text(self) -> bytes:
         """Return the text, which is at most FRESH_SECONDS old. Raises what ``ask`` raises."""
-        now = asyncio.get_running_loop().time()
-        if self._made is None or now - self._since > FRESH_SECONDS:
-            self._made, self._since = asyncio.create_task(self._make()), now
-        return await asyncio.shield(self._made)
+        now, made = asyncio.get_running_loop().time(), self._made
+        if made is None or (made.done() and (now - self._since > FRESH_SECONDS or made.exception())):
+            self._made = made = asyncio.create_task(self._make())
+            self._since = now
+        return await asyncio.shield(made)
 
     async def _make(self) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
