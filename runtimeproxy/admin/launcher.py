@@ -24,7 +24,9 @@ MODULE = "runtimeproxy.admin"
 PAUSE_SECONDS = 1.0
 """Least time between two starts."""
 END_SECONDS = 1.0
-"""How long the process may take to end with the daemon before it is killed."""
+"""How long the process may take to end behind the channel before it is killed."""
+LOOK_SECONDS = 0.01
+"""Pause between two looks at whether it has ended."""
 
 
 class Launcher:
@@ -62,41 +64,42 @@ class Launcher:
         """Run one process from its start to its end; watch the sockets again after a pause."""
         began = self._loop.time()
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                process = self._process(theirs)
+            process, channel = self._process()
         except OSError as error:
             log.error("the admin server cannot be started: %s", error.strerror)
         else:
-            await self._attend(process, ours)
+            await self._attend(process, channel)
             log.warning("the admin server ended (exit code %d); the next request starts it again", process.returncode)
         await asyncio.sleep(began + PAUSE_SECONDS - self._loop.time())
         self.start()
 
-    def _process(self, channel: socket.socket) -> subprocess.Popen[bytes]:
-        """Start the process. With pass_fds Popen forks without a copy of the memory (vfork)."""
+    def _process(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the process; return it with the daemon's end of its channel. Raises OSError.
+
+        Popen forks without a copy of the memory (vfork): the loop waits for half a millisecond, and for the event
+        loop's own subprocess_exec ten times as long.
+        """
+        ours, theirs = socket.socketpair()
         sockets = {name: sock.fileno() for name, sock in self._sockets.items()}
-        handed = {"channel": channel.fileno(), "sockets": sockets, "daemon": os.getpid(), "log": self._log}
+        handed = {"channel": theirs.fileno(), "sockets": sockets, "daemon": os.getpid(), "log": self._log}
         command = [sys.executable, "-P", "-m", MODULE, json.dumps(handed)]
-        passed = [channel.fileno(), *sockets.values()]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
+        passed = [theirs.fileno(), *sockets.values()]
+        try:
+            with theirs:
+                return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed), ours
+        except OSError:
+            ours.close()
+            raise
 
     async def _attend(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-        """Answer the process's questions until it has ended; if this is cancelled it has ended, too."""
-        ended = asyncio.Event()
-        pidfd = os.pidfd_open(process.pid)
-        self._loop.add_reader(pidfd, ended.set)
-        answering = self._loop.create_task(Answers(self._queries).serve(channel))
+        """Answer the process's questions until its end of the channel is closed, or until this is cancelled, which
+        closes the other one; then the process ends."""
         try:
-            await ended.wait()
+            await Answers(self._queries).serve(channel)
         finally:
-            answering.cancel()
-            with suppress(asyncio.CancelledError):
-                await answering
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), END_SECONDS)
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
+            late = self._loop.time() + END_SECONDS
+            while process.poll() is None and self._loop.time() < late:
+                await asyncio.sleep(LOOK_SECONDS)
             process.kill()
             process.wait()
 
