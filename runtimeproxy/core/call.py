@@ -16,6 +16,7 @@ from runtimeproxy.errors import HookError
 from runtimeproxy.model import records
 from runtimeproxy.model.hookpoints import HookPoint, Operation
 from runtimeproxy.model.values import Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.observe.events import About
 
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
@@ -51,6 +52,11 @@ class Reply:
     answered: bool = True
     gone: bool = False
     no_op: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the runtime answered that the call failed."""
+        return self.answered and not self.agreed and not self.no_op
 
 
 UNANSWERED = Reply(agreed=False, answered=False)
@@ -120,8 +126,27 @@ class Call(ABC):
     """True if the front has already sent the request unchanged, because no hook server was to be asked."""
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
+    call_id: str = ""
+    """The call's id in log lines and events."""
+    found: Subject | None = None
+    """The subject as it was last found, for log lines and events."""
     state_unknown: bool = False
     """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
+
+    @property
+    def subject_name(self) -> str:
+        """Return the subject's name for log lines: namespace/pod or namespace/pod/container; "" if unknown."""
+        return "" if self.found is None else records.hook_view(self.found).name
+
+    def about(self) -> About:
+        """Return what events say of the call."""
+        if self.found is None:
+            return About(self.operation.value, self.call_id)
+        pod, container = self.found.pod.effective, self.found.container
+        of_pod = About(self.operation.value, self.call_id, pod.namespace, pod.name, pod.id)
+        if container is None:
+            return of_pod
+        return of_pod._replace(container=container.effective.name, container_id=container.effective.id)
 
     @abstractmethod
     def order_key(self) -> str:

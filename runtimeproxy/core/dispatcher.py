@@ -2,17 +2,19 @@
 
 Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
 Must not know: fronts, the Store, how a hook server is reached, whose breaker is open.
-Invariant: nothing that breaks a rule is ever in an adjustment. Every failure is counted, and logged without values; a
-bad field of an answer that is used otherwise is logged once per hook server and field.
+Invariant: nothing that breaks a rule is ever in an adjustment. Every failure is counted, recorded as an event, and
+logged without values; a bad field of an answer that is used otherwise is logged once per hook server and field.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from runtimeproxy.core.call import Call
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import merge
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Stage
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, HookRequest
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Conflict, HookRequest
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.call_guard import CallGuard
 from runtimeproxy.plugins.manager import Manager, Plugin
@@ -24,6 +26,7 @@ STOPPED_PODS = 10_000
 """For how many stopped pods it is remembered which plugins were told: as many as there may be records."""
 FIELDS_SHOWN = 20
 """Most fields that one log line names."""
+NO_FIELDS: Mapping[str, str] = {}
 
 
 class Dispatcher:
@@ -41,8 +44,8 @@ class Dispatcher:
         """Return whether any plugin is registered for one of the points."""
         return any(map(self._plugins.plugins_for, points))
 
-    async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        """Ask the plugins of a Pre point in order, each with the changes of the earlier ones in its request.
+    async def before(self, call: Call, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+        """Ask the plugins of a call's Pre point in order, each with the changes of the earlier ones in its request.
 
         ``end`` is when the budget for all of them ends, on the clock given to the constructor. Raises HookError if a
         plugin refuses the call, or fails under policy Fail.
@@ -55,24 +58,36 @@ class Dispatcher:
             try:
                 answer = await self._attempts.ask(plugin, point, seen, until)
             except HookError as error:
-                self._failed(plugin, error, request.name)
+                self._failed(call, plugin, error)
                 continue
             change, broken = merge.judged(merge.difference(seen, answer), seen)
             if broken:
-                self._broke_rules(plugin, point, broken, request.name)
-            adjustment = merge.combine(adjustment, plugin.name, merge.limited(point, change))
-        for conflict in adjustment.conflicts:
+                self._broke_rules(call, plugin, point, broken)
+            change = merge.limited(point, change)
+            for name in change.normalised:
+                self._metrics.count("values_normalised", plugin.name, f"resources.{name}")
+            adjustment = merge.combine(adjustment, plugin.name, change)
+        if adjustment.conflicts:
+            self._tell_conflicts(call, point, adjustment.conflicts)
+        return adjustment
+
+    def _tell_conflicts(self, call: Call, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
+        for conflict in conflicts:
             self._metrics.count("hook_conflicts", conflict.loser, point.name)
             log.warning(
                 "hook servers %s and %s set the same field at %s: the later one wins",
                 conflict.loser,
                 conflict.winner,
                 point.name,
-                extra={"kind": (conflict.loser, conflict.winner, point.name)},
+                extra={"kind": (conflict.loser, conflict.winner, point.name), "call": call.call_id},
             )
-        return adjustment
+        for loser in dict.fromkeys(conflict.loser for conflict in conflicts):
+            fields = {conflict.field: conflict.winner for conflict in conflicts if conflict.loser == loser}
+            self._metrics.events.add(
+                EventKind.CONFLICT, call.about(), hook_server=loser, hook=point.name, fields=fields
+            )
 
-    async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
+    async def after(self, call: Call, point: HookPoint, request: HookRequest, end: float) -> None:
         """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing. The
         kubelet stops a pod several times: a plugin whose call for the stop has succeeded is not called for it again."""
         once = point.operation is Operation.STOP_POD_SANDBOX
@@ -84,7 +99,7 @@ class Dispatcher:
                 await self._attempts.ask(plugin, point, request, until)
                 know.add(plugin.name)
             except HookError as error:
-                self._count_failure(plugin, error, request.name)
+                self._count_and_log(call, plugin, error)
         if len(self._note_stop) > STOPPED_PODS:
             del self._note_stop[next(iter(self._note_stop))]
 
@@ -92,36 +107,34 @@ class Dispatcher:
         """Forget which plugins were told of a pod's stop: the pod was removed, or a new pod got its id."""
         self._note_stop.pop(pod_id, None)
 
-    def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
-        """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None.
-
-        ``name`` is the pod's or the container's, "" if unknown. Raises HookError if the point is a Pre point and one of
-        its plugins has policy Fail.
-        """
+    def failed(self, call: Call, point: HookPoint | None, reason: Reason, detail: str) -> None:
+        """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None. Raises
+        HookError if the point is a Pre point and one of its plugins has policy Fail."""
         if point is None:
             return
-        judge = self._failed if point.stage is Stage.PRE else self._count_failure
+        judge = self._failed if point.stage is Stage.PRE else self._count_and_log
         for plugin in self._plugins.plugins_for(point):
-            judge(plugin, HookError(plugin.name, point.name, reason, detail), name)
+            judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
 
-    def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str, name: str) -> None:
+    def rejected(self, call: Call, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
-        ``detail`` is the runtime's message, ``name`` the container's name. Raises HookError if one has policy Fail."""
-        self.refused_with(f"the update before {point.operation.value}", name, adjustment.owners)
+        ``detail`` is the runtime's message. Raises HookError if one has policy Fail."""
+        self.refused_with(call, f"the update before {point.operation.value}", adjustment.owners)
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.plugins_for(point):
             if plugin.name in owners:
-                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail), name)
+                self._failed(call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail))
 
-    def refused_with(self, what: str, name: str, owners: Mapping[str, str]) -> None:
+    def refused_with(self, call: Call, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
         ``owners`` maps fields to the plugins that set them."""
         if owners:
             fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
             more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
             shown = ", ".join(fields[:FIELDS_SHOWN] + more)
-            kind = {"kind": (what, name)}
-            log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=kind)
+            name = call.subject_name
+            extra = {"kind": (what, name), "call": call.call_id}
+            log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=extra)
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
         """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
@@ -130,15 +143,17 @@ class Dispatcher:
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
-    def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
+    def _broke_rules(self, call: Call, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]) -> None:
         """Count the bad fields of an answer. Under Ignore only these fields are dropped, each logged once per hook
         server. Raises HookError under policy Fail."""
-        for field in {rule.field for rule in broken}:
+        fields = {rule.field: plugin.name for rule in broken}
+        for field in fields:
             self._metrics.count("hook_bad_fields", plugin.name, field)
+        error = HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0]))
         if plugin.policy is FailurePolicy.FAIL:
-            self._failed(plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0])), name)
-        self._metrics.count("hook_failures", plugin.name, point.name, Reason.BAD_ANSWER.value)
-        self._metrics.count("hook_fail_open", plugin.name, point.name, Reason.BAD_ANSWER.value)
+            self._failed(call, plugin, error, fields)
+        self._count_failure(plugin, error)
+        self._fail_open(call, error, fields)
         for rule in broken:
             if rule.field not in plugin.bad_fields:
                 plugin.bad_fields.add(rule.field)
@@ -148,30 +163,49 @@ class Dispatcher:
                     plugin.name,
                     point.name,
                     str(rule),
-                    name,
-                    extra={"kind": (plugin.name, rule.field)},
+                    call.subject_name,
+                    extra={"kind": (plugin.name, rule.field), "call": call.call_id},
                 )
 
-    def _failed(self, plugin: Plugin, error: HookError, name: str) -> None:
-        """Count a failed Pre call; raise the error if the call is refused for it."""
-        self._count_failure(plugin, error, name)
-        if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
-            if error.reason is Reason.REFUSED:
-                self._metrics.count("hook_refusals", plugin.name, error.hook)
-            else:
-                self._metrics.count("hook_fail_closed", plugin.name, error.hook, error.reason.value)
-            try:
-                raise error
-            finally:
-                del error  # else traceback and frame would keep each other, and the call, alive
-        self._metrics.count("hook_fail_open", plugin.name, error.hook, error.reason.value)
+    def _failed(self, call: Call, plugin: Plugin, error: HookError, fields: Mapping[str, str] = NO_FIELDS) -> None:
+        """Count and log a failed Pre call; raise the error if the call is refused for it. ``fields`` maps bad fields of
+        the answer to the plugin."""
+        self._count_and_log(call, plugin, error)
+        if error.reason is Reason.REFUSED:
+            self._metrics.count("hook_refusals", plugin.name, error.hook)
+        elif plugin.policy is FailurePolicy.FAIL:
+            self._metrics.count("hook_fail_closed", plugin.name, error.hook, error.reason.value)
+        else:
+            self._fail_open(call, error, fields)
+            return
+        self._record(EventKind.REFUSED, call, error, fields)
+        try:
+            raise error
+        finally:
+            del error  # else traceback and frame would keep each other, and the call, alive
 
-    def _count_failure(self, plugin: Plugin, error: HookError, name: str) -> None:
+    def _count_and_log(self, call: Call, plugin: Plugin, error: HookError) -> None:
+        self._count_failure(plugin, error)
+        self._log_failure(call, plugin, error)
+
+    def _fail_open(self, call: Call, error: HookError, fields: Mapping[str, str]) -> None:
+        self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
+        self._record(EventKind.FAILED_OPEN, call, error, fields)
+
+    def _record(self, kind: EventKind, call: Call, error: HookError, fields: Mapping[str, str]) -> None:
+        """Record an event of a failed Pre call; the error's text stays out of it."""
+        self._metrics.events.add(
+            kind, call.about(), hook_server=error.plugin, hook=error.hook, reason=error.reason.value, fields=fields
+        )
+
+    def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)
+        plugin.last_error.note(self._metrics.events.wall_clock(), error.hook, error.reason)
+
+    def _log_failure(self, call: Call, plugin: Plugin, error: HookError) -> None:
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
-        kind = (error.plugin, error.hook, error.reason.value, name)
+        name = call.subject_name
+        extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call.call_id}
         # Only the text is logged: a log record that is kept must not keep the call alive.
-        log.warning(
-            "%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra={"kind": kind}
-        )
+        log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)

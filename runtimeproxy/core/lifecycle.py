@@ -26,6 +26,7 @@ from runtimeproxy.eventloop.fiber import Fiber
 from runtimeproxy.model import hookpoints, merge, records
 from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Subject
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import CallTimes, Metrics
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ policies of the plugins that asked for it can be applied (relay-rules C9)."""
 
 LOST_SECONDS = 1.0
 """How many seconds after a call without an answer the runtime is listed: by then it has mostly finished such a call."""
+
+SLOW_SECONDS = 1.0
+"""A call that takes longer, the runtime's time included, is recorded as an event."""
 
 _REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
@@ -113,6 +117,7 @@ class Lifecycle:
 
     async def _run(self, call: Call, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
+        call.call_id = times.id
         self._under_way.add(call)
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
@@ -141,10 +146,10 @@ class Lifecycle:
             # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
             # first: the commit follows before any other call is looked at.
             try:
-                if subject is not None:
-                    if reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None:
-                        call.answer(reply)
-                    await self._act_on_answer(call, subject, adjustment, reply, times)
+                alone = reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None
+                if alone and subject is not None:
+                    call.answer(reply)
+                await self._act_on_answer(call, subject, adjustment, reply, times)
             finally:
                 call.answer(reply)
                 call.release_buffers()
@@ -159,19 +164,27 @@ class Lifecycle:
             self.running.discard(fiber)
             self._under_way.discard(call)
             if times.outcome:
-                times.operation = call.operation.value  # it may have been found out since
-                self._metrics.ended(times)
-            if times.outcome == "agreed" and adjustment.owners:
-                for owner, field in {(owner, merge.kind_of(name)) for name, owner in adjustment.owners.items()}:
-                    self._metrics.count("hook_fields_changed", owner, field)
+                self._ended(call, times, adjustment)
             if call.state_unknown or self.store.watched:
                 self._forget_uncertain(call)
+
+    def _ended(self, call: Call, times: CallTimes, adjustment: Adjustment) -> None:
+        """Count a call that has its outcome, and record what hook servers changed and that it was slow."""
+        times.operation = call.operation.value  # it may have been found out since
+        seconds = self._metrics.ended(times)
+        if times.outcome == "agreed" and adjustment.owners:
+            for owner, field in {(owner, merge.kind_of(name)) for name, owner in adjustment.owners.items()}:
+                self._metrics.count("hook_fields_changed", owner, field)
+            self._metrics.events.add(EventKind.EDITED, call.about(), fields=adjustment.owners, seconds=seconds)
+        if sum(seconds) > SLOW_SECONDS:
+            self._metrics.events.add(EventKind.SLOW, call.about(), reason=times.outcome, seconds=seconds)
 
     # Find and ask.
 
     def _read(self, call: Call) -> Subject | None:
         try:
-            return call.subject(self.store)
+            call.found = call.subject(self.store)
+            return call.found
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
@@ -199,6 +212,7 @@ class Lifecycle:
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
                     seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
                     subject = await self._in_task(partial(call.read_subject, self.store), seconds, times)
+                call.found = subject
                 if call.order_key() == turn.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
@@ -209,7 +223,7 @@ class Lifecycle:
                 return subject, NO_ADJUSTMENT
             asked = self._metrics.clock()
             try:
-                adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
+                adjustment = await self._dispatcher.before(call, point, call.hook_request(subject), end)
             finally:
                 times.hooks = self._metrics.clock() - asked
             if call.prepares and adjustment.resources:
@@ -271,10 +285,10 @@ class Lifecycle:
             until = end + UPDATE_GRACE_SECONDS
             held = await self._in_task(partial(call.prepare, subject, adjustment), until - self._clock(), times)
         except BackendError as error:
-            self._dispatcher.rejected(point, adjustment, str(error), records.hook_view(subject).name)
+            self._dispatcher.rejected(call, point, adjustment, str(error))
         except TimeoutError:
             late = "the runtime has not answered the extra update in time"
-            self._dispatcher.rejected(point, adjustment, late, records.hook_view(subject).name)
+            self._dispatcher.rejected(call, point, adjustment, late)
         else:
             if held and not call.state_unknown:
                 known = records.prepared(call.subject(self.store) or subject, held, adjustment)
@@ -285,11 +299,15 @@ class Lifecycle:
     # Commit and call the Post hooks.
 
     async def _act_on_answer(
-        self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
+        self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply, times: CallTimes
     ) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
-            if reply.agreed:
+            if reply.failed:
+                self._failed(call, subject, adjustment, times)
+            elif subject is None:
+                return
+            elif reply.agreed:
                 await self._agreed(call, subject, adjustment, reply, times)
             elif not reply.answered and call.operation in UNRECORDED:
                 self._unknown_outcomes.add(
@@ -297,14 +315,19 @@ class Lifecycle:
                 )
             elif not reply.answered:
                 self._mark_uncertain(call, adjustment)
-            elif not reply.no_op:  # a start fails for values of the create that the kernel does not accept
-                earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
-                owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
-                self._dispatcher.refused_with(call.operation.value, records.hook_view(subject).name, owners)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
             self._internal(call, error)
+
+    def _failed(self, call: Call, subject: Subject | None, adjustment: Adjustment, times: CallTimes) -> None:
+        """Record that the runtime failed a call, with what hook servers had set."""
+        # A start fails for values of the create that the kernel does not accept.
+        starts = subject is not None and call.operation is Operation.START_CONTAINER
+        earlier = records.hooked(subject) if subject is not None and starts else ()
+        owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
+        self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=self._metrics.parts(times))
+        self._dispatcher.refused_with(call, call.operation.value, owners)
 
     async def _agreed(
         self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
@@ -323,7 +346,7 @@ class Lifecycle:
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
                 # What the update names holds, whether the rest was read anew before the update was done or after.
                 call.state_unknown = False
-            known = call.outcome(present or subject, adjustment, reply)
+            known = call.found = call.outcome(present or subject, adjustment, reply)
             if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
                 self._dispatcher.forget_stop(known.pod.effective.id)
             if call.operation in _REMOVES or reply.gone:
@@ -347,7 +370,7 @@ class Lifecycle:
         asked = self._metrics.clock()
         latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
         try:
-            await self._dispatcher.after(point, records.hook_view(known), now + self._limits.budget_seconds)
+            await self._dispatcher.after(call, point, records.hook_view(known), now + self._limits.budget_seconds)
         finally:
             self._deadlines.cancel(latest)
             times.post = self._metrics.clock() - asked
@@ -402,14 +425,14 @@ class Lifecycle:
                 self._internal(call, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
         if subject is None:  # without a subject the Post hooks cannot be called either
-            self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
-        name = records.hook_view(subject).name if subject is not None else ""
-        self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail, name)
+            self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
+        self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""
         self._metrics.count("calls_unreadable", call.operation.value)
-        log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
+        # A log record must not keep the call.
+        log.warning("%s cannot be read: %s", call.operation.value, str(error), extra={"call": call.call_id})
 
     def _internal(self, call: Call, error: Exception) -> None:
         """Count and log an error in the proxy itself, only by its class and place: its text may hold values."""
@@ -418,4 +441,5 @@ class Lifecycle:
         while place is not None and place.tb_next is not None:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
-        log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
+        name, extra = type(error).__name__, {"call": call.call_id}
+        log.error("internal error in %s: %s at %s", call.operation.value, name, where, extra=extra)

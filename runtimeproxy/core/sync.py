@@ -20,6 +20,7 @@ from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Watch
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.values import PodRecord, Subject
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,10 @@ class Sync:
         self._complained = False
         self.runtime_fault = ""
         """Why the runtime did not answer the last pass; "" if it did, or if no pass is due any more."""
+        self._read_count = self._dropped = 0
+        """How many records this pass has read and dropped."""
+        self._recorded = ""
+        """The last result that was recorded as an event."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -163,8 +168,11 @@ class Sync:
         except (BackendError, Unreadable) as error:
             self._metrics.count("syncs", "failed")
             away = isinstance(error, BackendError) and error.kind in _AWAY
-            if isinstance(error, BackendError) and away:
-                self.runtime_fault = f"it did not answer when its state was read last ({error.kind.value})"
+            reason = error.kind.value if isinstance(error, BackendError) else "unreadable"
+            self._record(reason)
+            if away:
+                self.runtime_fault = f"it did not answer when its state was read last ({reason})"
+                self._metrics.events.runtime_lost("passes", reason)
             else:
                 self._complain(error)
             return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
@@ -173,6 +181,8 @@ class Sync:
             return PASS_SECONDS
         self._metrics.count("syncs", "complete")
         self.runtime_fault = ""
+        self._record("complete")
+        self._metrics.events.runtime_back()
         self._complained = False
         return 0.0
 
@@ -182,7 +192,7 @@ class Sync:
             self._passed_over.clear()
         self._asked.clear()
         self._left_out = False
-        self._late = 0
+        self._late = self._read_count = self._dropped = 0
         with self._store.watch() as watch:
             known = self._store.ids() | self._store.ids_of_originals()
             listed = await self._runtime.listed()
@@ -190,9 +200,9 @@ class Sync:
             for remembered in (self._passed_over, self._maybe_unavailable):
                 remembered.intersection_update([*listed.pods, *listed.containers])
             if fill:
-                count = await self._fill(self._pod, listed.pods, watch)
-                count += await self._fill(self._runtime.container, listed.containers, watch)
-                self._tell(count, began)
+                await self._fill(self._pod, listed.pods, watch)
+                await self._fill(self._runtime.container, listed.containers, watch)
+                self._tell(began)
         self._filled = fill
         self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
 
@@ -201,6 +211,7 @@ class Sync:
     def _sweep(self, gone: set[str], watch: Watch) -> None:
         for one in gone - watch.kept - self._about_now():
             self._metrics.count("records_swept")
+            self._dropped += 1
             self._store.drop(one)
             if self._on_gone is not None:
                 self._on_gone(one)
@@ -217,8 +228,8 @@ class Sync:
         record = await self._runtime.pod(pod_id)
         return None if record is None else Subject(record)
 
-    async def _fill(self, read: Callable[[str], Awaitable[Subject | None]], ids: Iterable[str], watch: Watch) -> int:
-        """Read what the Store lacks, several at one time; return how many records were kept."""
+    async def _fill(self, read: Callable[[str], Awaitable[Subject | None]], ids: Iterable[str], watch: Watch) -> None:
+        """Read what the Store lacks, several at one time."""
         known = self._store.ids() | self._passed_over
         missing = iter([one for one in ids if one not in known])
         # No TaskGroup: before Python 3.13 a failure in one task leaves a cancel behind in the task that waits
@@ -226,7 +237,8 @@ class Sync:
         tasks = [asyncio.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            return sum(task.result() for task in done)
+            for task in done:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -234,15 +246,13 @@ class Sync:
 
     async def _read_all(
         self, read: Callable[[str], Awaitable[Subject | None]], missing: Iterator[str], watch: Watch
-    ) -> int:
-        kept = 0
+    ) -> None:
         for one in missing:
             if self._lifecycle.holds()[0]:
                 await asyncio.sleep(YIELD_SECONDS)
             subject = await self._read(read, one)
-            if subject is not None and self._keep(one, subject, watch):
-                kept += 1
-        return kept
+            if subject is not None:
+                self._keep(one, subject, watch)
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
         """Read one subject; return None if it does not exist or cannot be read.
@@ -275,21 +285,29 @@ class Sync:
             self._passed_over.add(one)
         return None
 
-    def _keep(self, one: str, subject: Subject, watch: Watch) -> bool:
-        """Commit what was read, unless a call has newer knowledge; return whether it was committed."""
+    def _keep(self, one: str, subject: Subject, watch: Watch) -> None:
+        """Commit what was read, unless a call has newer knowledge."""
         if self._store.pod(one) is not None or self._store.container(one) is not None:
-            return False
+            return
         pod_id = subject.pod.effective.id
         if not watch.invalidated.isdisjoint((one, pod_id)) or one in self._lifecycle.under_way():
             self._left_out = True
-            return False
+            return
         self._store.commit(subject)
         self._metrics.count("records_read")
-        return True
+        self._read_count += 1
 
-    # Log lines and metrics.
+    # Log lines, metrics and events.
 
-    def _tell(self, count: int, began: float) -> None:
+    def _record(self, result: str) -> None:
+        """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one. Else a pass a
+        minute with nothing new, or one a second while the runtime is away, would push all other events out."""
+        if result != self._recorded or (result == "complete" and self._read_count + self._dropped):
+            text = f"{self._read_count} records read, {self._dropped} dropped"
+            self._metrics.events.add(EventKind.SYNC, reason=result, text=text)
+            self._recorded = result
+
+    def _tell(self, began: float) -> None:
         """Log a pass that read anything, and the first pass: from now on the Store is complete."""
         seconds = self._now - began
         self._metrics.gauge("sync_seconds", seconds)
@@ -297,13 +315,13 @@ class Sync:
             log.warning(
                 "the runtime did not answer in time about %d of its pods and containers: they may hang", self._late
             )
-        if count or not self._filled:
+        if self._read_count or not self._filled:
             pods, containers = self._store.counts()
             log.info(
                 "the runtime's state is known: %d pods, %d containers (%d read in %.1f s)",
                 pods,
                 containers,
-                count,
+                self._read_count,
                 seconds,
             )
 

@@ -118,7 +118,8 @@ class UnknownOutcomes:
             return UNANSWERED
         except Exception as error:  # its text may hold values
             self._metrics.count("internal_errors", entry.call.operation.value)
-            log.error("internal error in settling %s", entry.call.operation.value, exc_info=error)
+            extra = {"call": entry.call.call_id}
+            log.error("internal error in settling %s", entry.call.operation.value, exc_info=error, extra=extra)
             return Reply(agreed=False)
 
     def _end(self, entry: _Entry, result: str) -> None:

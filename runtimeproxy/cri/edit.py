@@ -137,6 +137,11 @@ def values_for_create(adjustment: Adjustment, asked: Resources | None) -> Adjust
     return replace(adjustment, resources={**swap, **changes, _MEMORY: memory})
 
 
+def respelt(changes: Changes, said: Changes) -> list[str]:
+    """Return the names of the changes for which a request has another value that means the same."""
+    return [name for name, value in changes.items() if said.get(name, value) != value]
+
+
 def values_for_update(
     changes: Changes,
     present: Resources | None,

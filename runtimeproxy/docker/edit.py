@@ -46,13 +46,15 @@ def edit_container(body: bytes, adjustment: Adjustment, cgroup_parent: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set. A
-    field put in as 0 or "" cancels the request's own value: the container keeps what it has.
+    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set, and of
+    those for which it has another value that means the same. A field put in as 0 or "" cancels the request's own value:
+    the container keeps what it has.
     """
 
     body: bytes
     resources: Changes
     left_out: tuple[str, ...]
+    respelt: tuple[str, ...] = ()
 
 
 def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
@@ -63,7 +65,9 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     said = _said_in_update(_memory_of(asked), present, changes)
     put_in = {name: value for name, value in said.items() if value or asked.get(RESOURCE_TABLE[name])}
     edited = rewrite(body, Members(_resources(asked, put_in))) if put_in else body
-    return Update(edited, put_in, tuple(sorted(name for name in changes if _left_out(name, said, present))))
+    left_out = tuple(sorted(name for name in changes if _left_out(name, said, present)))
+    respelt = tuple(name for name, value in changes.items() if said.get(name, value) != value)
+    return Update(edited, put_in, left_out, respelt)
 
 
 def update_body(changes: Changes, present: Resources) -> Update:
@@ -74,6 +78,11 @@ def update_body(changes: Changes, present: Resources) -> Update:
 def left_out_of_create(changes: Changes) -> tuple[str, ...]:
     """Return the names of the changed fields that a create cannot carry."""
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys()))
+
+
+def respelt_in_create(changes: Changes) -> tuple[str, ...]:
+    """Return the names of the changed fields for which a create has another value that means the same."""
+    return (_MEMORY,) if changes.get(_MEMORY) == _UNLIMITED else ()
 
 
 # -- the values that Docker's API takes ------------------------------------------------------------------------------

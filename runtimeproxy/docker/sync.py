@@ -100,6 +100,7 @@ class EventFollower:
         try:
             await self._follow()
         except BackendError as error:
+            self._metrics.events.runtime_lost("events", error.kind.value)
             self._lost(str(error))
         except Exception as error:  # a bug must not end the following for good; the error's text may have values
             self._metrics.count("internal_errors", "events")
@@ -112,6 +113,7 @@ class EventFollower:
             async with self._backend.events(_MEANINGS, self._since_ns) as events:
                 failure = "backend_event_stream_losses"
                 await self._on_connected()
+                self._metrics.events.runtime_back("events")
                 if self._away:
                     self._away = False
                     log.info("the daemon's events are followed again")

@@ -97,6 +97,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
     assert after is not None
     changed: dict[str, ResourceValue] = {}
     repeated: list[str] = []
+    normalised: list[str] = []
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
         if not new:
@@ -104,6 +105,8 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
                 changed[name] = new
             continue
         value = new if new == old or name in MAP_FIELDS else tidy(name, new)
+        if value != new:
+            normalised.append(name)
         if value == old:
             if value:
                 repeated.append(name)
@@ -112,7 +115,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
                 changed[name] = entries
         elif value:  # a text that is empty in its normal form is not set
             changed[name] = value
-    return {"resources": changed, "confirmed": frozenset(repeated)}
+    return {"resources": changed, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
 
 
 _COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
@@ -129,7 +132,7 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.ANNOTATIONS: ("annotations",),
     Part.ENVS: ("envs",),
     Part.CGROUP_PARENT: ("cgroup_parent",),
-    Part.RESOURCES: ("resources", "confirmed"),
+    Part.RESOURCES: ("resources", "confirmed", "normalised"),
 }
 """The fields of an Adjustment that belong to each part."""
 

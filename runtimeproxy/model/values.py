@@ -160,7 +160,8 @@ class Adjustment:
     hold changed entries only. ``confirmed`` has the resource fields that an answer repeated as they were sent, which
     makes them a result that the hook asked for; ``confirmers`` pairs these with plugins. ``owners`` maps
     "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent", "resources.unified.KEY",
-    "resources.hugepage_limits.2MB" to plugin names.
+    "resources.hugepage_limits.2MB" to plugin names. ``normalised`` names the resource fields of one answer that it did
+    not give in their normal form.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -172,6 +173,7 @@ class Adjustment:
     confirmers: frozenset[tuple[str, str]] = frozenset()
     owners: Mapping[str, str] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
+    normalised: tuple[str, ...] = field(default=(), compare=False)
 
     def __bool__(self) -> bool:
         """Return whether anything is changed (a confirmed value changes nothing by itself)."""

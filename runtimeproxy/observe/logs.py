@@ -87,7 +87,7 @@ class LineHandler(logging.Handler):
     """Formats in the caller's thread and writes in its own; ``dropped`` counts the lines that stderr did not take.
 
     ``extra={"kind": NAME}`` divides lines of one template into kinds, for instance one per plugin. ``extra=UNLIMITED``
-    exempts a line from the limit.
+    exempts a line from the limit. ``extra={"call": ID}`` puts the call's id into the line.
     """
 
     def __init__(self, fd: int, lines: "Lines", limit: Limit | None = None) -> None:
@@ -161,6 +161,10 @@ class Lines(logging.Formatter):
         words = f": {error}" if isinstance(error, RuntimeProxyError) else ""
         return f"{type(error).__name__}{place}{words}"
 
+    def call(self, record: logging.LogRecord) -> str:
+        """Return the id of the call that the line is about; "" where there is none."""
+        return str(getattr(record, "call", ""))
+
     def frames(self, record: logging.LogRecord) -> list[str]:
         """Return the traceback's lines, oldest first, if tracebacks are shown: places and code, no values."""
         if not self.show_tracebacks or not record.exc_info or record.exc_info[1] is None:
@@ -174,7 +178,7 @@ class Lines(logging.Formatter):
 
 
 class TextLines(Lines):
-    """``TIME LEVEL LOGGER: MESSAGE``, on one line whatever the message holds; a traceback follows indented."""
+    """``TIME LEVEL LOGGER: MESSAGE call=ID``, on one line whatever the message holds; a traceback follows indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text."""
@@ -182,12 +186,13 @@ class TextLines(Lines):
         text = _on_one_line(": ".join(part for part in parts if part))
         left_out = getattr(record, "left_out", 0)
         more = f" ({left_out} more like this left out)" if left_out else ""
-        head = f"{self.time(record)} {record.levelname} {record.name}: {text}{more}"
+        call = f" call={self.call(record)}" if self.call(record) else ""
+        head = f"{self.time(record)} {record.levelname} {record.name}: {text}{more}{call}"
         return "\n    ".join([head, *map(_on_one_line, self.frames(record))])
 
 
 class JsonLines(Lines):
-    """One JSON object a line: time, level, logger, message, and where they apply error, traceback, left_out."""
+    """One JSON object a line: time, level, logger, message, and where they apply call, error, traceback, left_out."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as a JSON object."""
@@ -196,6 +201,7 @@ class JsonLines(Lines):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": self.message(record),
+            "call": self.call(record),
             "error": self.trouble(record),
             "traceback": self.frames(record),
             "left_out": getattr(record, "left_out", 0),

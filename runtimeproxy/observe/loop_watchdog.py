@@ -18,6 +18,7 @@ import time
 from types import FrameType
 from typing import NamedTuple
 
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -86,10 +87,11 @@ class LoopWatchdog:
         self._loop.call_soon_threadsafe(self._turned.set)
         if self._turned.wait(STALL_SECONDS) or self._stopped:
             return
-        log.warning("the event loop hangs for more than %s s at %s", STALL_SECONDS, self._place())
+        place = self._place()
+        log.warning("the event loop hangs for more than %s s at %s", STALL_SECONDS, place)
         self._turned.wait()
         if not self._stopped:
-            self._loop.call_soon_threadsafe(self._over, time.monotonic() - began)
+            self._loop.call_soon_threadsafe(self._over, time.monotonic() - began, place)
 
     def _place(self) -> str:
         """Return file, line and function of the frames above the loop's own, innermost first."""
@@ -101,8 +103,9 @@ class LoopWatchdog:
 
     # Back in the loop.
 
-    def _over(self, seconds: float) -> None:
+    def _over(self, seconds: float, place: str) -> None:
         self.last_stall = Stall(self._loop.time(), seconds)
         self._metrics.count("loop_stalls")
         self._metrics.gauge("loop_stalled_seconds", seconds)
+        self._metrics.events.add(EventKind.STALL, text=f"{seconds:.2f} s at {place}")
         log.warning("the event loop goes on after %.2f s", seconds)

@@ -136,6 +136,13 @@ ROWS: tuple[Metric, ...] = (
     _counter("hook_refusals", "Calls that the hook server refused, under either policy.", HOOK_SERVER, "hook"),
     _counter("hook_bad_fields", "Fields of answers with a value that no runtime accepts.", HOOK_SERVER, "field"),
     _counter(
+        "values_normalised",
+        "Values of answers that runtimes take in another form: a cpuset, a quota below the kernel's least, unlimited "
+        "memory (-1) that a request spells 0.",
+        HOOK_SERVER,
+        "field",
+    ),
+    _counter(
         "hook_fields_changed", "Calls that the runtime agreed to with a change of this field.", HOOK_SERVER, "field"
     ),
     _counter(

@@ -1,17 +1,21 @@
 """The proxy's own metrics.
 
-Owns counters, gauges, histograms, the times of intercepted calls, and the log line on fields that cannot be set.
+Owns counters, gauges, histograms, the ring of events, the ids and times of held calls, and the log line on fields that
+cannot be set.
 Must not know: who counts, how metrics are shown elsewhere.
 Invariant: every series belongs to a row of the table. It is checked when it is counted for the first time, so that
 counting costs no more than a lookup afterwards; a test holds all call sites against the table.
 """
 
 import logging
+import os
+import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from runtimeproxy.observe.events import PARTS, Events
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER,
     HOOK_SERVER_SERIES,
@@ -28,6 +32,8 @@ from runtimeproxy.observe.metric_table import (
 log = logging.getLogger(__name__)
 
 RECENT_CALLS = 256
+PROCESS = os.urandom(2).hex()
+"""The beginning of this process's call ids: the numbers behind it begin anew with each process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +55,8 @@ class CallTimes:
     hooks: float = 0.0
     asking: float = 0.0
     post: float = 0.0
+    id: str = ""
+    """The call's id in log lines and events."""
 
 
 class Histogram:
@@ -74,7 +82,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters, gauges and histograms by name and labels, and the times of the latest calls.
+    """Counters, gauges and histograms by name and labels, the times of the latest calls, and the events.
 
     ``runtime`` is the value of the label of that name.
     """
@@ -87,6 +95,8 @@ class Metrics:
         self.gauges: dict[Key, float] = {}
         self.histograms: dict[Key, Histogram] = {}
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
+        self.events = Events(time.time)
+        self._calls_begun = 0
         self.runtime = runtime
         self._hook_servers: set[str] = set()
         self._hook_server_series = 0
@@ -151,37 +161,45 @@ class Metrics:
     # Held calls.
 
     def call(self, operation: str) -> CallTimes:
-        """Record the start of an intercepted call and return its times."""
-        times = CallTimes(operation, self.clock())
+        """Record the start of an intercepted call, give it its id, and return its times."""
+        self._calls_begun += 1
+        times = CallTimes(operation, self.clock(), id=f"{PROCESS}-{self._calls_begun}")
         self.calls.append(times)
         return times
 
-    def ended(self, times: CallTimes) -> None:
-        """Count a call that has its outcome, and its time by part."""
+    def parts(self, times: CallTimes) -> tuple[float, ...]:
+        """Return the seconds of a call up to now, or to its end, by events.PARTS."""
         end = self.clock() if times.done is None else times.done
         runtime = times.asking
         if times.released is not None:
             runtime += (end if times.answered is None else times.answered) - times.released
         own = end - times.held - times.turn - times.hooks - runtime - times.post
-        self.count("calls", times.operation, times.outcome)
-        self.observe("call_duration_seconds", own, times.operation, "own")
-        for part, seconds in (
-            ("turn", times.turn),
-            ("hooks", times.hooks),
-            ("runtime", runtime),
-            ("post", times.post),
-        ):
-            if seconds:
-                self.observe("call_duration_seconds", seconds, times.operation, part)
+        return own, times.turn, times.hooks, runtime, times.post
 
-    def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
+    def ended(self, times: CallTimes) -> tuple[float, ...]:
+        """Count a call that has its outcome, and its time by part; return the parts."""
+        parts = self.parts(times)
+        self.count("calls", times.operation, times.outcome)
+        for part, seconds in zip(PARTS, parts, strict=True):
+            if seconds or part == "own":
+                self.observe("call_duration_seconds", seconds, times.operation, part)
+        return parts
+
+    def left_out(self, operation: str, fields: Sequence[str], by: str, call: str) -> None:
         """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
         for field in fields:
             self.count("fields_left_out", operation, field)
         if fields:
             names = ", ".join(fields)
-            kind = {"kind": (operation, names)}
-            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
+            extra = {"kind": (operation, names), "call": call}
+            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=extra)
+
+    def normalised(self, fields: Iterable[str], owners: Mapping[str, str]) -> None:
+        """Count resource fields that the runtime is given another value for than the hook server set, with the same
+        meaning. ``owners`` are the adjustment's."""
+        for field in fields:
+            if owner := owners.get(f"resources.{field}"):
+                self.count("values_normalised", owner, f"resources.{field}")
 
     # Reading.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.model.values import HookAnswer, HookRequest
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.breaker import BreakerState
 from runtimeproxy.plugins.manager import Plugin
@@ -76,7 +77,7 @@ class CallGuard:
             before = plugin.breaker.state
             plugin.breaker.end(number, came, self._clock())
             if plugin.breaker.state is not before:
-                self._tell(plugin, point)
+                self._tell(plugin, point, code)
             self._metrics.count("hook_calls", plugin.name, point.name, code)
             self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - asked, plugin.name)
 
@@ -93,12 +94,20 @@ class CallGuard:
             extra={"kind": f"{plugin.name} {point.name}"},
         )
 
-    def _tell(self, plugin: Plugin, point: HookPoint) -> None:
+    def _tell(self, plugin: Plugin, point: HookPoint, code: str) -> None:
+        """Tell that a breaker opened or closed, by a call that ended with ``code``."""
         if plugin not in self._registered(point):
             return
         breaker, kind = plugin.breaker, {"kind": plugin.name}
         self._metrics.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin.name)
-        if breaker.state is BreakerState.OPEN:
+        opened = breaker.state is BreakerState.OPEN
+        self._metrics.events.add(
+            EventKind.BREAKER_OPEN if opened else EventKind.BREAKER_CLOSED,
+            hook_server=plugin.name,
+            hook=point.name,
+            reason=code,
+        )
+        if opened:
             self._metrics.count("hook_breaker_openings", plugin.name)
             log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
         else:

@@ -15,8 +15,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from runtimeproxy.errors import Reason
 from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, watch
@@ -26,6 +28,18 @@ from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LastError:
+    """The last failure of a plugin: seconds since 1970, hook point, reason; 0 and "" if there was none."""
+
+    time: float = 0.0
+    hook: str = ""
+    reason: str = ""
+
+    def note(self, time: float, hook: str, reason: Reason) -> None:
+        self.time, self.hook, self.reason = time, hook, reason.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,19 +58,21 @@ class Plugin:
     """The hook points that the server said it does not serve, each with the number of the connection that said so."""
     bad_fields: set[str] = field(default_factory=set)
     """The names of the fields that it answered badly, each of which was logged."""
+    last_error: LastError = field(default_factory=LastError)
 
 
 PATIENCE_SECONDS = 5.0
 """Seconds that a look at the directory may take before a warning is logged, and the start goes on without it."""
 FAULT_SECONDS = 1.0
 """Seconds until the directory is read again after an error in the proxy itself."""
-_RESULTS = {
-    ChangeKind.ADDED: "ok",
-    ChangeKind.CHANGED: "ok",
-    ChangeKind.RESTORED: "ok",
-    ChangeKind.REMOVED: "removed",
-    ChangeKind.REJECTED: "rejected",
+_TOLD = {
+    ChangeKind.ADDED: ("ok", EventKind.PLUGIN_ADDED),
+    ChangeKind.CHANGED: ("ok", EventKind.PLUGIN_CHANGED),
+    ChangeKind.RESTORED: ("ok", EventKind.PLUGIN_CHANGED),
+    ChangeKind.REMOVED: ("removed", EventKind.PLUGIN_REMOVED),
+    ChangeKind.REJECTED: ("rejected", EventKind.PLUGIN_INVALID),
 }
+"""The result that a change is counted with, and its event."""
 
 
 class Manager:
@@ -192,14 +208,18 @@ class Manager:
         self.complaint = text
 
     def _tell(self, change: Change) -> None:
-        self._metrics.count("config_reloads", _RESULTS[change.kind])
+        result, kind = _TOLD[change.kind]
+        self._metrics.count("config_reloads", result)
         registration = change.registration
+        name = _plugin_name(change.name)
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
             log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
+            self._metrics.events.add(kind, hook_server=name, text=f"{change.reason}{kept}")
             return
         self._metrics.gauge("config_last_reload_timestamp_seconds", time.time())
         if registration is None:
+            self._metrics.events.add(kind, hook_server=name)
             plugin = self._plugins.get(change.name)
             if plugin is None or plugin.policy is not FailurePolicy.FAIL:
                 log.info("registration %s removed", change.name, extra=UNLIMITED)
@@ -210,6 +230,7 @@ class Manager:
             at = f"endpoint {registration.endpoint}, policy {registration.policy.value}"
             summary = f"{at}, points {_names(registration.points)}"
             log.info("registration %s %s: %s", change.name, change.kind.value, summary, extra=UNLIMITED)
+            self._metrics.events.add(kind, hook_server=name, text=summary)
             for warning in registration.warnings if change.kind is not ChangeKind.RESTORED else ():
                 log.warning("registration %s", warning, extra={"kind": warning})
 
@@ -230,7 +251,7 @@ class Manager:
             self.on_change()
 
     def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
-        name = registration.name.removesuffix(".json")
+        name = _plugin_name(registration.name)
         same = before is not None and before.endpoint == registration.endpoint
         return Plugin(
             name=name,
@@ -253,6 +274,10 @@ class Manager:
         task = asyncio.create_task(client.close(), name="close hook client")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _plugin_name(file_name: str) -> str:
+    return file_name.removesuffix(".json")
 
 
 def _names(points: Set[str]) -> str:

@@ -66,8 +66,8 @@ class Drain:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set."""
+    async def run(self, seconds: float, at_once: asyncio.Event) -> str:
+        """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set; return why it ended."""
         began = self._loop.time()
         left = self._look(refusing=False)
         log.info("draining for at most %s s; waiting for %s", seconds, self._told(left))
@@ -79,6 +79,7 @@ class Drain:
         end = min(began + seconds, self._loop.time() + PARTING_SECONDS)
         while self._connections and self._loop.time() < end and not at_once.is_set():
             await asyncio.sleep(LOOK_SECONDS)
+        return reason
 
     async def _wait(self, began: float, end: float, at_once: asyncio.Event) -> str:
         """Wait until every call is answered; return the reason for the end of the wait, for the log."""

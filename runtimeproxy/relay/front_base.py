@@ -11,6 +11,7 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
@@ -120,6 +121,8 @@ class FrontBase(ABC):
         """Count and log that the backend cannot be reached."""
         self._told_away = True
         self.metrics.count("backend_dial_failures")
+        if error.errno not in SCARCE:
+            self.metrics.events.runtime_lost("clients", "unreachable", why(error))
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
@@ -130,6 +133,7 @@ class FrontBase(ABC):
         """Log that the backend can be reached again, if it was logged to be away."""
         if self._told_away:
             self._told_away = False
+            self.metrics.events.runtime_back("clients")
             log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=UNLIMITED)
 
     def pair(self, client: socket.socket, backend: socket.socket) -> None:
@@ -145,7 +149,9 @@ class FrontBase(ABC):
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish the calls in progress, for ``seconds`` at most and until ``at_once``, then close every connection."""
-        await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
+        self.metrics.events.add(EventKind.DRAIN, reason="begun")
+        why_over = await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
+        self.metrics.events.add(EventKind.DRAIN, reason="ended", text=why_over)
         for connection in tuple(self.connections):
             connection.close()
         left = tuple(self.tasks)

@@ -15,12 +15,16 @@ from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
     Adjustment,
     ContainerInfo,
+    ContainerRecord,
     HookAnswer,
     HookRequest,
     PodInfo,
+    PodRecord,
     Resources,
+    Subject,
 )
 from runtimeproxy.plugins.registration import FailurePolicy
+from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, IGNORE
@@ -39,11 +43,20 @@ SHARES = HookAnswer(resources=Resources(cpu_shares=5))
 BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
 
 
+def call_about(request: HookRequest) -> FakeCall:
+    """Return a call whose subject is found already."""
+    call = FakeCall(CREATE.operation)
+    container = request.container
+    known = None if container is None else ContainerRecord(container, container)
+    call.found = Subject(PodRecord(request.pod, request.pod), known)
+    return call
+
+
 class Desk(Core):
     """The core's dispatcher, called directly."""
 
     async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
-        return await self.dispatcher.before(CREATE, request, self.now + seconds)
+        return await self.dispatcher.before(call_about(request), CREATE, request, self.now + seconds)
 
     def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
         """Return the numbers of failures and of failures that fail open."""
@@ -159,7 +172,7 @@ async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
     desk.plugins.add("a", Reason.UNREACHABLE, policy=FAIL)
     desk.plugins.add("b", Reason.REFUSED, policy=FAIL)
     desk.plugins.add("c", HookAnswer(envs={"": "not even checked"}))
-    await desk.dispatcher.after(STOPPED, REQUEST, desk.now + 10)
+    await desk.dispatcher.after(call_about(REQUEST), STOPPED, REQUEST, desk.now + 10)
     assert [(asked.plugin, asked.point) for asked in desk.plugins.asked] == [(name, STOPPED.name) for name in "abc"]
     assert all(asked.request is REQUEST for asked in desk.plugins.asked)
     assert desk.counted("a", Reason.UNREACHABLE, STOPPED) == desk.counted("b", Reason.REFUSED, STOPPED) == (1, 0)
@@ -178,7 +191,7 @@ async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, capl
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(CREATE, Reason.UNREADABLE, "why")
+    desk.dispatcher.failed(FakeCall(CREATE.operation), CREATE, Reason.UNREADABLE, "why")
     assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
     assert desk.totals == (0, 2, 2)

@@ -27,6 +27,7 @@ from runtimeproxy.model.values import (
 )
 from runtimeproxy.observe.metrics import Metrics
 from tests.amounts import examples
+from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
@@ -61,7 +62,7 @@ class Server:
         dispatcher = Dispatcher(self._plugins, self.metrics, lambda: 0.0, 10.0)
         request = HookRequest(POD, CONTAINER if self._point.subject is SubjectKind.CONTAINER else None)
         with pytest.raises(StopIteration) as end:  # in one step: nothing waits here
-            dispatcher.before(self._point, request, 10.0).send(None)
+            dispatcher.before(FakeCall(self._point.operation), self._point, request, 10.0).send(None)
         adjustment: Adjustment = end.value.value
         fields = by_field(adjustment)
         assert adjustment.owners == dict.fromkeys(fields, "a")

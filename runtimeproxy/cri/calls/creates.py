@@ -37,7 +37,10 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, edit.values_for_create(adjustment, self.asked.resources))
+        said = edit.values_for_create(adjustment, self.asked.resources)
+        if said is not adjustment:
+            self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        return edit.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
@@ -86,6 +89,8 @@ class CreateCall(CriCall):
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
         said = edit.values_for_create(adjustment, self.asked[0].resources)
+        if said is not adjustment:
+            self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:

@@ -59,7 +59,8 @@ class StartCall(ContainerCall):
         said = edit.values_for_update(
             adjustment.resources, present, accepts_unlimited_memory=self._backend.accepts_unlimited_memory
         )
-        self._metrics.left_out(self.operation.value, said.left_out, by="an update")
+        self._metrics.left_out(self.operation.value, said.left_out, by="an update", call=self.call_id)
+        self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
             return {}
@@ -102,7 +103,8 @@ class UpdateCall(ContainerCall):
             self.said.asked.resources,
             accepts_unlimited_memory=self._backend.accepts_unlimited_memory,
         )
-        self._metrics.left_out(self.operation.value, said.left_out, by="an update")
+        self._metrics.left_out(self.operation.value, said.left_out, by="an update", call=self.call_id)
+        self._metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
         return message

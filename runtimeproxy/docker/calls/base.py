@@ -87,4 +87,4 @@ class DockerCall(Call):
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Report the fields that a hook server set and that Docker's API cannot carry."""
-        self._daemon.metrics.left_out(self.operation.value, names, by="Docker")
+        self._daemon.metrics.left_out(self.operation.value, names, by="Docker", call=self.call_id)

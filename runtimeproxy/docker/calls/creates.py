@@ -89,6 +89,7 @@ class CreatePodCall(CreateCall[RequestedPod]):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels and HostConfig."""
         self.leave_out(edit.left_out_of_create(adjustment.resources))
+        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
         path, driver = adjustment.cgroup_parent, self._daemon.lookup.driver
         parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
         return self._put(edit.edit_pod(self.body, adjustment, parent))
@@ -138,6 +139,7 @@ class CreateContainerCall(CreateCall[RequestedContainer]):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
         self.leave_out(edit.left_out_of_create(adjustment.resources))
+        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
         parent, driver = records.parent_to_put_in(subject.pod, adjustment), self._daemon.lookup.driver
         shown = None if parent is None or driver is None else cgroup.to_docker(parent, driver)
         return self._put(edit.edit_container(self.body, adjustment, shown))

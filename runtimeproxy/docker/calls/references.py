@@ -124,6 +124,7 @@ class StartCall(ReferenceCall):
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out)
+        self._daemon.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
             return {}
         self._daemon.events.expect_update(self._id)
@@ -179,6 +180,7 @@ class UpdateCall(ReferenceCall):
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
         update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
         self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
+        self._daemon.metrics.normalised(update.respelt, adjustment.owners)
         self.said = replace(self.said, put_in=update.resources)
         return None if update.body is self.body else update.body
 

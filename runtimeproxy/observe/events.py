@@ -1,0 +1,187 @@
+"""The latest events: what happened to calls, hook servers, the runtime and the proxy itself.
+
+Owns the kinds of events, the ring that keeps them within its two bounds, and the form in which they are read.
+Must not know: who records, who reads.
+Invariant: an event has names only (of pods, containers, hook servers, hook points, reasons, fields). No value of a
+request is in it, and no text of a hook server, of the runtime or of another library's exception.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import chain, islice
+from struct import Struct
+from typing import Any, NamedTuple
+
+MOST_EVENTS = 4096
+MOST_BYTES = 2 << 20
+"""Most bytes of all events together; each is counted with its texts in UTF-8 and FIXED_BYTES."""
+FIXED_BYTES = 352
+"""What an event takes beside its texts: tuple, numbers, the objects' heads, its place in the ring."""
+PAGE = 500
+"""Most events that one ``read`` looks at, unless it is told otherwise: less than two milliseconds."""
+MOST_FIELDS = 64
+"""Most fields of an event; how many there are more is in its text."""
+LONGEST_TEXT = 400
+"""Longest text of a cut event, in characters; a label's or annotation's whole key is shorter."""
+UNCUT = 8192
+"""Up to so many characters all texts of an event together are kept as they are."""
+
+PARTS = ("own", "turn", "hooks", "runtime", "post")
+"""The parts of a call's time, in the order in which they are recorded."""
+_SECONDS = Struct(f"{len(PARTS)}d")
+_BETWEEN = "\0"
+_NAMES = ("call", "namespace", "pod", "podId", "container", "containerId", "hookServer", "text")
+"""The texts that are kept together as one, in their order; the fields with their owners follow them."""
+
+
+class EventKind(Enum):
+    """Kind of an event; docs/operation.rst says what each one means."""
+
+    EDITED = "edited"
+    REFUSED = "refused"
+    FAILED = "failed"
+    FAILED_OPEN = "failed_open"
+    CONFLICT = "conflict"
+    SLOW = "slow"
+    PLUGIN_ADDED = "plugin_added"
+    PLUGIN_CHANGED = "plugin_changed"
+    PLUGIN_REMOVED = "plugin_removed"
+    PLUGIN_INVALID = "plugin_invalid"
+    PLUGIN_DISABLED = "plugin_disabled"
+    PLUGIN_ENABLED = "plugin_enabled"
+    BREAKER_OPEN = "breaker_open"
+    BREAKER_CLOSED = "breaker_closed"
+    RUNTIME_LOST = "runtime_lost"
+    RUNTIME_BACK = "runtime_back"
+    SYNC = "sync"
+    DRAIN = "drain"
+    STALL = "stall"
+
+
+class About(NamedTuple):
+    """The call that an event is about, with its subject as far as known."""
+
+    operation: str = ""
+    call: str = ""
+    namespace: str = ""
+    pod: str = ""
+    pod_id: str = ""
+    container: str = ""
+    container_id: str = ""
+
+
+class Page(NamedTuple):
+    """A part of the events: those that were wanted; ``last`` is where the next part begins, behind that number.
+    ``gap`` has the first and the last number of events that are no longer there."""
+
+    events: list[dict[str, Any]]
+    last: int
+    gap: tuple[int, int] | None
+
+
+_NO_CALL = About()
+_NO_FIELDS: Mapping[str, str] = {}
+
+
+class Events:
+    """The ring of events; ``wall_clock`` returns the seconds since 1970."""
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        self.wall_clock = wall_clock
+        self.last = 0
+        """Number of the last event; the first one has 1, and each the number after the one before."""
+        self.bytes = 0
+        self._ring: deque[tuple[int, float, EventKind, str, str, str, bytes, bytes]] = deque()
+        self._lost: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def add(
+        self,
+        kind: EventKind,
+        about: About = _NO_CALL,
+        *,
+        hook_server: str = "",
+        hook: str = "",
+        reason: str = "",
+        fields: Mapping[str, str] = _NO_FIELDS,
+        seconds: tuple[float, ...] = (),
+        text: str = "",
+    ) -> None:
+        """Record an event. ``hook`` and ``reason`` are names from a table; ``fields`` maps names of fields to hook
+        servers, ``seconds`` are those of PARTS. The oldest events go as the ring is full."""
+        if len(fields) > MOST_FIELDS:
+            text = f"and {len(fields) - MOST_FIELDS} fields more"
+        pairs = chain.from_iterable(islice(fields.items(), MOST_FIELDS))
+        texts = (*about[1:], hook_server, text, *pairs)
+        joined = _BETWEEN.join(texts)
+        if len(joined) > UNCUT or joined.count(_BETWEEN) >= len(texts):
+            joined = _BETWEEN.join([each.replace(_BETWEEN, "")[:LONGEST_TEXT] for each in texts])
+        kept = joined.encode(errors="backslashreplace")
+        self.bytes += FIXED_BYTES + len(kept)
+        ring = self._ring
+        while self.bytes > MOST_BYTES or len(ring) >= MOST_EVENTS:
+            self.bytes -= FIXED_BYTES + len(ring.popleft()[-1])
+        self.last += 1
+        parts = _SECONDS.pack(*seconds) if seconds else b""
+        ring.append((self.last, self.wall_clock(), kind, about.operation, hook, reason, parts, kept))
+
+    def runtime_lost(self, seen_by: str, reason: str, text: str = "") -> None:
+        """Record that the runtime is lost, unless it is known to be; ``seen_by`` names who sees it."""
+        if not self._lost:
+            self.add(EventKind.RUNTIME_LOST, reason=reason, text=text)
+        self._lost.add(seen_by)
+
+    def runtime_back(self, *seen_by: str) -> None:
+        """Record that the runtime is back, once nobody sees it lost any more; without a name it is back for all."""
+        if self._lost:
+            self._lost.difference_update(seen_by or tuple(self._lost))
+            if not self._lost:
+                self.add(EventKind.RUNTIME_BACK)
+
+    def read(self, since: int = 0, limit: int = PAGE, *, pod: str = "", hook_server: str = "", kind: str = "") -> Page:
+        """Look at the next ``limit`` events after a number, and return those that are wanted, as JSON values.
+
+        ``pod`` is a pod's name, NAMESPACE/NAME, or the beginning of a pod's or container's id; ``hook_server`` is also
+        looked for among the owners of fields. "" wants all. A number that was not given yet is one of an earlier
+        process: everything is after it.
+        """
+        if since > self.last:
+            since = 0
+        first = self.last - len(self._ring) + 1
+        begin = max(since + 1, first)
+        found = []
+        for event in islice(self._ring, begin - first, begin - first + limit):
+            if kind and event[2].value != kind:
+                continue
+            texts = event[-1].decode().split(_BETWEEN)
+            if (not pod or _is_of(pod, texts)) and (not hook_server or hook_server in (texts[6], *texts[9::2])):
+                found.append(_shown(event, texts))
+        gap = (since + 1, first - 1) if since + 1 < first else None
+        return Page(found, min(begin - 1 + limit, self.last), gap)
+
+
+def _is_of(pod: str, texts: list[str]) -> bool:
+    _, namespace, name, pod_id, _, container_id, *_ = texts
+    return pod in (name, f"{namespace}/{name}") or pod_id.startswith(pod) or container_id.startswith(pod)
+
+
+def _shown(event: tuple[int, float, EventKind, str, str, str, bytes, bytes], texts: list[str]) -> dict[str, Any]:
+    """Return an event as JSON values, without the keys that do not apply."""
+    number, at, kind, operation, hook, reason, parts, _ = event
+    pairs = texts[len(_NAMES) :]
+    shown = {
+        "number": number,
+        "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "kind": kind.value,
+        "operation": operation,
+        **dict(zip(_NAMES, texts, strict=False)),
+        "hook": hook,
+        "reason": reason,
+        "fields": [{"field": field, "hookServer": owner} for field, owner in zip(pairs[::2], pairs[1::2], strict=True)],
+        "seconds": dict(zip(PARTS, _SECONDS.unpack(parts), strict=True)) if parts else None,
+    }
+    return {key: value for key, value in shown.items() if value}

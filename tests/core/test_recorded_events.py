@@ -1,0 +1,325 @@
+"""What becomes of calls is recorded as events that have ids, names, reasons and fields, and no value."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.lifecycle import SLOW_SECONDS
+from runtimeproxy.core.sync import PASS_SECONDS
+from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import (
+    ContainerInfo,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+)
+from runtimeproxy.observe.events import PARTS
+from runtimeproxy.observe.metrics import PROCESS, Metrics
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS
+from tests.fakes.calls import FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import FAIL, IGNORE, Behaviour
+from tests.fakes.state import LIST, Synced
+
+pytestmark = virtual_time
+
+CREATE, START, STOP = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.STOP_CONTAINER
+RUN = Operation.RUN_POD_SANDBOX
+CANARY = "canary-4711"
+SECRETS = {"SECRET": CANARY}
+POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
+CONTAINER = ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
+SUBJECT = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CONTAINER))
+FAILED = Reply(agreed=False, message=CANARY.encode())
+NAMES = {"namespace": "shop", "pod": "web", "podId": "p1", "container": "main", "containerId": "c1"}
+ANSWER = HookAnswer(annotations={"A": CANARY}, envs={"B": CANARY}, resources=Resources(cpuset_cpus="0-3"))
+CONTRADICTS = HookAnswer(envs={"B": CANARY + "2"})
+BAD = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-7))
+EDITED = {"annotations.A": "a", "envs.B": "a", "resources.cpuset_cpus": "a"}
+AT_CREATE = {"hook": "PreCreateContainer"}
+
+
+class Recorded(Core):
+    """The core with a plugin that leaks a canary wherever it can."""
+
+    def call(self, operation: Operation = CREATE, **fields: Any) -> FakeCall:
+        return FakeCall(operation, **{"known": SUBJECT, "runtime_seconds": 0.25, **fields})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events without number and time, their fields as a mapping."""
+        found = self.metrics.events.read().events
+        assert CANARY not in str(found)
+        told = [{key: value for key, value in event.items() if key not in ("number", "time")} for event in found]
+        for event in told:
+            if "fields" in event:
+                event["fields"] = {entry["field"]: entry["hookServer"] for entry in event["fields"]}
+        return told
+
+
+@pytest.fixture
+def core() -> Recorded:
+    return Recorded()
+
+
+def refusing(request: HookRequest) -> HookAnswer:
+    raise HookError("a", "PreCreateContainer", Reason.REFUSED, "status", said=CANARY)
+
+
+def erring(request: HookRequest) -> HookAnswer:
+    raise HookError("a", "PreCreateContainer", Reason.ERROR_STATUS, "gRPC status 13", said=CANARY)
+
+
+def seconds(runtime: float, **parts: float) -> dict[str, float]:
+    return dict.fromkeys(PARTS, 0.0) | {"runtime": runtime} | parts
+
+
+async def test_edited_call_has_its_fields_with_owners_and_its_parts(core: Recorded) -> None:
+    core.plugins.add("a", ANSWER, delay_seconds=0.5)
+    call = core.call()
+    await core.run(call)
+    told = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
+    assert core.events() == [{**told, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
+
+
+Outcome = tuple[Behaviour, Any, str, dict[str, Any]]
+FAILURES: dict[str, Outcome] = {
+    "refused": (refusing, IGNORE, "refused", {"reason": "refused"}),
+    "failed closed": (erring, FAIL, "refused", {"reason": "error_status"}),
+    "failed open": (erring, IGNORE, "failed_open", {"reason": "error_status"}),
+    "bad fields, closed": (
+        BAD,
+        FAIL,
+        "refused",
+        {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}},
+    ),
+    "bad fields, open": (
+        BAD,
+        IGNORE,
+        "failed_open",
+        {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("behaviour", "policy", "kind", "more"), FAILURES.values(), ids=FAILURES)
+async def test_failing_hook_server_is_an_event_and_its_last_error(
+    core: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: dict[str, Any]
+) -> None:
+    core.plugins.add("a", behaviour, policy=policy)
+    core.metrics.events.wall_clock = lambda: 7.5
+    call = core.call()
+    await core.run(call)
+    told = {"kind": kind, "call": call.call_id, "operation": "CreateContainer", "hookServer": "a", **AT_CREATE}
+    assert core.events() == [{**told, **NAMES, **more}]
+    (plugin,) = core.plugins.plugins
+    last = plugin.last_error
+    assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
+
+
+async def test_post_hook_that_fails_is_only_the_last_error(core: Recorded) -> None:
+    core.plugins.add("a", Reason.UNREACHABLE, points=("PostStopContainer",), policy=FAIL)
+    await core.run(core.call(STOP))
+    assert core.events() == []
+    (plugin,) = core.plugins.plugins
+    assert (plugin.last_error.hook, plugin.last_error.reason) == ("PostStopContainer", "unreachable")
+
+
+async def test_conflict_names_who_was_overruled_by_whom(core: Recorded) -> None:
+    core.plugins.add("a", ANSWER)
+    core.plugins.add("b", CONTRADICTS)
+    await core.run(core.call())
+    conflict, edited = core.events()
+    told = {"kind": "conflict", "hookServer": "a", "fields": {"envs.B": "b"}, **AT_CREATE, **NAMES}
+    assert conflict == {**told, "call": edited["call"], "operation": "CreateContainer"}
+    assert edited["fields"] == {**EDITED, "envs.B": "b"}
+
+
+async def test_call_that_the_runtime_failed_tells_what_was_set(core: Recorded) -> None:
+    core.plugins.add("a", ANSWER)
+    await core.run(core.call(reply=FAILED))
+    told = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
+    assert core.events() == [{**told, "call": core.times.id}]
+
+
+async def test_start_that_failed_tells_what_the_create_had_set(core: Recorded) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    effective = replace(CONTAINER, envs={**SECRETS, "B": CANARY})
+    known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, effective))
+    await core.run(core.call(START, known=known, reply=FAILED))
+    (event,) = core.events()
+    assert (event["kind"], event["fields"]) == ("failed", {"envs.B": "at an earlier call"})
+
+
+NO_EVENT = [
+    {},
+    {"reply": UNANSWERED},
+    {"reply": Reply(agreed=False, no_op=True)},
+    {"known": None},
+    {"known_error": Unreadable("cut")},
+]
+
+
+@pytest.mark.parametrize("fields", NO_EVENT)
+async def test_call_that_goes_well_unchanged_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
+    await core.run(core.call(**fields))
+    assert core.events() == []
+
+
+@pytest.mark.parametrize("fields", [{"known": None}, {"known_error": Unreadable("cut")}])
+async def test_failed_call_without_a_subject_has_its_operation(core: Recorded, fields: dict[str, Any]) -> None:
+    await core.run(core.call(reply=FAILED, **fields))
+    (event,) = core.events()
+    assert {**event, "seconds": 0} == {
+        "kind": "failed",
+        "operation": "CreateContainer",
+        "call": core.times.id,
+        "seconds": 0,
+    }
+
+
+SLOW: list[tuple[dict[str, Any], str, float]] = [
+    ({"runtime_seconds": SLOW_SECONDS + 0.25}, "agreed", 1.25),
+    ({"runtime_seconds": 2.0, "reply": UNANSWERED}, "unsettled", 2.0),
+]
+
+
+@pytest.mark.parametrize(("fields", "outcome", "runtime"), SLOW)
+async def test_call_above_a_second_is_slow(core: Recorded, fields: Any, outcome: str, runtime: float) -> None:
+    await core.run(core.call(**fields))
+    await core.run(core.call(runtime_seconds=SLOW_SECONDS))
+    (event,) = core.events()
+    assert (event["kind"], event["reason"], event["seconds"]) == ("slow", outcome, seconds(runtime))
+
+
+async def test_call_that_the_client_left_in_its_hold_is_slow(core: Recorded) -> None:
+    core.plugins.add("a", delay_seconds=1.75)
+    fiber = core.lifecycle.run(core.call())
+    await asyncio.sleep(1.5)
+    fiber.cancel()
+    await asyncio.wait({fiber})
+    (event,) = core.events()
+    assert (event["kind"], event["reason"], event["seconds"]) == ("slow", "ended", seconds(0, hooks=1.5))
+
+
+async def test_new_pods_id_is_known_when_its_call_is_recorded(core: Recorded) -> None:
+    core.plugins.add("a", HookAnswer(labels={"L": CANARY}))
+    pod = replace(POD, id="")
+
+    class Run(FakeCall):
+        def outcome(self, *_: object) -> Subject:
+            return Subject(PodRecord(POD, POD))
+
+    await core.run(Run(RUN, Subject(PodRecord(pod, pod)), runtime_seconds=0.25))
+    (event,) = core.events()
+    assert (event["kind"], event["podId"]) == ("edited", "p1")
+
+
+async def test_each_held_call_has_an_id_of_its_own(core: Recorded) -> None:
+    calls = [core.call() for _ in range(3)]
+    for call in calls:
+        await core.run(call)
+    assert [call.call_id for call in calls] == [f"{PROCESS}-{number}" for number in (1, 2, 3)]
+    assert len(PROCESS) == 4
+    assert Metrics(lambda: 0.0).call("StopContainer").id == f"{PROCESS}-1"
+
+
+LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
+    (erring, {}),
+    (BAD, {}),
+    (ANSWER, {"reply": FAILED}),
+    (ANSWER, {"key": Unreadable("cut")}),
+    (ANSWER, {"edit_error": KeyError(CANARY)}),
+    (ANSWER, {"operation": START, "prepare_error": BackendError(CANARY)}),
+    (ANSWER, {"operation": STOP, "reply": UNANSWERED, "fates": [KeyError("x")], "known": SUBJECT}),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "fields"), LOGGED)
+async def test_each_log_line_about_a_call_has_its_id(
+    core: Recorded, behaviour: Behaviour, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    core.plugins.add("a", behaviour)
+    core.plugins.add("b", CONTRADICTS)
+    call = core.call(**fields)
+    with caplog.at_level(logging.DEBUG):
+        await core.run(call)
+        await asyncio.sleep(0.5)
+    assert caplog.records
+    assert {vars(record)["call"] for record in caplog.records} == {call.call_id}
+    assert CANARY not in caplog.text
+    await core.lifecycle.stop()
+
+
+NORMAL = [
+    (Resources(cpuset_cpus=" 0, 1"), {"cpuset_cpus": "0,1"}, ["resources.cpuset_cpus"]),
+    (Resources(cpuset_mems="0,,1", cpu_quota=5), {"cpu_quota": 1000, "cpuset_mems": "0,1"}, None),
+    (Resources(cpuset_cpus="0,1", cpu_quota=1000), {"cpuset_cpus": "0,1", "cpu_quota": 1000}, []),
+]
+
+
+@pytest.mark.parametrize(("said", "taken", "fields"), NORMAL)
+async def test_values_brought_to_their_normal_form_are_counted(
+    core: Recorded, said: Resources, taken: dict[str, Any], fields: list[str] | None
+) -> None:
+    core.plugins.add("a", HookAnswer(resources=said))
+    call = core.call()
+    await core.run(call)
+    assert call.released_with is not None
+    assert call.released_with[1].resources == taken
+    expected = ["resources.cpu_quota", "resources.cpuset_mems"] if fields is None else fields
+    counted = core.metrics.counters.items()
+    assert sorted(labels[1] for (name, labels), _ in counted if name == "values_normalised") == expected
+    assert core.metrics.total("values_normalised", hook_server="a") == len(expected)
+
+
+async def test_breaker_opens_and_closes_with_an_event_each(core: Recorded) -> None:
+    client = core.plugins.add("a", Reason.DEADLINE)
+    for _ in range(FAILURES_IN_A_ROW):
+        await core.run(core.call())
+    await asyncio.sleep(OPEN_SECONDS)
+    client.behaviour = HookAnswer()
+    await core.run(core.call())
+    about_breaker = [event for event in core.events() if event["kind"].startswith("breaker")]
+    at = {"hookServer": "a", **AT_CREATE}
+    assert about_breaker == [
+        {"kind": "breaker_open", "reason": "deadline", **at},
+        {"kind": "breaker_closed", "reason": "ok", **at},
+    ]
+
+
+async def test_passes_are_recorded_where_they_change_anything() -> None:
+    rig = Synced("p1")
+    async with rig.running():
+        await asyncio.sleep(3 * PASS_SECONDS)
+        rig.state.has("c1")
+        await asyncio.sleep(3 * PASS_SECONDS)
+    found = [(event["kind"], event["reason"], event["text"]) for event in rig.metrics.events.read().events]
+    one = ("sync", "complete", "1 records read, 0 dropped")
+    assert found == [one, one]
+
+
+@pytest.mark.parametrize("kind", [BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER])
+async def test_runtime_is_lost_and_back_by_passes_that_fail(kind: BackendFailure) -> None:
+    """A runtime that answers with an error is there."""
+    rig = Synced("p1")
+    rig.state.errors[LIST] = BackendError(CANARY, kind)
+    async with rig.running():
+        await asyncio.sleep(3)
+        rig.state.errors.clear()
+        await asyncio.sleep(10 * PASS_SECONDS)
+    found = rig.metrics.events.read().events
+    assert CANARY not in str(found)
+    told = [(event["kind"], event.get("reason")) for event in found]
+    around = kind is not BackendFailure.OTHER
+    lost, back = [("runtime_lost", kind.value)] * around, [("runtime_back", None)] * around
+    assert told == [("sync", kind.value), *lost, ("sync", "complete"), *back]

@@ -1,0 +1,219 @@
+"""The ring of events: its numbers, its two bounds, and what is read of it."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from runtimeproxy.observe.events import (
+    FIXED_BYTES,
+    LONGEST_TEXT,
+    MOST_BYTES,
+    MOST_EVENTS,
+    MOST_FIELDS,
+    PARTS,
+    About,
+    EventKind,
+    Events,
+)
+
+ID = "0123456789abcdef" * 4
+CREATE = About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
+SECONDS = (0.001, 0.0, 0.02, 0.3, 0.0)
+Wanted = dict[str, str]
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events(lambda: 1_764_000_000.25)
+
+
+def numbers(events: Events, *since: int, **wanted: Any) -> list[int]:
+    return [event["number"] for event in events.read(*since, **wanted).events]
+
+
+def full(count: int, text: str = "") -> Events:
+    """Return events with numbers up to ``count``."""
+    events = Events(lambda: 0.0)
+    for _ in range(count):
+        events.add(EventKind.SYNC, text=text)
+    return events
+
+
+def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
+    events.add(
+        EventKind.FAILED_OPEN,
+        CREATE,
+        hook_server="koordlet",
+        hook="PreCreateContainer",
+        reason="deadline",
+        fields={"envs.A": "koordlet", "resources.cpu_quota": "gpu"},
+        seconds=SECONDS,
+        text="some",
+    )
+    (event,) = events.read().events
+    assert json.loads(json.dumps(event)) == {
+        "number": 1,
+        "time": "2025-11-24T16:00:00.250Z",
+        "kind": "failed_open",
+        "operation": "CreateContainer",
+        "call": "ab12-57",
+        "namespace": "shop",
+        "pod": "web-1",
+        "podId": f"p{ID}",
+        "container": "main",
+        "containerId": f"c{ID}",
+        "hookServer": "koordlet",
+        "text": "some",
+        "hook": "PreCreateContainer",
+        "reason": "deadline",
+        "fields": [
+            {"field": "envs.A", "hookServer": "koordlet"},
+            {"field": "resources.cpu_quota", "hookServer": "gpu"},
+        ],
+        "seconds": dict(zip(PARTS, SECONDS, strict=True)),
+    }
+
+
+def test_keys_that_do_not_apply_are_left_out(events: Events) -> None:
+    events.add(EventKind.DRAIN)
+    assert set(events.read().events[0]) == {"number", "time", "kind"}
+
+
+READS = [
+    ((), [1, 2, 3], 3),
+    ((1,), [2, 3], 3),
+    ((0, 2), [1, 2], 2),
+    ((2, 2), [3], 3),
+    ((3,), [], 3),
+    ((4,), [1, 2, 3], 3),
+]
+
+
+@pytest.mark.parametrize(("arguments", "found", "last"), READS)
+def test_events_are_read_after_a_number(arguments: tuple[int, ...], found: list[int], last: int) -> None:
+    """A number that was not given yet is one of an earlier process."""
+    page = full(3).read(*arguments)
+    assert ([event["number"] for event in page.events], page.last, page.gap) == (found, last, None)
+
+
+def test_nothing_is_read_where_nothing_happened(events: Events) -> None:
+    assert events.read() == ([], 0, None)
+
+
+@pytest.mark.parametrize(("since", "gap"), [(0, (1, 7)), (5, (6, 7)), (6, (7, 7)), (7, None), (9, None)])
+def test_a_gap_is_told_where_the_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
+    events = full(MOST_EVENTS + 7)
+    assert (len(events), events.last) == (MOST_EVENTS, MOST_EVENTS + 7)
+    page = events.read(since, 1)
+    assert (page.gap, page.last, len(page.events)) == (gap, max(since, 7) + 1, 1)
+
+
+def test_pages_together_are_all_events() -> None:
+    events, found, since = full(MOST_EVENTS), list[int](), 0
+    while since < events.last:
+        page = events.read(since)
+        found += [event["number"] for event in page.events]
+        since = page.last
+    assert found == list(range(1, MOST_EVENTS + 1))
+
+
+FILTERS: list[tuple[Wanted, list[int]]] = [
+    ({}, [1, 2, 3, 4]),
+    ({"kind": "edited"}, [1, 2]),
+    ({"kind": "unheard_of"}, []),
+    ({"pod": "web-1"}, [1]),
+    ({"pod": "shop/web-1"}, [1]),
+    ({"pod": "other/web-1"}, []),
+    ({"pod": "web"}, []),
+    ({"pod": "p0123"}, [1]),
+    ({"pod": "c0123456789ab"}, [1]),
+    ({"pod": "q0"}, [2]),
+    ({"pod": "main"}, []),
+    ({"hook_server": "gpu"}, [2, 3]),
+    ({"hook_server": "koordlet"}, [1]),
+    ({"hook_server": "gpu", "kind": "edited"}, [2]),
+    ({"hook_server": "gpu", "pod": "web-1"}, []),
+]
+
+
+@pytest.mark.parametrize(("wanted", "found"), FILTERS)
+def test_events_are_read_by_pod_hook_server_and_kind(events: Events, wanted: Wanted, found: list[int]) -> None:
+    """A hook server is one that an event is about, or the owner of one of its fields."""
+    events.add(EventKind.EDITED, CREATE, fields={"envs.A": "koordlet"})
+    events.add(EventKind.EDITED, About(pod="db", pod_id="q0"), fields={"envs.A": "cpuset", "envs.B": "gpu"})
+    events.add(EventKind.BREAKER_OPEN, hook_server="gpu")
+    events.add(EventKind.STALL, text="gpu web-1 koordlet")
+    page = events.read(**wanted)  # type: ignore[arg-type]
+    assert ([event["number"] for event in page.events], page.last) == (found, 4)
+
+
+def test_fields_beyond_the_bound_are_only_counted(events: Events) -> None:
+    events.add(EventKind.EDITED, fields={f"envs.V{number}": "a" for number in range(MOST_FIELDS + 3)})
+    (event,) = events.read().events
+    assert [entry["field"] for entry in event["fields"]] == [f"envs.V{number}" for number in range(MOST_FIELDS)]
+    assert event["text"] == "and 3 fields more"
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 100_000], ids=["ascii", "wide"])
+def test_long_texts_are_cut(events: Events, text: str) -> None:
+    fields = {f"envs.{number}{text}": text for number in range(2 * MOST_FIELDS)}
+    events.add(EventKind.EDITED, About("CreateContainer", *[text] * 6), hook_server=text, fields=fields, text=text)
+    (event,) = events.read().events
+    assert event["pod"] == event["hookServer"] == text[:LONGEST_TEXT]
+    assert event["fields"][1] == {"field": f"envs.1{text}"[:LONGEST_TEXT], "hookServer": text[:LONGEST_TEXT]}
+    assert events.bytes < MOST_BYTES / 8
+
+
+def test_a_text_that_cannot_be_kept_as_it_is_changes_no_other(events: Events) -> None:
+    events.add(EventKind.EDITED, About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
+    (event,) = events.read().events
+    assert (event["namespace"], event["pod"], event["podId"]) == ("ab", r"\udc80", "p")
+    assert event["fields"] == [{"field": "envs.", "hookServer": "x"}]
+
+
+@pytest.mark.parametrize("length", [1_000, 7_000])
+def test_the_oldest_events_go_where_the_bytes_are_used_up(length: int) -> None:
+    events = full(MOST_EVENTS, "x" * length)
+    assert events.bytes == len(events) * (FIXED_BYTES + length + 7)
+    assert MOST_BYTES - (FIXED_BYTES + length + 7) < events.bytes <= MOST_BYTES
+    assert numbers(events, 0, limit=1) == [events.last - len(events) + 1]
+
+
+def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
+    """It is back once nobody sees it lost, or where somebody knows for all."""
+    events.runtime_back("clients")
+    for seen_by in ("clients", "passes", "clients"):
+        events.runtime_lost(seen_by, "unavailable")
+    events.runtime_back("clients")
+    assert [event["kind"] for event in events.read().events] == ["runtime_lost"]
+    events.runtime_back("passes")
+    events.runtime_lost("passes", "deadline")
+    events.runtime_lost("clients", "unreachable")
+    events.runtime_back()
+    events.runtime_back()
+    lost = ("runtime_lost", "unavailable"), ("runtime_lost", "deadline")
+    back = ("runtime_back", None)
+    told = [(event["kind"], event.get("reason")) for event in events.read().events]
+    assert told == [lost[0], back, lost[1], back]
+
+
+@pytest.mark.parametrize("wide", ["", "ä", "\U0001f600"])
+@pytest.mark.parametrize("count", [0, 3, 30])
+def test_a_full_ring_takes_no_more_memory_than_it_counts(count: int, wide: str) -> None:
+    """All texts are made anew for each event, as those of pods that are gone."""
+    clock = iter(range(1_764_000_000, 1 << 40))
+    events = Events(lambda: next(clock) + 0.5)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2 * MOST_EVENTS):
+            about = About("CreateContainer", f"ab12-{number}", "shop", f"web-{number}{wide}", f"{number:064}")
+            fields = {f"envs.{number}.{each}{wide}": f"{number}" for each in range(count)}
+            events.add(EventKind.EDITED, about, fields=fields, seconds=(number + 0.1, 0.2, 0.3, 0.4, 0.5))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held <= events.bytes + 4096 <= MOST_BYTES + 4096
+    assert len(events) == MOST_EVENTS or events.bytes > 0.99 * MOST_BYTES
