@@ -18,6 +18,7 @@ from runtimeproxy.cli import Commands, kubelet_args
 from runtimeproxy.cli.completion import INSTALL
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
+from runtimeproxy.observe.events import EventKind
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
@@ -46,6 +47,12 @@ def test_registration_says_which_answers_count_at_each_hook_point() -> None:
         named = {part for part in Part if words.get(part, part.value) in rows[point.name]}
         assert named == point.applies
         assert (rows[point.name] == "nothing") == (not point.applies)
+
+
+def test_operation_says_what_each_kind_of_event_means() -> None:
+    rows = table(DOCS["operation"], "Events and call ids")
+    assert [kind for kind, _ in rows] == [f"``{kind.value}``" for kind in EventKind]
+    assert all(meaning.endswith(".") for _, meaning in rows)
 
 
 def test_readme_has_the_commands() -> None:

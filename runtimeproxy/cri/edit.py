@@ -139,7 +139,7 @@ def values_for_create(adjustment: Adjustment, asked: Resources | None) -> Adjust
 
 def respelt(changes: Changes, said: Changes) -> list[str]:
     """Return the names of the changes for which a request has another value that means the same."""
-    return [name for name, value in changes.items() if said.get(name, value) != value]
+    return [name for name, value in changes.items() if value and said.get(name, value) != value]
 
 
 def values_for_update(

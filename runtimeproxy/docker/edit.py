@@ -66,7 +66,7 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     put_in = {name: value for name, value in said.items() if value or asked.get(RESOURCE_TABLE[name])}
     edited = rewrite(body, Members(_resources(asked, put_in))) if put_in else body
     left_out = tuple(sorted(name for name in changes if _left_out(name, said, present)))
-    respelt = tuple(name for name, value in changes.items() if said.get(name, value) != value)
+    respelt = tuple(name for name, value in changes.items() if value and said.get(name, value) != value)
     return Update(edited, put_in, left_out, respelt)
 
 

@@ -95,6 +95,12 @@ def test_no_memory_limit_is_0_in_a_create_without_resources() -> None:
     assert edit.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
 
 
+def test_a_change_with_another_value_in_the_request_is_respelt() -> None:
+    changes = {"memory_limit_in_bytes": -1, "cpu_shares": 2, "oom_score_adj": 3}
+    said = {"memory_limit_in_bytes": 0, "memory_swap_limit_in_bytes": 0, "cpu_shares": 2}
+    assert edit.respelt(changes, said) == ["memory_limit_in_bytes"]
+
+
 @pytest.mark.parametrize("lifts", [True, False])
 @pytest.mark.parametrize(
     ("asked", "present", "change", "lifted", "not_lifted"),

@@ -293,6 +293,8 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
     after = {"Memory": update.resources.get("memory_limit_in_bytes", asked["Memory"]), **in_docker((None, swap))}
     assert json.loads(update.body) == after
     assert update.resources.get("memory_swap_limit_in_bytes", asked["MemorySwap"]) == after["MemorySwap"]
+    unlimited = change[0] == -1 and not present[0]
+    assert update.respelt == (("memory_limit_in_bytes",) if unlimited else ())
     if limits == (0, 0):
         alone = update_body(changes, held)
         assert json.loads(alone.body) == {key: value for key, value in after.items() if value}

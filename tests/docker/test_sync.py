@@ -225,6 +225,8 @@ async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.L
     assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
     failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [away("away"), BACK, away("gone"), BACK])
+    recorded = [(event["kind"], event.get("reason")) for event in rig.metrics.events.read().events]
+    assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]
 
 
 @virtual_time
@@ -243,6 +245,7 @@ async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.Log
     assert rig.metrics.counted("internal_errors", operation="events") == 1
     error = ("ERROR", "internal error in following the daemon's events")
     assert logged(caplog) == [error, away("internal error"), BACK]
+    assert rig.metrics.events.last == 0, "the runtime is there"
 
 
 @virtual_time

@@ -75,6 +75,10 @@ LINES: dict[str, tuple[Callable[[], None], str]] = {
     "no error": (lambda: OURS.error("oops", exc_info=(None, None, None)), r".* runtimeproxy\.some\.part: oops"),
     "an error without a place": (lambda: OURS.error("oops", exc_info=ValueError("canary")), ".*: oops: ValueError"),
     "a foreign template": (lambda: FOREIGN.warning("decoded %s", "canary"), ".* somelibrary: decoded %s"),
+    "the call's id at its end": (
+        lambda: OURS.info("%s failed", "hook", extra={"call": "ab12-57"}),
+        r".*: hook failed call=ab12-57",
+    ),
     "its first line": (lambda: FOREIGN.error("never retrieved\nValueError('canary')"), ".*: never retrieved"),
 }
 
@@ -86,11 +90,12 @@ def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> No
 
 
 def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
-    (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff"))
+    extra = {"call": "ab12-57"}
+    (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff", extra=extra))
     said = json.loads(line)
     assert re.fullmatch(TIME, said.pop("time"))
     message = 'a "quoted" \n \x1b ä \udcff'
-    assert said == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message}
+    assert said == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message, **extra}
 
 
 LEVELS = {

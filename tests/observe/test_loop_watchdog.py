@@ -107,7 +107,9 @@ def test_stall_is_counted_and_its_place_is_told_without_values(
     hangs_at, goes_on = lines[at : at + 2]
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
     assert re.fullmatch(r"the event loop goes on after \d+\.\d\d s", goes_on)
-    assert SECRET not in "".join(lines)
+    stalls = [event for event in metrics.events.read().events if event["kind"] == "stall"]
+    assert [event for event in stalls if re.match(rf"\d\.\d\d s at {re.escape(__file__)}:\d+ {place}", event["text"])]
+    assert SECRET not in "".join(lines) + str(stalls)
 
 
 def test_line_has_a_bounded_number_of_places() -> None:

@@ -212,3 +212,10 @@ def test_fields_left_out_are_counted_and_told_in_one_line(metrics: Metrics, capl
     assert [metrics.counted("fields_left_out", operation="StartContainer", field=name) for name in "ab"] == [1, 1]
     assert metrics.total("fields_left_out") == 2
     assert caplog.messages == ["StartContainer: Docker cannot set a, b of a container: left out"]
+    assert vars(caplog.records[0])["call"] == "ab12-1"
+
+
+def test_normalised_values_are_counted_for_the_owner_of_their_field(metrics: Metrics) -> None:
+    metrics.normalised(["cpu_quota", "cpu_period"], {"resources.cpu_quota": "a", "envs.cpu_period": "b"})
+    labels = {"hook_server": "a", "field": "resources.cpu_quota"}
+    assert metrics.counted("values_normalised", **labels) == metrics.total("values_normalised") == 1

@@ -121,7 +121,7 @@ async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> N
     await until(lambda: rig.manager.fail_policy_registered(CREATE))
     (after,) = rig.manager.plugins_for(CREATE)
     assert (after.client, after.timeout_seconds) == (before.client, 1.0)
-    for known in ("breaker", "unserved", "bad_fields"):
+    for known in ("breaker", "unserved", "bad_fields", "last_error"):
         assert getattr(after, known) is not getattr(before, known)
     rig.put("a.json", "/run/new.sock")
     await rig.until_at("/run/new.sock")
@@ -211,6 +211,16 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogC
     ]
     assert [vars(line).get("limited", True) for line in caplog.records] == [False, True, True, *[False] * 5]
     assert [rig.metrics.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
+    events = rig.metrics.events.read().events
+    assert [event["kind"].removeprefix("plugin_") for event in events] == [
+        "added",
+        *["changed"] * 3,
+        "removed",
+        "added",
+    ]
+    assert {event["hookServer"] for event in events} == {"a"}
+    assert events[0]["text"] == "endpoint /run/x.sock, policy Ignore, points PreCreateContainer"
+    assert "canary" not in str(events)
 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,6 +238,10 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
     assert all(line.startswith("registration rejected: koordlet.json: not JSON (yet?)") for line in rejected)
     assert all(line.endswith("; the last good state stays") for line in rejected)
     assert last.startswith("registration koordlet.json good again, unchanged: endpoint /run/a.sock, policy Ignore,")
+    *invalid, restored = [(event["kind"], event["text"]) for event in rig.metrics.events.read().events[1:]]
+    assert {kind for kind, _ in invalid} == {"plugin_invalid"}
+    assert invalid[0][1].startswith("koordlet.json: not JSON (yet?): ")
+    assert restored == ("plugin_changed", "endpoint /run/a.sock, policy Ignore, points PreCreateContainer")
     assert len(rig.clients) == 1
 
 

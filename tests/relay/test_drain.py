@@ -46,6 +46,7 @@ class Front:
         self.connections: set[Connection] = set()
         self.tasks: set[object] = set()
         self.at_once = asyncio.Event()
+        self.why = ""
 
     def connect(self, *, stays: bool = False, **left: int) -> Connection:
         return Connection(self.connections, stays, Unfinished(**left))
@@ -55,7 +56,7 @@ class Front:
         loop = asyncio.get_running_loop()
         for at, event in events:
             loop.call_later(at, event)
-        await Drain(self.connections, self.tasks).run(most, self.at_once)
+        self.why = await Drain(self.connections, self.tasks).run(most, self.at_once)
         return seconds <= loop.time() + 1e-6 < seconds + 5 * drain.LOOK_SECONDS
 
 
@@ -72,7 +73,8 @@ async def test_end_without_connections_comes_at_once(front: Front, caplog: pytes
     begin, end = caplog.messages
     assert begin == f"draining for at most 60.0 s; waiting for {nothing}"
     assert re.match(r"drained after \d+\.\d\d s: ", end)
-    assert end.endswith(f" s: every call is answered; cut off are {nothing}")
+    assert end.endswith(f" s: {front.why}; cut off are {nothing}")
+    assert front.why == "every call is answered"
 
 
 @virtual_time

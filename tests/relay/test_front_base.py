@@ -97,6 +97,11 @@ class Rig:
         await until(lambda: self.count("connections"))
         return self.backend()
 
+    def events(self) -> list[tuple[str | None, ...]]:
+        """Return kind, reason and text of each event."""
+        found = self.front.metrics.events.read().events
+        return [(event["kind"], event.get("reason"), event.get("text")) for event in found]
+
     def count(self, what: str) -> float:
         return self.front.metrics.total(what)
 
@@ -159,6 +164,7 @@ async def test_client_is_told_in_time_and_who_is_to_blame(
         lack(monkeypatch, min(front_base.SCARCE), 1_000_000)
     assert await read(rig.client()) == b"away"
     assert (rig.count("backend_dial_failures"), rig.count("connections")) == (1, 0)
+    assert rig.events() == ([] if fault == "descriptors are short" else [("runtime_lost", "unreachable", why)])
     (line,) = caplog.messages
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
@@ -185,6 +191,7 @@ async def test_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.Log
     away, back = caplog.messages
     assert "is not reachable" in away
     assert back == f"container runtime at {path} is reachable again"
+    assert rig.events() == [("runtime_lost", "unreachable", "Connection refused"), ("runtime_back", None, None)]
 
 
 @pytest.mark.parametrize("number", front_base.SCARCE)
@@ -201,6 +208,7 @@ async def test_end_closes_every_connection(rig: Rig) -> None:
     await rig.front.drain(LONG_SECONDS)
     assert rig.front.parted == 1
     assert await read(client) == await read(backend) == b""
+    assert rig.events() == [("drain", "begun", None), ("drain", "ended", "every call is answered")]
 
 
 async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:

@@ -334,6 +334,16 @@ async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Nod
     assert node.record == ContainerRecord(CONTAINER, replace(CONTAINER, resources=runs), node.record.owners)
 
 
+@pytest.mark.parametrize("operation", [RUN_POD, CREATE, START, UPDATE])
+async def test_unlimited_memory_that_a_request_spells_0_is_counted(node: Node, operation: Operation) -> None:
+    if operation is not RUN_POD:
+        node.know()
+    node.plugins.add("a", HookAnswer(resources=Resources(memory_limit_in_bytes=-1, cpu_shares=5)))
+    await node.do(operation)
+    labels = {"hook_server": "a", "field": "resources.memory_limit_in_bytes"}
+    assert node.metrics.counted("values_normalised", **labels) == node.metrics.total("values_normalised") == 1
+
+
 @pytest.mark.parametrize(
     ("operation", "message", "released"),
     [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],

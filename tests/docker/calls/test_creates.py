@@ -207,6 +207,8 @@ async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     node.plugins.add("a", limit, points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())
     assert (node.host()["Memory"], node.host()["MemorySwap"]) == (0, 0)
+    normalised = {"hook_server": "a", "field": "resources.memory_limit_in_bytes"}
+    assert node.metrics.counted("values_normalised", **normalised) == node.metrics.total("values_normalised") == 1
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
