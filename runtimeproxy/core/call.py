@@ -140,13 +140,13 @@ class Call(ABC):
 
     def about(self) -> About:
         """Return what events say of the call."""
+        of_call = self.operation.value, self.call_id
         if self.found is None:
-            return About(self.operation.value, self.call_id)
+            return About(*of_call)
         pod, container = self.found.pod.effective, self.found.container
-        of_pod = About(self.operation.value, self.call_id, pod.namespace, pod.name, pod.id)
         if container is None:
-            return of_pod
-        return of_pod._replace(container=container.effective.name, container_id=container.effective.id)
+            return About(*of_call, pod.namespace, pod.name, pod.id)
+        return About(*of_call, pod.namespace, pod.name, pod.id, container.effective.name, container.effective.id)
 
     @abstractmethod
     def order_key(self) -> str:

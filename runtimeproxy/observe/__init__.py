@@ -1,1 +1,1 @@
-"""The proxy's own observability: log lines, metrics, stalls of its event loop, its state for systemd."""
+"""The proxy's own observability: log lines, metrics, events, stalls of its event loop, its state for systemd."""
