@@ -2,17 +2,49 @@
 
 import pytest
 
-from runtimeproxy.core.call import DONE, UNANSWERED, Call, Unreadable, read_once
+from runtimeproxy.core.call import DONE, NOT_DONE, UNANSWERED, Call, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.model import records
-from runtimeproxy.model.values import NO_ADJUSTMENT
-from tests.fakes.calls import SUBJECT
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import NO_ADJUSTMENT, Subject
+from runtimeproxy.observe.events import About
+from tests.fakes.calls import SUBJECT, FakeCall
 
 
 def test_unreadable_message_is_no_fault_of_the_proxy() -> None:
     """The lifecycle treats it by the plugins' policy, so it must not be a subclass of the proxy's own errors."""
     assert not issubclass(Unreadable, RuntimeProxyError)
+
+
+@pytest.mark.parametrize(
+    ("reply", "failed"),
+    [
+        (DONE, False),
+        (UNANSWERED, False),
+        (NOT_DONE, True),
+        (Reply(agreed=False, no_op=True), False),
+    ],
+)
+def test_a_call_failed_where_the_runtime_says_so(reply: Reply, failed: bool) -> None:
+    assert reply.failed is failed
+
+
+POD_NAMES = ("CreateContainer", "ab12-1", "", "web", "p1")
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "about"),
+    [
+        (None, "", About("CreateContainer", "ab12-1")),
+        (Subject(SUBJECT.pod), "/web", About(*POD_NAMES)),
+        (SUBJECT, "/web/main", About(*POD_NAMES, "main", "c1")),
+    ],
+)
+def test_log_lines_and_events_name_what_was_found(found: Subject | None, name: str, about: About) -> None:
+    call = FakeCall(Operation.CREATE_CONTAINER)
+    call.call_id, call.found = "ab12-1", found
+    assert (call.subject_name, call.about()) == (name, about)
 
 
 class Message:

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.edit import Update, edit_container, edit_pod, edit_update, left_out_of_create, update_body
+from runtimeproxy.docker.edit import (
+    Update,
+    edit_container,
+    edit_pod,
+    edit_update,
+    left_out_of_create,
+    respelt_in_create,
+    update_body,
+)
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.values import (
@@ -308,6 +316,12 @@ def test_update_of_its_own_names_what_is_set() -> None:
     assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
     assert update.left_out == ("unified",)
     assert update_body({"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
+
+
+@pytest.mark.parametrize(("memory", "respelt"), [(-1, True), (0, False), (GIB, False)])
+def test_unlimited_memory_is_respelt_in_a_create(memory: int, respelt: bool) -> None:
+    changes = {"memory_limit_in_bytes": memory, "cpu_quota": -1}
+    assert respelt_in_create(changes) == (("memory_limit_in_bytes",) if respelt else ())
 
 
 ANY_LIMIT = st.sampled_from([-1, 0, GIB, 2 * GIB, 3 * GIB])
