@@ -149,9 +149,10 @@ class Dispatcher:
         fields = {rule.field: plugin.name for rule in broken}
         for field in fields:
             self._metrics.count("hook_bad_fields", plugin.name, field)
-        error = HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0]))
-        if plugin.policy is FailurePolicy.FAIL:
-            self._failed(call, plugin, error, fields)
+        first = str(broken[0])
+        if plugin.policy is FailurePolicy.FAIL:  # the error has no name here: the frame would keep it alive
+            self._failed(call, plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, first), fields)
+        error = HookError(plugin.name, point.name, Reason.BAD_ANSWER, first)
         self._count_failure(plugin, error)
         self._fail_open(call, error, fields)
         for rule in broken:

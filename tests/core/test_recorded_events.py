@@ -1,7 +1,9 @@
 """What becomes of calls is recorded as events that have ids, names, reasons and fields, and no value."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +126,24 @@ async def test_failing_hook_server_is_an_event_and_its_last_error(
     (plugin,) = core.plugins.plugins
     last = plugin.last_error
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
+
+
+@pytest.mark.parametrize("behaviour", [BAD, Reason.ERROR_STATUS])
+async def test_refused_call_is_free_without_the_garbage_collector(core: Recorded, behaviour: Behaviour) -> None:
+    """Neither its error nor its event keeps it."""
+    core.plugins.add("a", behaviour, policy=FAIL)
+    gc.collect()
+    gc.disable()
+    try:
+        call = core.call()
+        await core.run(call)
+        call.refused_with = None
+        gone = weakref.ref(call)
+        del call
+        await asyncio.sleep(20)  # until the timers of its deadlines are over
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_post_hook_that_fails_is_only_the_last_error(core: Recorded) -> None:
