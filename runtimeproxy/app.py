@@ -27,10 +27,13 @@ import uvloop
 
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.launcher import Launcher
+from runtimeproxy.admin.log_level import LogLevel
+from runtimeproxy.admin.queries import Sources
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle, Limits
 from runtimeproxy.core.originals_file import File, Originals, owner, path_of
 from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Sync
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
 from runtimeproxy.observe.logs import UNLIMITED
@@ -39,6 +42,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
 from runtimeproxy.settings.config import Config, Mode
@@ -129,10 +133,11 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
+    watch = LoopWatchdog(loop, proxy.metrics)
     admin = Launcher(
         loop,
         {name: listeners[name].socket for name in (ADMIN, METRICS) if name in listeners},
-        queries.table(proxy.metrics, config.mode.value),
+        queries.table(_sources(config, proxy, listener, watch, LogLevel(loop, config.log_level))),
         log_level=config.log_level,
         log_format=config.log_format,
     )
@@ -141,7 +146,6 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     _tell_listening(config, listener)
     proxy.front.look()
     _settle_memory()
-    watch = LoopWatchdog(loop, proxy.metrics)
     watch.start()
     try:
         await signals.first.wait()
@@ -159,8 +163,32 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
         systemd.leave()
 
 
+def _sources(
+    config: Config, proxy: "Proxy", listener: Listener, watchdog: LoopWatchdog, log_level: LogLevel
+) -> Sources:
+    """Return what the admin server's questions are answered from."""
+    return Sources(
+        mode=config.mode.value,
+        settings=config.settings,
+        metrics=proxy.metrics,
+        store=proxy.store,
+        manager=proxy.manager,
+        reach=proxy.reach,
+        sync=proxy.front.sync,
+        watchdog=watchdog,
+        log_level=log_level,
+        draining=lambda: proxy.draining,
+        listening_fault=listener.fault,
+        runtime_fault=proxy.front.backend_fault,
+        clock=asyncio.get_running_loop().time,
+    )
+
+
 class Front(Protocol):
     """Interface through which the program uses a front."""
+
+    sync: Sync
+    """Reads the runtime's state."""
 
     @property
     def connections(self) -> Sized:
@@ -174,6 +202,9 @@ class Front(Protocol):
 
     def look(self) -> None:
         """Called once the socket listens: log if nothing listens at the runtime's path."""
+
+    def backend_fault(self) -> str:
+        """Called for /readyz: return why the runtime takes no connection now, "" if it does."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Called at shutdown: finish the calls in progress, then close the clients' connections. Return after
@@ -236,6 +267,8 @@ class Proxy:
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
         self.front = self._front(config, loop)
+        self.reach = Reach(loop, lambda: self.manager.plugins)
+        self.draining = False
         self._loop = loop
         self._gauges: asyncio.TimerHandle | None = None
 
@@ -271,6 +304,7 @@ class Proxy:
         self.metrics.gauge("connections_open", len(self.front.connections))
         self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
         self.manager.measure()
+        self.reach.look()
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure, self.metrics.clock() + GAUGE_SECONDS)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
@@ -280,6 +314,7 @@ class Proxy:
         after it: first the questions to the runtime about unanswered calls, then the front through which they are
         asked.
         """
+        self.draining = True
         self.metrics.gauge("draining", 1)
         await self.front.drain(seconds, at_once)
         await self.lifecycle.stop()

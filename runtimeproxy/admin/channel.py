@@ -30,6 +30,7 @@ PART_BYTES = 1 << 20
 QUESTIONS = 64
 """Most questions that are answered at once; the server has a request each, and one for all followers."""
 ANSWER_SECONDS = 2.0
+BAD_REQUEST = 400
 INTERNAL_ERROR = 500
 UNAVAILABLE = 503
 

@@ -1,35 +1,271 @@
 """What the admin server can ask the daemon.
 
-Owns the table of questions.
-Must not know: HTTP, the channel.
-Invariant: no answer has a value of a request.
+Owns the table of questions, and the answers' form: JSON values, in parts of which each takes less than 2 ms to make.
+Must not know: HTTP, the channel's wire.
+Invariant: no answer has a value of a request: of records there are names of fields, of failures reasons and texts of
+the proxy's own.
 """
 
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from runtimeproxy.admin.channel import Query
+from runtimeproxy.admin import health, records
+from runtimeproxy.admin.channel import BAD_REQUEST, Part, Query, Refused
+from runtimeproxy.admin.log_level import LogLevel
 from runtimeproxy.admin.snapshot import series
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Sync
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.breaker import BreakerState
+from runtimeproxy.plugins.manager import Manager, Plugin
+from runtimeproxy.plugins.reach import Reach
+from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.settings.config import Setting
+from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
 from runtimeproxy.version import VERSION
 
+LOOK_SECONDS = 1.0
+"""For how long one look at the state serves all questions about it."""
+RECORDS_AT_ONCE = 1000
+"""How many records are looked at in one turn of the loop: half a millisecond."""
+ROW_SECONDS = 0.001
+"""For how long rows are made in one turn; at least one is."""
+PAGE, LONGEST_PAGE = 100, 1000
+LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
+LEAST_LEVEL_SECONDS = 1.0
 
-def table(metrics: Metrics, mode: str) -> Mapping[str, Query]:
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The parts of the proxy that are asked. ``listening_fault`` and ``runtime_fault`` return why nobody can connect to
+    the proxy, or the proxy not to the runtime; "" if they can. ``clock`` is the loop's."""
+
+    mode: str
+    settings: tuple[Setting, ...]
+    metrics: Metrics
+    store: Store
+    manager: Manager
+    reach: Reach
+    sync: Sync
+    watchdog: LoopWatchdog
+    log_level: LogLevel
+    draining: Callable[[], bool]
+    listening_fault: Callable[[], str]
+    runtime_fault: Callable[[], str]
+    clock: Callable[[], float]
+
+
+def table(sources: Sources) -> Mapping[str, Query]:
     """Return the questions by name."""
-    started = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    version: dict[str, Any] = {
+    version = {
         "version": VERSION,
         "python": platform.python_version(),
-        "mode": mode,
+        "mode": sources.mode,
         "pid": os.getpid(),
-        "startedAt": started,
+        "startedAt": _time(datetime.now(UTC)),
     }
+    readiness = _Readiness(sources)
     return {
-        "metrics": lambda _: series(metrics),
-        "livez": lambda _: iter([{"checks": [{"name": "loop", "state": "ok"}]}]),
+        "metrics": lambda _: series(sources.metrics),
+        "livez": lambda _: iter([{"checks": [_check(health.Check("loop"))]}]),
+        "readyz": readiness.parts,
         "version": lambda _: iter([version]),
+        "configz": lambda _: iter([{"options": [_setting(setting) for setting in sources.settings]}]),
+        "hooks": partial(_hooks, sources),
+        "store": partial(_store, sources.store),
+        "loglevel": partial(_log_level, sources.log_level),
     }
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _setting(setting: Setting) -> Part:
+    return {"key": setting.key, "value": setting.value, "origin": setting.origin}
+
+
+# -- health ----------------------------------------------------------------------------------------------------------
+
+
+def _check(check: health.Check) -> Part:
+    return {"name": check.name, "state": check.state.value, "reason": check.reason}
+
+
+class _Readiness:
+    """The checks of readyz, looked at once a second at most, however many ask."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._looked = -LOOK_SECONDS
+        self._checks: list[Part] = []
+
+    def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
+        """Yield the checks."""
+        now = self._sources.clock()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._checks = [_check(check) for check in health.readiness(facts(self._sources))]
+        yield {"checks": self._checks}
+
+
+def facts(sources: Sources) -> health.Facts:
+    """Return the proxy's present state."""
+    now, manager, stall = sources.clock(), sources.manager, sources.watchdog.last_stall
+    return health.Facts(
+        listening_fault=sources.listening_fault(),
+        registrations_read=manager.read,
+        directory_fault=manager.complaint,
+        runtime_fault=sources.runtime_fault() or sources.sync.runtime_fault,
+        draining=sources.draining(),
+        plugins=tuple(_plugin_facts(plugin, sources.reach, now) for plugin in manager.plugins),
+        invalid_files=tuple(manager.rejected),
+        filling=sources.sync.filling,
+        stall=None if stall is None else (stall.seconds, now - stall.ended),
+    )
+
+
+def _plugin_facts(plugin: Plugin, reach: Reach, now: float) -> health.PluginFacts:
+    absence = reach.absences.get(plugin.name)
+    return health.PluginFacts(
+        plugin.name,
+        plugin.policy is FailurePolicy.FAIL,
+        None if absence is None else now - absence.since,
+        "" if absence is None else absence.why,
+        plugin.breaker.seconds_left(now) if plugin.breaker.state is BreakerState.OPEN else None,
+    )
+
+
+# -- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
+    rejected = sources.manager.rejected
+    counts = _by_hook_server(sources.metrics)
+    yield {"hooks": [], "invalid": [{"file": name, "reason": rejected[name]} for name in rejected], "masked": []}
+    yield from _pieces("hooks", (_hook(sources, plugin, counts) for plugin in sources.manager.plugins))
+
+
+def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
+    """Return the sums of hook calls and failures, by counter and hook server."""
+    sums: dict[tuple[str, str], int] = {}
+    for (name, labels), value in metrics.counters.items():
+        if name in ("hook_calls", "hook_failures"):
+            sums[name, labels[0]] = sums.get((name, labels[0]), 0) + value
+    return sums
+
+
+def _hook(sources: Sources, plugin: Plugin, sums: Mapping[tuple[str, str], int]) -> Part:
+    """Return what is shown of a plugin. One whose figures are counted with those of others has none."""
+    own = sources.metrics.is_shown(plugin.name)
+    times = sources.metrics.histograms.get(("hook_call_duration_seconds", (plugin.name,)))
+    return {
+        "name": plugin.name,
+        "endpoint": plugin.endpoint,
+        "policy": plugin.policy.value,
+        "points": [point.name for point in HOOK_POINTS if point.name in plugin.points],
+        "timeoutSeconds": plugin.timeout_seconds,
+        "state": "unreachable" if plugin.name in sources.reach.absences else plugin.breaker.state.value,
+        "disabled": None,
+        "calls": sums.get(("hook_calls", plugin.name), 0) if own else None,
+        "failures": sums.get(("hook_failures", plugin.name), 0) if own else None,
+        "p50Seconds": None if times is None else times.quantile(0.5),
+        "p99Seconds": None if times is None else times.quantile(0.99),
+        "lastError": None,
+    }
+
+
+# -- store -----------------------------------------------------------------------------------------------------------
+
+
+def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield one page of pods and containers, in the order of their ids."""
+    limit = arguments.get("limit", PAGE)
+    if not 1 <= limit <= LONGEST_PAGE:
+        raise Refused(BAD_REQUEST, f"limit is from 1 to {LONGEST_PAGE}")
+    page = records.Page(arguments.get("after", ""), limit)
+    yield {"pods": [], "containers": []}
+    for ids in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
+        page.add(ids)
+        yield {}  # a turn of the loop
+    yield from _pieces("pods", (row for one in page.ids if (row := _pod(store, one)) is not None))
+    yield from _pieces("containers", (row for one in page.ids if (row := _container(store, one)) is not None))
+    yield {"next": page.next}
+
+
+def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
+    """Yield in pieces the ids with a beginning, of these pods and their containers alone if ``pod`` is given."""
+    pods, containers = store.snapshot()
+    wanted = set[str]()
+    for some_pods in _pieces_of(pods):
+        ids = [info.id for record in some_pods if records.is_of_pod(pod, info := record.effective)]
+        wanted.update(ids)
+        yield [one for one in ids if one.startswith(beginning)]
+    for some in _pieces_of(containers):
+        found = [record.effective for record in some if record.effective.id.startswith(beginning)]
+        yield [info.id for info in found if info.pod_id in wanted or info.pod_id.startswith(pod)]
+
+
+def _pod(store: Store, pod_id: str) -> Part | None:
+    record = store.pod(pod_id)
+    if record is None:
+        return None
+    return records.pod_row(record, [container.effective.id for container in store.containers_of(pod_id)])
+
+
+def _container(store: Store, container_id: str) -> Part | None:
+    record = store.container(container_id)
+    return None if record is None else records.container_row(record)
+
+
+# -- log level -------------------------------------------------------------------------------------------------------
+
+
+def _log_level(log_level: LogLevel, arguments: Mapping[str, Any]) -> Iterator[Part]:
+    """Set the log level, and yield it with the time until which it holds."""
+    level = arguments["level"].lower()
+    if level not in LOG_LEVELS:
+        raise Refused(BAD_REQUEST, f"level is one of {', '.join(LOG_LEVELS)}")
+    seconds = _seconds(arguments["for"]) if "for" in arguments else LEVEL_SECONDS
+    if not LEAST_LEVEL_SECONDS <= seconds <= LONGEST_LEVEL_SECONDS:
+        raise Refused(BAD_REQUEST, "for is from 1s to 24h")
+    yield {"level": level, "until": _time(log_level.change(level, seconds))}
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a duration, which may be in hours here: "24h"."""
+    hours = text.removesuffix("h")
+    try:
+        return parse_duration(text, "for") if hours == text else 60 * parse_duration(f"{hours}m", "for")
+    except ConfigError:
+        raise Refused(BAD_REQUEST, "for is a duration like 30s, 10m or 24h") from None
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+
+def _pieces_of(values: tuple[_T, ...]) -> Iterator[tuple[_T, ...]]:
+    return (values[at : at + RECORDS_AT_ONCE] for at in range(0, len(values), RECORDS_AT_ONCE))
+
+
+def _pieces(key: str, rows: Iterable[Part]) -> Iterator[Part]:
+    """Yield rows under a key, as many at once as are made within ROW_SECONDS."""
+    piece: list[Part] = []
+    began = time.monotonic()
+    for row in rows:
+        piece.append(row)
+        if time.monotonic() - began >= ROW_SECONDS:
+            yield {key: piece}
+            piece, began = [], time.monotonic()
+    yield {key: piece}

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtimeproxy.admin.channel import Refused
+from runtimeproxy.admin.channel import BAD_REQUEST, Refused
 
 SCHEMA_VERSION = 1
-BAD_REQUEST = 400
 TEXT_CHARACTERS = 512
 
 

@@ -1,0 +1,121 @@
+"""The questions about a proxy made of objects, without sockets: its state can be set, its answers come as a whole."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from runtimeproxy.admin.channel import Part
+from runtimeproxy.admin.queries import Sources, table
+from runtimeproxy.core.store import Store
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.observe.loop_watchdog import Stall
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.reach import Absence
+from runtimeproxy.settings import config
+from tests.fakes.plugins import FakePlugins
+
+CANARY = "canary-4711"
+"""A value that no answer may have."""
+
+
+class FakeManager(FakePlugins):
+    """Plugins, and what is known of the registration directory."""
+
+    read = True
+    complaint = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rejected: dict[str, str] = {}
+
+
+class FakeReach:
+    def __init__(self) -> None:
+        self.absences: dict[str, Absence] = {}
+
+
+class FakeSync:
+    filling = False
+    runtime_fault = ""
+
+
+class FakeWatchdog:
+    last_stall: Stall | None = None
+
+
+class FakeLogLevel:
+    """Remembers what was set."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[str, float]] = []
+
+    def change(self, level: str, seconds: float) -> datetime:
+        self.set.append((level, seconds))
+        return datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Asked:
+    """A proxy, and the questions about it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.metrics = Metrics(lambda: self.now, "containerd")
+        self.store = Store()
+        self.manager = FakeManager()
+        self.reach = FakeReach()
+        self.sync = FakeSync()
+        self.watchdog = FakeWatchdog()
+        self.log_level = FakeLogLevel()
+        self.draining = False
+        self.listening_fault = self.runtime_fault = ""
+        self.looks = 0
+        sources = Sources(
+            mode="Containerd",
+            settings=config.load({"hook-timeout": "3s"}, {}).settings,
+            metrics=self.metrics,
+            store=self.store,
+            manager=self.manager,  # type: ignore[arg-type]
+            reach=self.reach,  # type: ignore[arg-type]
+            sync=self.sync,  # type: ignore[arg-type]
+            watchdog=self.watchdog,  # type: ignore[arg-type]
+            log_level=self.log_level,  # type: ignore[arg-type]
+            draining=lambda: self.draining,
+            listening_fault=lambda: self.listening_fault,
+            runtime_fault=self._runtime_fault,
+            clock=lambda: self.now,
+        )
+        self.table = table(sources)
+
+    def _runtime_fault(self) -> str:
+        self.looks += 1
+        return self.runtime_fault
+
+    def parts(self, name: str, **arguments: Any) -> Iterator[Part]:
+        parts = self.table[name](arguments)
+        assert isinstance(parts, Iterator)
+        return parts
+
+    def ask(self, name: str, **arguments: Any) -> Part:
+        """Return an answer as the admin server joins it."""
+        body: Part = {}
+        for part in self.parts(name, **arguments):
+            for key, value in part.items():
+                body[key] = [*body[key], *value] if isinstance(value, list) and key in body else value
+        return body
+
+    def checks(self) -> dict[str, tuple[str, str]]:
+        """Return the checks of readyz that are not ok, a second after the last ones."""
+        self.now += 1
+        checks = self.ask("readyz")["checks"]
+        return {each["name"]: (each["state"], each["reason"]) for each in checks if each["state"] != "ok"}
+
+    def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
+        """Store a pod with containers, each with values in whatever can have some."""
+        told = {"key": CANARY}
+        pod = PodInfo(pod_id, name, f"uid-{pod_id}", namespace, labels=told, annotations=told, cgroup_parent=CANARY)
+        record = PodRecord(pod, pod)
+        self.store.commit(Subject(record))
+        resources = Resources(cpuset_cpus=CANARY, unified=told)
+        for container_id in container_ids:
+            info = ContainerInfo(container_id, pod_id, "main", 0, told, resources, told, CANARY)
+            self.store.commit(Subject(record, ContainerRecord(info, info)))

@@ -1,0 +1,330 @@
+"""What the daemon answers to each question, on objects; each answer is JSON and has no value of a request."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from runtimeproxy.admin.channel import Refused
+from runtimeproxy.admin.health import CHECKS
+from runtimeproxy.admin.queries import LONGEST_PAGE, PAGE
+from runtimeproxy.errors import Reason
+from runtimeproxy.observe.loop_watchdog import Stall
+from runtimeproxy.observe.metric_table import HOOK_SERVERS
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.reach import Absence
+from tests.admin.asked import CANARY, Asked
+from tests.fakes.plugins import FAIL, IGNORE
+
+
+def opened(plugin: Plugin, now: float) -> None:
+    """Open a plugin's breaker."""
+    for _ in range(FAILURES_IN_A_ROW):
+        attempt = plugin.breaker.admit("socket", now)
+        assert attempt is not None
+        plugin.breaker.end(attempt, Reason.DEADLINE, now)
+
+
+# -- what never changes ----------------------------------------------------------------------------------------------
+
+
+def test_version_names_the_process() -> None:
+    answer = Asked().ask("version")
+    assert (answer["mode"], answer["pid"]) == ("Containerd", os.getpid())
+    assert answer["version"][0].isdigit()
+    assert answer["python"].startswith("3.")
+    assert datetime.now(UTC) - datetime.fromisoformat(answer["startedAt"]) < timedelta(seconds=60)
+
+
+def test_configuration_has_each_key_with_its_value_and_origin() -> None:
+    options = Asked().ask("configz")["options"]
+    assert {"key": "hook-timeout", "value": "3s", "origin": "flag"} in options
+    assert {"key": "socket-group", "value": None, "origin": "default"} in options
+    assert {"key": "socket-mode", "value": "0600", "origin": "default"} in options
+
+
+# -- health ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_answers_is_alive() -> None:
+    assert Asked().ask("livez") == {"checks": [{"name": "loop", "state": "ok", "reason": ""}]}
+
+
+def test_proxy_without_a_fault_is_ready() -> None:
+    asked = Asked()
+    asked.manager.add("a", policy=FAIL)
+    assert [check["name"] for check in asked.ask("readyz")["checks"]] == list(CHECKS)
+    assert asked.checks() == {}
+
+
+def test_faults_of_the_parts_reach_their_checks() -> None:
+    asked = Asked()
+    asked.listening_fault, asked.runtime_fault, asked.draining = "removed", "Connection refused", True
+    asked.manager.read, asked.manager.complaint = False, "/d hangs"
+    asked.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
+    asked.sync.filling = True
+    asked.watchdog.last_stall = Stall(99.0, 0.5)
+    asked.manager.add("a", policy=FAIL)
+    asked.manager.add("b", policy=IGNORE)
+    asked.manager.add("c", policy=FAIL)
+    asked.reach.absences = {"a": Absence(60.0, "gone"), "b": Absence(60.0, "refused"), "other": Absence(1.0, "?")}
+    opened(asked.manager.plugins[2], 91.0)
+    assert asked.checks() == {
+        "listening": ("failed", "removed"),
+        "registrations_read": ("failed", "/d hangs"),
+        "runtime": ("failed", "Connection refused"),
+        "not_draining": ("failed", "the proxy is stopping"),
+        "fail_plugins": ("failed", "policy Fail and unreachable: a for 41 s (gone)"),
+        "plugins": ("degraded", "unreachable: b (refused)"),
+        "breakers": ("degraded", "not asked, as they keep failing: c (tried again in 20 s)"),
+        "invalid_files": ("degraded", "rejected: x.json"),
+        "store": ("degraded", "the runtime's pods and containers are still being read"),
+        "loop": ("degraded", "it hung for 0.50 s, 2 s ago"),
+    }
+
+
+def test_runtime_that_does_not_answer_passes_is_told() -> None:
+    asked = Asked()
+    asked.sync.runtime_fault = "it did not answer when its state was read last (deadline)"
+    assert asked.checks() == {"runtime": ("failed", asked.sync.runtime_fault)}
+    asked.runtime_fault = "Connection refused"
+    assert asked.checks() == {"runtime": ("failed", "Connection refused")}
+
+
+def test_state_is_looked_at_once_a_second_at_most() -> None:
+    asked = Asked()
+    for _ in range(10):
+        asked.ask("readyz")
+        asked.now += 0.2
+    assert asked.looks == 2
+
+
+# -- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def test_hook_server_without_a_call_has_no_times() -> None:
+    asked = Asked()
+    asked.manager.add("a", policy=FAIL, points=("PreCreateContainer", "PreRunPodSandbox"), timeout_seconds=0.5)
+    assert asked.ask("hooks") == {
+        "hooks": [
+            {
+                "name": "a",
+                "endpoint": "/run/a.sock",
+                "policy": "Fail",
+                "points": ["PreRunPodSandbox", "PreCreateContainer"],
+                "timeoutSeconds": 0.5,
+                "state": "closed",
+                "disabled": None,
+                "calls": 0,
+                "failures": 0,
+                "p50Seconds": None,
+                "p99Seconds": None,
+                "lastError": None,
+            }
+        ],
+        "invalid": [],
+        "masked": [],
+    }
+
+
+def test_hook_servers_are_told_in_order_with_their_own_figures() -> None:
+    asked = Asked()
+    for name in "ab":
+        asked.manager.add(name)
+    for code in ("ok", "ok", "deadline"):
+        asked.metrics.count("hook_calls", "a", "PreCreateContainer", code)
+    asked.metrics.count("hook_calls", "a", "PreRunPodSandbox", "ok")
+    asked.metrics.count("hook_failures", "a", "PreCreateContainer", "deadline")
+    asked.metrics.count("hook_failures", "a", "PreCreateContainer", "breaker_open")
+    for _ in range(4):
+        asked.metrics.observe("hook_call_duration_seconds", 0.003, "a")
+    asked.metrics.count("hook_failures", "b", "PreCreateContainer", "unreachable")
+    first, second = asked.ask("hooks")["hooks"]
+    assert (first["name"], first["calls"], first["failures"]) == ("a", 4, 2)
+    assert (first["p50Seconds"], round(first["p99Seconds"], 6)) == (0.0035, 0.00497)
+    assert (second["name"], second["calls"], second["failures"], second["p99Seconds"]) == ("b", 0, 1, None)
+
+
+def test_state_of_a_hook_server() -> None:
+    asked = Asked()
+    for name in "abc":
+        asked.manager.add(name)
+    opened(asked.manager.plugins[1], 100.0)
+    opened(asked.manager.plugins[2], 100.0)
+    asked.reach.absences["c"] = Absence(99.0, "gone")
+    assert [hook["state"] for hook in asked.ask("hooks")["hooks"]] == ["closed", "open", "unreachable"]
+
+
+def test_hook_server_beyond_the_names_in_labels_has_no_figures() -> None:
+    asked = Asked()
+    for number in range(HOOK_SERVERS + 1):
+        asked.manager.add(f"{number:02}")
+        asked.metrics.count("hook_calls", f"{number:02}", "PreCreateContainer", "ok")
+    hooks = asked.ask("hooks")["hooks"]
+    assert [hook["calls"] for hook in hooks] == [1] * HOOK_SERVERS + [None]
+    assert hooks[-1]["failures"] is None
+
+
+def test_rejected_files_are_told_with_their_reason() -> None:
+    asked = Asked()
+    asked.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
+    assert asked.ask("hooks")["invalid"] == [{"file": "x.json", "reason": "x.json: not JSON (yet?)"}]
+
+
+# -- store -----------------------------------------------------------------------------------------------------------
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [row["id"] for row in answer["pods"] + answer["containers"]]
+
+
+@pytest.fixture
+def shop() -> Asked:
+    """Return a proxy that knows three pods, one name in two namespaces, and a container of an unknown pod."""
+    asked = Asked()
+    asked.add("p3", "c4", name="db")
+    asked.add("p1", "c3", "c1")
+    asked.add("p2", "d2", namespace="bank")
+    asked.add("p9", "c9")
+    asked.store.drop("p9")
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, ["p1", "p2", "p3", "c1", "c3", "c4", "c9", "d2"]),
+        ({"pod": "web"}, ["p1", "p2", "c1", "c3", "d2"]),
+        ({"pod": "shop/web"}, ["p1", "c1", "c3"]),
+        ({"pod": "p2"}, ["p2", "d2"]),
+        ({"pod": "p9"}, ["c9"]),
+        ({"pod": "nobody"}, []),
+        ({"id": "c"}, ["c1", "c3", "c4", "c9"]),
+        ({"id": "p1"}, ["p1"]),
+        ({"pod": "shop/web", "id": "c3"}, ["c3"]),
+        ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
+    ],
+)
+def test_store_tells_what_is_selected(shop: Asked, arguments: dict[str, Any], found: list[str]) -> None:
+    answer = shop.ask("store", **arguments)
+    assert (ids(answer), answer["next"]) == (found, None)
+
+
+def test_pod_names_its_containers_and_they_name_it(shop: Asked) -> None:
+    answer = shop.ask("store", pod="p1")
+    assert answer["pods"][0]["containers"] == ["c3", "c1"]
+    assert {row["podId"] for row in answer["containers"]} == {"p1"}
+
+
+def test_pages_go_on_after_the_token(shop: Asked) -> None:
+    answer = shop.ask("store", limit=3)
+    assert (sorted(ids(answer)), answer["next"]) == (["c1", "c3", "c4"], "c4")
+    shop.store.drop("c4")
+    answer = shop.ask("store", limit=3, after=answer["next"])
+    assert (sorted(ids(answer)), answer["next"]) == (["c9", "d2", "p1"], "p1")
+
+
+def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
+    told = []
+    for part in shop.parts("store"):
+        if not told:
+            shop.store.drop("c1")
+        told.append(part)
+    assert "c1" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("limit", [0, LONGEST_PAGE + 1])
+def test_page_of_another_length_is_refused(limit: int) -> None:
+    with pytest.raises(Refused, match=f"^limit is from 1 to {LONGEST_PAGE}$") as refused:
+        Asked().ask("store", limit=limit)
+    assert refused.value.status == 400
+
+
+# -- log level -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        ({"level": "debug"}, ("debug", 600.0)),
+        ({"level": "Error", "for": "1s"}, ("error", 1.0)),
+        ({"level": "info", "for": "24h"}, ("info", 86400.0)),
+    ],
+)
+def test_log_level_is_set_for_a_time(arguments: dict[str, str], change: tuple[str, float]) -> None:
+    asked = Asked()
+    assert asked.ask("loglevel", **arguments) == {"level": change[0], "until": "2026-01-02T00:00:00.000Z"}
+    assert asked.log_level.set == [change]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"level": "loud"}, "level is one of debug, info, warning, error"),
+        ({"level": "info", "for": "999ms"}, "for is from 1s to 24h"),
+        ({"level": "info", "for": "25h"}, "for is from 1s to 24h"),
+        ({"level": "info", "for": "long"}, "for is a duration like 30s, 10m or 24h"),
+        ({"level": "info", "for": "1mh"}, "for is a duration like 30s, 10m or 24h"),
+        ({"level": "info", "for": "0"}, "for is a duration like 30s, 10m or 24h"),
+    ],
+)
+def test_wrong_log_level_is_refused(arguments: dict[str, str], text: str) -> None:
+    asked = Asked()
+    with pytest.raises(Refused) as refused:
+        asked.ask("loglevel", **arguments)
+    assert (refused.value.status, refused.value.text) == (400, text)
+    assert asked.log_level.set == []
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+def full() -> Asked:
+    """Return a proxy with 10,000 records, 500 plugins and the series of 32."""
+    asked = Asked()
+    for number in range(2_000):
+        asked.add(f"{number:064}", *(f"{number:063}{letter}" for letter in "abcd"), name=f"pod-{number}")
+    for number in range(500):
+        asked.manager.add(f"plugin-{number}", policy=FAIL)
+        asked.reach.absences[f"plugin-{number}"] = Absence(0.0, "gone")
+        for hook in ("PreCreateContainer", "PreRunPodSandbox"):
+            asked.metrics.count("hook_calls", f"plugin-{number}", hook, "ok")
+        asked.metrics.observe("hook_call_duration_seconds", 0.1, f"plugin-{number}")
+    return asked
+
+
+READING = ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")
+
+
+def test_no_answer_has_a_value() -> None:
+    asked = full()
+    text = json.dumps([asked.ask(name) for name in READING])
+    assert "envs.key" in text
+    assert CANARY not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize("arguments", [{}, {"pod": "pod-1999"}, {"limit": LONGEST_PAGE}], ids=str)
+def test_each_part_is_made_within_two_milliseconds(name: str, arguments: dict[str, Any]) -> None:
+    """The best of several answers: a busy machine may make any one of them late."""
+    asked, longest = full(), []
+    for _ in range(5):
+        parts, seconds = asked.parts(name, **arguments), [0.0]
+        asked.now += 1
+        while True:
+            began = time.perf_counter()
+            if (part := next(parts, None)) is None:
+                break
+            json.dumps(part)
+            seconds.append(time.perf_counter() - began)
+        longest.append(max(seconds))
+    assert min(longest) < 0.002
+
+
+def test_page_has_a_length_unless_told() -> None:
+    assert len(ids(full().ask("store"))) == PAGE
