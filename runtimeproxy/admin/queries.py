@@ -23,6 +23,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.observe.events import Events
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.breaker import BreakerState
@@ -37,9 +38,11 @@ LOOK_SECONDS = 1.0
 """For how long one look at the state serves all questions about it."""
 RECORDS_AT_ONCE = 1000
 """How many records are looked at in one turn of the loop: half a millisecond."""
-ROW_SECONDS = 0.001
+ROW_SECONDS = 0.0005
 """For how long rows are made in one turn; at least one is."""
 PAGE, LONGEST_PAGE = 100, 1000
+EVENTS_AT_ONCE = 10
+"""How many events are looked at in one turn of the loop: with the most fields each, a millisecond."""
 LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
 LEAST_LEVEL_SECONDS = 1.0
 
@@ -225,6 +228,22 @@ def _pod(store: Store, pod_id: str) -> Part | None:
 def _container(store: Store, container_id: str) -> Part | None:
     record = store.container(container_id)
     return None if record is None else records.container_row(record)
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+def _events(events: Events, arguments: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the events after a number, at most so many; those that are no longer there are told in their place. Which
+    of them a client wants is the server's matter, as one answer serves several."""
+    last, left = arguments["since"], arguments["limit"]
+    page = events.read(last, min(left, EVENTS_AT_ONCE))
+    if page.gap is not None:
+        yield {"events": [{"kind": "gap", "from": page.gap[0], "to": page.gap[1]}]}
+    while page.events:
+        yield {"events": page.events}
+        left -= len(page.events)
+        page = events.read(page.last, min(left, EVENTS_AT_ONCE))
 
 
 # -- log level -------------------------------------------------------------------------------------------------------

@@ -300,10 +300,8 @@ class Sync:
     # Log lines, metrics and events.
 
     def _record(self, result: str) -> None:
-        """Record a pass as an event if it changed the Store, or if its result is another than the last recorded one.
-
-        A pass a minute with nothing new, or one a second while the runtime is away, would push out all other events.
-        """
+        """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one. Else a pass
+        a minute with nothing new, or one a second while the runtime is away, would push all other events out."""
         if result != self._recorded or (result == "complete" and self._read_count + self._dropped):
             text = f"{self._read_count} records read, {self._dropped} dropped"
             self._metrics.events.add(EventKind.SYNC, reason=result, text=text)

@@ -12,6 +12,7 @@ from runtimeproxy.admin.channel import Refused
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.admin.queries import LONGEST_PAGE, PAGE
 from runtimeproxy.errors import Reason
+from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import HOOK_SERVERS
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
@@ -19,6 +20,8 @@ from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.asked import CANARY, Asked
 from tests.fakes.plugins import FAIL, IGNORE
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
 
 
 def opened(plugin: Plugin, now: float) -> None:
@@ -149,6 +152,14 @@ def test_hook_servers_are_told_in_order_with_their_own_figures() -> None:
     assert (second["name"], second["calls"], second["failures"], second["p99Seconds"]) == ("b", 0, 1, None)
 
 
+def test_last_error_of_a_hook_server() -> None:
+    asked = Asked()
+    asked.manager.add("a")
+    asked.manager.plugins[0].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
+    error = {"time": "2026-01-02T12:00:00.000Z", "hook": "PreCreateContainer", "reason": "deadline"}
+    assert asked.ask("hooks")["hooks"][0]["lastError"] == error
+
+
 def test_state_of_a_hook_server() -> None:
     asked = Asked()
     for name in "abc":
@@ -244,6 +255,44 @@ def test_page_of_another_length_is_refused(limit: int) -> None:
     assert refused.value.status == 400
 
 
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+def numbers(answer: dict[str, Any]) -> list[Any]:
+    events = answer.get("events", [])
+    return [event["number"] if "number" in event else (event["from"], event["to"]) for event in events]
+
+
+def evented(count: int) -> Asked:
+    """Return a proxy in which so much has happened."""
+    asked = Asked()
+    for _ in range(count):
+        asked.metrics.events.add(EventKind.DRAIN)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("since", "limit", "found"),
+    [
+        (0, 3, [1, 2, 3]),
+        (0, 200, list(range(1, 101))),
+        (97, 200, [98, 99, 100]),
+        (97, 2, [98, 99]),
+        (100, 200, []),
+        (10**9, 2, [1, 2]),
+    ],
+)
+def test_events_after_a_number(since: int, limit: int, found: list[int]) -> None:
+    answer = evented(100).ask("events", since=since, limit=limit)
+    assert numbers(answer) == found
+
+
+def test_events_that_are_gone_are_told_as_a_gap() -> None:
+    answer = evented(MOST_EVENTS + 600).ask("events", since=10, limit=2)
+    assert numbers(answer) == [(11, 600), 601, 602]
+    assert answer["events"][0]["kind"] == "gap"
+
+
 # -- log level -------------------------------------------------------------------------------------------------------
 
 
@@ -294,34 +343,42 @@ def full() -> Asked:
         for hook in ("PreCreateContainer", "PreRunPodSandbox"):
             asked.metrics.count("hook_calls", f"plugin-{number}", hook, "ok")
         asked.metrics.observe("hook_call_duration_seconds", 0.1, f"plugin-{number}")
+    for number in range(MOST_EVENTS):
+        about = About("CreateContainer", "k1", "shop", f"pod-{number}", f"{number:064}", "main", f"{number:063}a")
+        fields = {f"envs.NAME_{field}": "plugin-1" for field in range(MOST_FIELDS)}
+        asked.metrics.events.add(EventKind.EDITED, about, fields=fields, seconds=(0.1,) * 5)
     return asked
 
 
 READING = ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")
+ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in READING} | {"events": {"since": 0, "limit": 200}}
 
 
 def test_no_answer_has_a_value() -> None:
     asked = full()
-    text = json.dumps([asked.ask(name) for name in READING])
+    text = json.dumps([asked.ask(name, **arguments) for name, arguments in ARGUMENTS.items()])
     assert "envs.key" in text
     assert CANARY not in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READING)
-@pytest.mark.parametrize("arguments", [{}, {"pod": "pod-1999"}, {"limit": LONGEST_PAGE}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [*ARGUMENTS.items(), ("store", {"pod": "pod-1999"}), ("store", {"limit": LONGEST_PAGE})],
+    ids=str,
+)
 def test_each_part_is_made_within_two_milliseconds(name: str, arguments: dict[str, Any]) -> None:
-    """The best of several answers: a busy machine may make any one of them late."""
+    """In the thread's own time, and at best: on a busy machine a cache may be cold."""
     asked, longest = full(), []
     for _ in range(5):
         parts, seconds = asked.parts(name, **arguments), [0.0]
         asked.now += 1
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             if (part := next(parts, None)) is None:
                 break
             json.dumps(part)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
         longest.append(max(seconds))
     assert min(longest) < 0.002
 
