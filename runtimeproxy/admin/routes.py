@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtimeproxy.admin.channel import BAD_REQUEST, Refused
+from runtimeproxy.observe.events import MOST_EVENTS, EventKind
 
 SCHEMA_VERSION = 1
 TEXT_CHARACTERS = 512
+LONGEST_PAGE = 1000
+"""Most records of the Store in an answer."""
+KINDS = tuple(kind.value for kind in EventKind)
 
 
 def _text(value: Any) -> str:
@@ -26,6 +30,22 @@ def _number(value: Any) -> int:
     if not (isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 15):
         raise ValueError("is not a number")
     return int(value)
+
+
+def _count(most: int) -> Callable[[Any], int]:
+    def form(value: Any) -> int:
+        number = _number(value)
+        if not 1 <= number <= most:
+            raise ValueError(f"is not from 1 to {most}")
+        return number
+
+    return form
+
+
+def _kind(value: Any) -> str:
+    if value not in KINDS:
+        raise ValueError(f"is not one of {', '.join(KINDS)}")
+    return str(value)
 
 
 def _flag(value: Any) -> bool:
@@ -74,12 +94,19 @@ ROUTES = (
     Route("GET", "/version", "version"),
     Route("GET", "/configz", "configz"),
     Route("GET", "/hooks", "hooks"),
-    Route("GET", "/store", "store", {"pod": _text, "id": _text, "limit": _number, "after": _text}),
+    Route("GET", "/store", "store", {"pod": _text, "id": _text, "limit": _count(LONGEST_PAGE), "after": _text}),
     Route(
         "GET",
         "/events",
         "events",
-        {"since": _number, "limit": _number, "follow": _flag, "pod": _text, "hookServer": _text, "kind": _text},
+        {
+            "since": _number,
+            "limit": _count(MOST_EVENTS),
+            "follow": _flag,
+            "pod": _text,
+            "hookServer": _text,
+            "kind": _kind,
+        },
     ),
     Route("POST", "/loglevel", "loglevel", {"level": _text, "for": _text}, ("level",)),
     Route("POST", "/hooks/{name}/disable", "disable", {"reason": _text, "for": _text}, ("reason",)),

@@ -72,9 +72,9 @@ class FrontBase(ABC):
         try:
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
-            return "" if error.errno in SCARCE else why(error)
+            return "" if error.errno in SCARCE else f"{self.backend_endpoint}: {why(error)}"
         if backend is None:
-            return "its backlog is full"
+            return f"{self.backend_endpoint}: its backlog is full"
         backend.close()
         return ""
 

@@ -10,7 +10,8 @@ import pytest
 
 from runtimeproxy.admin.channel import Refused
 from runtimeproxy.admin.health import CHECKS
-from runtimeproxy.admin.queries import LONGEST_PAGE, PAGE
+from runtimeproxy.admin.queries import PAGE
+from runtimeproxy.admin.routes import LONGEST_PAGE
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.loop_watchdog import Stall
@@ -246,13 +247,6 @@ def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
             shop.store.drop("c1")
         told.append(part)
     assert "c1" not in json.dumps(told)
-
-
-@pytest.mark.parametrize("limit", [0, LONGEST_PAGE + 1])
-def test_page_of_another_length_is_refused(limit: int) -> None:
-    with pytest.raises(Refused, match=f"^limit is from 1 to {LONGEST_PAGE}$") as refused:
-        Asked().ask("store", limit=limit)
-    assert refused.value.status == 400
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
