@@ -42,6 +42,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.plugins.mask import MaskFile
 from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
@@ -262,6 +263,7 @@ class Proxy:
             timeout_seconds=config.hook_timeout_seconds,
             metrics=self.metrics,
             client_factory=partial(HookClient, max_answer_bytes=config.hook_answer_bytes),
+            mask=_mask_file(config),
         )
         dispatcher = Dispatcher(self.manager, self.metrics, loop.time, config.hook_budget_seconds)
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
@@ -329,6 +331,13 @@ def _originals_file(config: Config) -> File | None:
     """Return the file for the kubelet's original values; None if the configuration turns it off."""
     path = path_of(config.originals_dir, config.listen_endpoint)
     return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
+
+
+def _mask_file(config: Config) -> MaskFile | None:
+    """Return the file for the disabled hook servers; None if the configuration turns it off. Each socket has a file of
+    its own."""
+    name = config.listen_endpoint.strip("/").replace("/", "-")
+    return MaskFile(os.path.join(config.state_dir, f"{name}.disabled.json")) if config.state_dir else None
 
 
 def _settle_memory() -> None:

@@ -61,6 +61,8 @@ class Reason(Enum):
     """The hook server answered PERMISSION_DENIED: the call is refused under both policies."""
     UNIMPLEMENTED = "unimplemented"
     """The hook server does not serve a hook point that its registration lists."""
+    DISABLED = "disabled"
+    """An operator disabled the hook server while it was asked: the call goes on without it under both policies."""
     BREAKER_OPEN = "breaker_open"
     """The hook server failed too often and is not asked for a while."""
     UNTRUSTED_SOCKET = "untrusted_socket"

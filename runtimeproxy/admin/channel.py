@@ -31,6 +31,7 @@ QUESTIONS = 64
 """Most questions that are answered at once; the server has a request each, and one for all followers."""
 ANSWER_SECONDS = 2.0
 BAD_REQUEST = 400
+NOT_FOUND = 404
 INTERNAL_ERROR = 500
 UNAVAILABLE = 503
 

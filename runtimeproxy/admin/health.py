@@ -43,7 +43,6 @@ class PluginFacts:
     unreachable_seconds: float | None = None
     why: str = ""
     retry_seconds: float | None = None
-    disabled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,8 @@ class Facts:
     plugins: tuple[PluginFacts, ...] = ()
     masked: tuple[str, ...] = ()
     """The names that are disabled, registered or not."""
+    mask_fault: str = ""
+    """Why the file with them could not be used the last time."""
     invalid_files: tuple[str, ...] = ()
     filling: bool = False
     """Whether the runtime's state is still being read into the Store."""
@@ -116,13 +117,14 @@ def _breakers(facts: Facts) -> Verdict:
     out = [
         f"{plugin.name} (tried again in {plugin.retry_seconds:.0f} s)"
         for plugin in facts.plugins
-        if plugin.retry_seconds is not None and not plugin.disabled
+        if plugin.retry_seconds is not None
     ]
     return _degraded(f"not asked, as they keep failing: {_shown(out)}" if out else "")
 
 
 def _disabled(facts: Facts) -> Verdict:
-    return _degraded(f"disabled by hand: {_shown(facts.masked)}" if facts.masked else "")
+    disabled = f"disabled by hand: {_shown(facts.masked)}" if facts.masked else ""
+    return _degraded("; ".join(reason for reason in (disabled, facts.mask_fault) if reason))
 
 
 def _invalid_files(facts: Facts) -> Verdict:
@@ -164,7 +166,7 @@ def _degraded(reason: str) -> Verdict:
 
 
 def _away(plugin: PluginFacts) -> bool:
-    return plugin.unreachable_seconds is not None and not plugin.disabled
+    return plugin.unreachable_seconds is not None
 
 
 def _shown(names: Sequence[str]) -> str:

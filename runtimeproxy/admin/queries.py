@@ -9,14 +9,14 @@ the proxy's own.
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from runtimeproxy.admin import health, records
-from runtimeproxy.admin.channel import BAD_REQUEST, Part, Query, Refused
+from runtimeproxy.admin.channel import BAD_REQUEST, NOT_FOUND, Part, Query, Refused
 from runtimeproxy.admin.log_level import LogLevel
 from runtimeproxy.admin.snapshot import series
 from runtimeproxy.core.store import Store
@@ -27,9 +27,9 @@ from runtimeproxy.observe.events import Events
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.breaker import BreakerState
-from runtimeproxy.plugins.manager import Manager, Plugin
+from runtimeproxy.plugins.manager import LastError, Manager, Plugin
 from runtimeproxy.plugins.reach import Reach
-from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
 from runtimeproxy.version import VERSION
@@ -85,7 +85,10 @@ def table(sources: Sources) -> Mapping[str, Query]:
         "version": lambda _: iter([version]),
         "configz": lambda _: iter([{"options": [_setting(setting) for setting in sources.settings]}]),
         "hooks": partial(_hooks, sources),
+        "disable": partial(_disable, sources),
+        "enable": partial(_enable, sources),
         "store": partial(_store, sources.store),
+        "events": partial(_events, sources.metrics.events),
         "loglevel": partial(_log_level, sources.log_level),
     }
 
@@ -132,6 +135,8 @@ def facts(sources: Sources) -> health.Facts:
         runtime_fault=sources.runtime_fault() or sources.sync.runtime_fault,
         draining=sources.draining(),
         plugins=tuple(_plugin_facts(plugin, sources.reach, now) for plugin in manager.plugins),
+        masked=tuple(manager.disabled),
+        mask_fault=manager.mask_fault,
         invalid_files=tuple(manager.rejected),
         filling=sources.sync.filling,
         stall=None if stall is None else (stall.seconds, now - stall.ended),
@@ -153,10 +158,17 @@ def _plugin_facts(plugin: Plugin, reach: Reach, now: float) -> health.PluginFact
 
 
 def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
-    rejected = sources.manager.rejected
-    counts = _by_hook_server(sources.metrics)
-    yield {"hooks": [], "invalid": [{"file": name, "reason": rejected[name]} for name in rejected], "masked": []}
-    yield from _pieces("hooks", (_hook(sources, plugin, counts) for plugin in sources.manager.plugins))
+    manager, sums = sources.manager, _by_hook_server(sources.metrics)
+    rejected = manager.rejected
+    shown: dict[str, Plugin | Registration] = {plugin.name: plugin for plugin in manager.plugins}
+    shown.update(manager.masked)
+    yield {
+        "hooks": [],
+        "invalid": [{"file": name, "reason": rejected[name]} for name in rejected],
+        "masked": [name for name in manager.disabled if name not in shown],
+    }
+    names = sorted(shown, key="{}.json".format)  # as their files are in order
+    yield from _pieces("hooks", (_hook(sources, name, shown[name], sums) for name in names))
 
 
 def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
@@ -168,24 +180,61 @@ def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
     return sums
 
 
-def _hook(sources: Sources, plugin: Plugin, sums: Mapping[tuple[str, str], int]) -> Part:
-    """Return what is shown of a plugin. One whose figures are counted with those of others has none."""
-    own = sources.metrics.is_shown(plugin.name)
-    times = sources.metrics.histograms.get(("hook_call_duration_seconds", (plugin.name,)))
+def _hook(
+    sources: Sources, name: str, known: Plugin | Registration | None, sums: Mapping[tuple[str, str], int]
+) -> Part:
+    """Return what is shown of a hook server: a plugin, the registration of a disabled one, or None for a name that is
+    not registered. One whose figures are counted with those of others has none."""
+    own = sources.metrics.is_shown(name)
+    times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
+    disabled = sources.manager.disabled.get(name)
+    state = "disabled" if disabled else None
+    if isinstance(known, Plugin):
+        state = "unreachable" if name in sources.reach.absences else known.breaker.state.value
     return {
-        "name": plugin.name,
-        "endpoint": plugin.endpoint,
-        "policy": plugin.policy.value,
-        "points": [point.name for point in HOOK_POINTS if point.name in plugin.points],
-        "timeoutSeconds": plugin.timeout_seconds,
-        "state": "unreachable" if plugin.name in sources.reach.absences else plugin.breaker.state.value,
-        "disabled": None,
-        "calls": sums.get(("hook_calls", plugin.name), 0) if own else None,
-        "failures": sums.get(("hook_failures", plugin.name), 0) if own else None,
+        "name": name,
+        "endpoint": known and known.endpoint,
+        "policy": known and known.policy.value,
+        "points": [point.name for point in HOOK_POINTS if known and point.name in known.points],
+        "timeoutSeconds": known and known.timeout_seconds,
+        "state": state,
+        "disabled": disabled and disabled.shown(),
+        "calls": sums.get(("hook_calls", name), 0) if own else None,
+        "failures": sums.get(("hook_failures", name), 0) if own else None,
         "p50Seconds": None if times is None else times.quantile(0.5),
         "p99Seconds": None if times is None else times.quantile(0.99),
-        "lastError": None,
+        "lastError": _last_error(known.last_error) if isinstance(known, Plugin) else None,
     }
+
+
+def _last_error(error: LastError) -> Part | None:
+    if not error.reason:
+        return None
+    return {"time": _time(datetime.fromtimestamp(error.time, UTC)), "hook": error.hook, "reason": error.reason}
+
+
+async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
+    """Disable a hook server, and yield what is shown of it then, with notes."""
+    seconds = _seconds(arguments["for"]) if "for" in arguments else None
+    try:
+        notes = await sources.manager.disable(arguments["name"], arguments["reason"], arguments["by"], seconds)
+    except ConfigError as error:
+        raise Refused(BAD_REQUEST, str(error)) from None
+    yield _switched(sources, arguments["name"], notes)
+
+
+async def _enable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
+    """Enable a hook server, and yield what is shown of it then, with notes."""
+    manager, name = sources.manager, arguments["name"]
+    if name not in manager.disabled and name not in {plugin.name for plugin in manager.plugins}:
+        raise Refused(NOT_FOUND, "no hook server of this name is registered or disabled; GET /hooks lists them")
+    yield _switched(sources, name, await manager.enable(name))
+
+
+def _switched(sources: Sources, name: str, notes: tuple[str, ...]) -> Part:
+    plugins = {plugin.name: plugin for plugin in sources.manager.plugins}
+    known = plugins.get(name) or sources.manager.masked.get(name)
+    return {**_hook(sources, name, known, _by_hook_server(sources.metrics)), "notes": list(notes)}
 
 
 # -- store -----------------------------------------------------------------------------------------------------------

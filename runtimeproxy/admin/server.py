@@ -18,6 +18,7 @@ from runtimeproxy.admin.connections import Connection
 from runtimeproxy.admin.event_stream import Event, Events, stream
 from runtimeproxy.admin.exposition import CONTENT_TYPE, Exposition
 from runtimeproxy.admin.routes import ROUTES, Route, health, json_text, members
+from runtimeproxy.relay.listener import peer_credentials
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +99,14 @@ class Server:
 
     async def _ask(self, request: web.Request, route: Route) -> web.StreamResponse:
         given: Iterable[tuple[str, Any]] = request.query.items()
+        who = {}
         if route.method == "POST":
+            who["by"] = _peer(request)
             if request.query:
                 raise Refused(400, f"{route.path} takes a JSON object as its body, and no query")
             async with asyncio.timeout(BODY_SECONDS):
                 given = members(await request.read())
-        answer = await self._channel.ask(route.asks, route.question(given) | request.match_info)
+        answer = await self._channel.ask(route.asks, route.question(given) | request.match_info | who)
         return web.Response(body=json_text(answer), content_type="application/json")
 
 
@@ -141,6 +144,13 @@ def _answered(there_are: str) -> Middleware:
             return _error(INTERNAL_ERROR, "an error in the admin server; see the proxy's log")
 
     return answered
+
+
+def _peer(request: web.Request) -> str:
+    """Return who has connected, as the kernel says it."""
+    assert request.transport is not None
+    pid, user, _ = peer_credentials(request.transport.get_extra_info("socket"))
+    return f"uid {user}, pid {pid}"
 
 
 def _check_head(request: web.Request) -> None:

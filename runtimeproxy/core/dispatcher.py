@@ -174,7 +174,7 @@ class Dispatcher:
         self._count_and_log(call, plugin, error)
         if error.reason is Reason.REFUSED:
             self._metrics.count("hook_refusals", plugin.name, error.hook)
-        elif plugin.policy is FailurePolicy.FAIL:
+        elif plugin.policy is FailurePolicy.FAIL and error.reason is not Reason.DISABLED:
             self._metrics.count("hook_fail_closed", plugin.name, error.hook, error.reason.value)
         else:
             self._fail_open(call, error, fields)

@@ -150,7 +150,8 @@ ROWS: tuple[Metric, ...] = (
     ),
     _gauge("hook_breaker_open", "1 while the hook server is not asked since it failed too often.", HOOK_SERVER),
     _counter("hook_breaker_openings", "Times that a breaker opened.", HOOK_SERVER),
-    _gauge("plugins", "Registered plugins by the state of their breaker.", "state"),
+    _gauge("hook_disabled", "1 while an operator has disabled the hook server.", HOOK_SERVER),
+    _gauge("plugins", "Registered plugins by the state of their breaker, or disabled.", "state"),
     # Registration files.
     _counter("config_reloads", "Changes of registration files by result: ok, removed, rejected.", "result"),
     _gauge("config_last_reload_timestamp_seconds", "Time of the last change that was not rejected, since 1970."),

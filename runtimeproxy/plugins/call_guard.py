@@ -44,6 +44,8 @@ class CallGuard:
     async def ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
         """Ask a plugin, unless it must not be asked now, and record the result. ``end`` is when its share of the budget
         ends, on the clock given to the constructor. Raises HookError."""
+        if plugin.client.abandoned:
+            raise HookError(plugin.name, point.name, Reason.DISABLED, "it was disabled meanwhile")
         now = self._clock()
         seconds = min(plugin.timeout_seconds, end - now)
         if seconds <= 0:

@@ -3,7 +3,8 @@
 Owns the plugins, their clients, and the task that follows the registration directory.
 Must not know: what a hook server is asked and what its answer means, deadlines, failure handling.
 Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
-a whole. Nothing in the directory can end the task that follows it.
+a whole. Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever
+becomes of its file.
 """
 
 import asyncio
@@ -12,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from weakref import WeakSet
 
 from runtimeproxy.errors import Reason
 from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
@@ -24,6 +26,8 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, watch
 from runtimeproxy.plugins.breaker import Breaker, BreakerState
 from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.disabling import Disabling
+from runtimeproxy.plugins.mask import Disabled, MaskFile
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
 
@@ -77,7 +81,7 @@ _TOLD = {
 
 class Manager:
     """Follows a registration directory, which need not exist. ``client_factory`` makes the client for (plugin name,
-    socket path)."""
+    socket path). ``mask`` is where disabled hook servers outlive the proxy, None for nowhere."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Manager:
         timeout_seconds: float,
         metrics: Metrics,
         client_factory: Callable[[str, str], HookClient],
+        mask: MaskFile | None = None,
         poll_seconds: float = watch.POLL_SECONDS,
     ) -> None:
         self._folder = folder
@@ -94,6 +99,9 @@ class Manager:
         self._client_factory = client_factory
         self._watcher = watch.Watcher(folder, poll_seconds)
         self._registry = Registry()
+        self._disabling = Disabling(mask, self._mask_changed, metrics.events.wall_clock)
+        self._clients: WeakSet[HookClient] = WeakSet()
+        """The clients that are in use: a call may still wait for one that no plugin has any more."""
         self._plugins: dict[str, Plugin] = {}
         self._by_point: dict[str, tuple[Plugin, ...]] = {}
         self._fail_points: frozenset[str] = frozenset()
@@ -108,8 +116,9 @@ class Manager:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read the directory, then follow it, so that plugins registered before the start serve the first call. Waits
-        at most PATIENCE_SECONDS for a directory that does not respond."""
+        """Read the mask and the directory, then follow it, so that plugins registered before the start serve the first
+        call. Waits at most PATIENCE_SECONDS for a directory that does not respond."""
+        await self._disabling.load()
         looked = asyncio.Event()
         self._task = asyncio.create_task(self._follow(looked), name="plugins manager")
         with suppress(TimeoutError):
@@ -122,6 +131,7 @@ class Manager:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._watcher.close()
+        self._disabling.stop()
         for plugin in self._plugins.values():
             self._retire(plugin.client)
         if self._closing:
@@ -149,11 +159,61 @@ class Manager:
         """Return whether a plugin with policy Fail is registered for a point."""
         return point.name in self._fail_points
 
+    @property
+    def disabled(self) -> Mapping[str, Disabled]:
+        """Return the disabled hook servers by name, registered or not."""
+        return self._disabling.names
+
+    @property
+    def masked(self) -> Mapping[str, Registration]:
+        """Return the registrations of the disabled hook servers by name, with the timeout that would be in force."""
+        found = {_plugin_name(entry.name): entry for entry in self._registry.registrations}
+        return {
+            name: replace(entry, timeout_seconds=entry.timeout_seconds or self._timeout_seconds)
+            for name, entry in found.items()
+            if name in self.disabled
+        }
+
+    @property
+    def mask_fault(self) -> str:
+        """Return why the mask could not be used the last time, in one line; "" if it could."""
+        return self._disabling.fault
+
+    async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
+        """Stop asking a hook server, for good or for so many seconds, registered or not; return what the operator
+        should know beside that, in lines.
+
+        It is in force at once: calls that wait for its answer go on without it, under both policies. ``reason`` and
+        ``by``, the user, are logged. Raises ConfigError for a text or a time that cannot be.
+        """
+        notes = await self._disabling.disable(name, reason, by, seconds)
+        unknown = f"it is not registered now: it will not be asked once {name}.json is in {self._folder}"
+        return notes if name in self.masked else (unknown, *notes)
+
+    async def enable(self, name: str) -> tuple[str, ...]:
+        """Ask a disabled hook server again from now on; return what the operator should know beside that, in lines."""
+        return await self._disabling.enable(name)
+
+    def _mask_changed(self, name: str) -> None:
+        self._rebuild()
+        if name in self.disabled:
+            self._metrics.events.add(EventKind.PLUGIN_DISABLED, hook_server=name, text=self.disabled[name].reason)
+            for client in [client for client in self._clients if client.plugin == name]:
+                client.abandon()
+        else:
+            self._metrics.events.add(EventKind.PLUGIN_ENABLED, hook_server=name)
+            self._metrics.forget(name)
+        self.measure()
+
     def measure(self) -> None:
-        """Set the gauges of the plugins and their breakers."""
+        """Set the gauges of the plugins and their breakers, and of the disabled ones."""
         states = Counter(plugin.breaker.state for plugin in self._plugins.values())
         for plugin in self._plugins.values():
             self._metrics.gauge("hook_breaker_open", float(plugin.breaker.state is BreakerState.OPEN), plugin.name)
+            self._metrics.gauge("hook_disabled", 0, plugin.name)
+        for name in self.disabled:
+            self._metrics.gauge("hook_disabled", 1, name)
+        self._metrics.gauge("plugins", len(self.masked), "disabled")
         for state in BreakerState:
             self._metrics.gauge("plugins", states[state], state.value)
 
@@ -196,8 +256,7 @@ class Manager:
         self._complain("")
         for change in self._registry.replace(contents):
             self._tell(change)
-        if self._built != self._registry.registrations:
-            self._rebuild()
+        self._rebuild()
         self._metrics.gauge("config_invalid_files", len(self._registry.rejected))
         self.read = True
 
@@ -228,14 +287,19 @@ class Manager:
                 log.warning("registration %s removed: %s", change.name, why, extra=UNLIMITED)
         else:
             at = f"endpoint {registration.endpoint}, policy {registration.policy.value}"
-            summary = f"{at}, points {_names(registration.points)}"
+            masked = "; it is disabled" if name in self.disabled else ""
+            summary = f"{at}, points {_names(registration.points)}{masked}"
             log.info("registration %s %s: %s", change.name, change.kind.value, summary, extra=UNLIMITED)
             self._metrics.events.add(kind, hook_server=name, text=summary)
             for warning in registration.warnings if change.kind is not ChangeKind.RESTORED else ():
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
-        before, wanted = self._plugins, self._registry.registrations
+        """Make the tables anew if a registration that counts has changed."""
+        before = self._plugins
+        wanted = tuple(entry for entry in self._registry.registrations if _plugin_name(entry.name) not in self.disabled)
+        if wanted == self._built:
+            return
         unchanged = set(self._built)
         self._plugins = {
             entry.name: before[entry.name] if entry in unchanged else self._plugin(entry, before.get(entry.name))
@@ -253,13 +317,15 @@ class Manager:
     def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
         name = _plugin_name(registration.name)
         same = before is not None and before.endpoint == registration.endpoint
+        client = before.client if before and same else self._client_factory(name, registration.endpoint)
+        self._clients.add(client)
         return Plugin(
             name=name,
             endpoint=registration.endpoint,
             policy=registration.policy,
             points=registration.points,
             timeout_seconds=registration.timeout_seconds or self._timeout_seconds,
-            client=before.client if before and same else self._client_factory(name, registration.endpoint),
+            client=client,
         )
 
     def _give_up(self, before: Iterable[Plugin], kept: Set[HookClient]) -> None:

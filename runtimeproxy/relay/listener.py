@@ -33,7 +33,7 @@ _NAME_THEM = f"give each socket unit one ListenStream=, and FileDescriptorName= 
 
 _FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """Error numbers for opening a directory, a link or a socket as a lock file."""
 _PEER_CREDENTIALS = struct.Struct("3i")
@@ -203,15 +203,9 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
     """Open the socket's directory and check that no other user can write there. It is created if missing, for this user
     alone or for the group; so are its parents, writable for this user only.
     """
-    for parent in reversed(Path(folder).parents):
-        parent.mkdir(mode=0o755, exist_ok=True)
+    made = make_folder(folder)
     try:
-        os.mkdir(folder, mode=0o700)
-        made = True
-    except FileExistsError:
-        made = False
-    try:
-        opened = os.open(folder, _FOLDER_FLAGS)
+        opened = os.open(folder, FOLDER_FLAGS)
     except NotADirectoryError:
         raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
     try:
@@ -233,8 +227,20 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
     return opened
 
 
+def make_folder(folder: str) -> bool:
+    """Create a missing directory for this user alone, and missing parents that only this user can write; return whether
+    it was missing. Raises OSError."""
+    for parent in reversed(Path(folder).parents):
+        parent.mkdir(mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(folder, mode=0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
 def folder_fault(found: os.stat_result, group_id: int | None) -> str:
-    """Return which other user or group can write in a directory; "" if none."""
+    """Return which other user or group can write to a directory or file; "" if none."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}"
     if found.st_mode & stat.S_IWOTH:

@@ -83,6 +83,7 @@ class UnaryClient:
         self._connections = 0
         self._lacking = ""
         """The system's message of the last failed try to connect, if the proxy itself lacked something."""
+        self._abandoned = False
 
     def peer(self) -> Peer:
         """Return the present peer at the path. A socket that was not connected to before is dialled without waiting."""
@@ -141,8 +142,10 @@ class UnaryClient:
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
         """Return a connection that takes a call now, a new one if necessary; None if that needs a wait. Raises
-        CallFailed if nobody listens.
+        CallFailed if nobody listens, or the client was abandoned.
         """
+        if self._abandoned:
+            raise _closed()
         self._lacking = ""
         try:
             identity = self._identity()
@@ -189,8 +192,17 @@ class UnaryClient:
 
     async def close(self) -> None:
         """Close the connections at once; calls in flight fail. A later call dials anew."""
+        self._end_links()
+
+    def abandon(self) -> None:
+        """Close the connections at once; calls in flight fail, and so does every call that waits for a connection, at
+        its next try, or that comes later."""
+        self._abandoned = True
+        self._end_links()
+
+    def _end_links(self) -> None:
         for link in list(self.links):
-            link.end(CallFailed(grpc.UNAVAILABLE, "the connection was closed", Kind.UNREACHABLE))
+            link.end(_closed())
         self._link = None
 
 
@@ -363,6 +375,10 @@ class _Link:
 def _end_late(future: "asyncio.Future[Any]") -> None:
     if not future.done():
         future.set_exception(_late())
+
+
+def _closed() -> CallFailed:
+    return CallFailed(grpc.UNAVAILABLE, "the connection was closed", Kind.UNREACHABLE)
 
 
 def _late() -> CallFailed:

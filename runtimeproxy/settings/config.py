@@ -59,8 +59,8 @@ class Config:
     """The effective configuration: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
 
     In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None means the directory of the
-    listening socket, "" no file; an admin or metrics endpoint "" means no such socket. ``warnings`` are lines for the
-    log, one per finding. ``settings`` has every key with its origin.
+    listening socket, "" no file; ``state_dir`` "" no file; an admin or metrics endpoint "" means no such socket.
+    ``warnings`` are lines for the log, one per finding. ``settings`` has every key with its origin.
     """
 
     mode: Mode
@@ -77,6 +77,7 @@ class Config:
     socket_group: str | None
     drain_timeout_seconds: float
     originals_dir: str | None
+    state_dir: str
     admin_endpoint: str
     metrics_endpoint: str
     metrics_group: str | None

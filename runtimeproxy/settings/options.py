@@ -282,6 +282,14 @@ OPTIONS: tuple[Option, ...] = (
         "the directory of --koord-runtimeproxy-endpoint",
     ),
     Option(
+        "state-dir",
+        "state_dir",
+        "DIR",
+        _directory_or_none,
+        "/var/lib/runtimeproxy",
+        "The directory of the file that keeps which hook servers are disabled, made at its first use; none: no file.",
+    ),
+    Option(
         "admin-endpoint",
         "admin_endpoint",
         "SOCKET",

@@ -10,7 +10,9 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.mask import Disabled
 from runtimeproxy.plugins.reach import Absence
+from runtimeproxy.plugins.registration import Registration
 from runtimeproxy.settings import config
 from tests.fakes.plugins import FakePlugins
 
@@ -27,6 +29,25 @@ class FakeManager(FakePlugins):
     def __init__(self) -> None:
         super().__init__()
         self.rejected: dict[str, str] = {}
+        self.disabled: dict[str, Disabled] = {}
+        self.masked: dict[str, Registration] = {}
+        self.mask_fault = ""
+        self.notes: tuple[str, ...] = ()
+
+    async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
+        """Do what a Manager does, with an entry for a plugin."""
+        self.disabled[name] = Disabled(reason, by, 0.0, seconds)
+        for plugin in [plugin for plugin in self.plugins if plugin.name == name]:
+            self.plugins.remove(plugin)
+            self.masked[name] = Registration(
+                f"{name}.json", plugin.endpoint, plugin.policy, plugin.points, plugin.timeout_seconds
+            )
+        return self.notes
+
+    async def enable(self, name: str) -> tuple[str, ...]:
+        self.disabled.pop(name, None)
+        self.masked.pop(name, None)
+        return self.notes
 
 
 class FakeReach:

@@ -9,7 +9,6 @@ SHORTLY = PluginFacts("a", True, PATIENCE_SECONDS - 1, "/run/a.sock: No such fil
 LONG = PluginFacts("a", True, PATIENCE_SECONDS, "/run/a.sock: Connection refused")
 IGNORED = PluginFacts("b", False, 3600.0, "user 7 listens on /run/b.sock")
 OPEN = PluginFacts("c", True, retry_seconds=12.4)
-OFF = PluginFacts("d", True, 3600.0, "gone", 9.0, disabled=True)
 
 FAILED: list[tuple[Facts, str, str]] = [
     (Facts(listening_fault="the socket was removed"), "listening", "the socket was removed"),
@@ -32,7 +31,9 @@ DEGRADED: list[tuple[Facts, str, str]] = [
     (Facts(plugins=(SHORTLY, WELL)), "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
     (Facts(plugins=(WELL, IGNORED)), "plugins", "unreachable: b (user 7 listens on /run/b.sock)"),
     (Facts(plugins=(OPEN, WELL)), "breakers", "not asked, as they keep failing: c (tried again in 12 s)"),
-    (Facts(plugins=(WELL, OFF), masked=("d", "e")), "disabled_plugins", "disabled by hand: d, e"),
+    (Facts(plugins=(WELL,), masked=("d", "e")), "disabled_plugins", "disabled by hand: d, e"),
+    (Facts(mask_fault="/s is not JSON"), "disabled_plugins", "/s is not JSON"),
+    (Facts(masked=("d",), mask_fault="/s is bad"), "disabled_plugins", "disabled by hand: d; /s is bad"),
     (Facts(invalid_files=tuple("abcdefg")), "invalid_files", "rejected: a, b, c, d, e and 2 more"),
     (Facts(filling=True), "store", "the runtime's pods and containers are still being read"),
     (Facts(stall=(0.7213, STALL_TOLD_SECONDS)), "event_loop", "it hung for 0.72 s, 60 s ago"),

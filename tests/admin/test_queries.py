@@ -187,6 +187,72 @@ def test_rejected_files_are_told_with_their_reason() -> None:
     assert asked.ask("hooks")["invalid"] == [{"file": "x.json", "reason": "x.json: not JSON (yet?)"}]
 
 
+# -- disabled hook servers -------------------------------------------------------------------------------------------
+
+SHOWN = {"reason": "hangs", "by": "uid 0", "since": "1970-01-01T00:00:00.000Z", "until": None}
+
+
+async def switched(asked: Asked, question: str, **arguments: Any) -> dict[str, Any]:
+    (part,) = [part async for part in asked.table[question](arguments)]  # type: ignore[union-attr]
+    json.dumps(part)
+    return part
+
+
+async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
+    asked = Asked()
+    for name in "abc":
+        asked.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
+    asked.manager.notes = ("a note",)
+    asked.reach.absences = {"b": Absence(60.0, "gone")}
+    told = await switched(asked, "disable", name="b", reason="hangs", by="uid 0")
+    assert told.pop("notes") == ["a note"]
+    hooks = asked.ask("hooks")
+    assert [(hook["name"], hook["state"]) for hook in hooks["hooks"]] == [
+        ("a", "closed"),
+        ("b", "disabled"),
+        ("c", "closed"),
+    ]
+    assert hooks["hooks"][1] == told
+    assert (told["disabled"], told["policy"], told["timeoutSeconds"]) == (SHOWN, "Fail", 0.5)
+    assert hooks["masked"] == []
+    assert asked.checks() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
+    assert (await switched(asked, "enable", name="b"))["disabled"] is None
+    assert asked.checks() == {}
+
+
+async def test_name_that_is_not_registered_may_be_disabled() -> None:
+    asked = Asked()
+    told = await switched(asked, "disable", name="x", reason="hangs", by="uid 0", **{"for": "1h"})
+    assert (told["state"], told["endpoint"], told["points"]) == ("disabled", None, [])
+    assert told["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
+    hooks = asked.ask("hooks")
+    assert (hooks["hooks"], hooks["masked"]) == ([], ["x"])
+
+
+@pytest.mark.parametrize(
+    ("question", "arguments", "status", "text"),
+    [
+        ("disable", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
+        ("disable", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
+        ("enable", {}, 404, "no hook server of this name is registered or disabled; GET /hooks lists them"),
+    ],
+)
+async def test_switch_that_cannot_be_is_refused(
+    question: str, arguments: dict[str, str], status: int, text: str
+) -> None:
+    asked = Asked()
+    with pytest.raises(Refused) as raised:
+        await switched(asked, question, name="x", by="uid 0", **arguments)
+    assert (raised.value.status, raised.value.text) == (status, text)
+    assert not asked.manager.disabled
+
+
+def test_mask_that_cannot_be_used_is_told() -> None:
+    asked = Asked()
+    asked.manager.mask_fault = "/state/a.json is not JSON"
+    assert asked.checks() == {"disabled_plugins": ("degraded", "/state/a.json is not JSON")}
+
+
 # -- store -----------------------------------------------------------------------------------------------------------
 
 

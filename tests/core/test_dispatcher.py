@@ -147,6 +147,18 @@ async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Re
     )
 
 
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_call_goes_on_without_who_was_disabled_meanwhile(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
+    desk.plugins.add("a", Reason.DISABLED, policy=policy)
+    desk.plugins.add("b", SHARES)
+    assert (await desk.before()).owners == {"resources.cpu_shares": "b"}
+    assert desk.counted("a", Reason.DISABLED) == (1, 1)
+    assert desk.metrics.total("hook_fail_closed") == 0
+    assert caplog.messages == [
+        f"hook server 'a' at PreCreateContainer: disabled: as told (policy {policy.value}), for {REQUEST.name}"
+    ]
+
+
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
 async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, reason: Reason, caplog: Log) -> None:
     def refuse(request: HookRequest) -> HookAnswer:

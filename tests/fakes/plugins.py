@@ -44,6 +44,11 @@ class FakeClient:
     delay_seconds: float = 0.0
     cancelled: int = 0
     there: Peer = ONE_PEER
+    abandoned: bool = False
+    absent: str = ""
+
+    def absence(self) -> str:
+        return self.absent
 
     def peer(self) -> Peer:
         return self.there

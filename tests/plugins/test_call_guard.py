@@ -248,3 +248,15 @@ def test_unserved_point_is_asked_where_no_connection_stays(desk: Desk, log: pyte
     for _ in range(3):
         assert desk.ask(Reason.UNIMPLEMENTED) is None
     assert len(log.records) == 1
+
+
+def test_disabled_plugin_is_not_asked_by_a_call_that_had_got_it_before(desk: Desk) -> None:
+    desk.client.abandoned = True
+    assert desk.ask(seconds=0) is Reason.DISABLED
+    assert desk.metrics.total("hook_calls") == 0
+
+
+def test_disabling_says_nothing_of_the_server(desk: Desk) -> None:
+    for _ in range(2 * FAILURES_IN_A_ROW):
+        assert desk.ask(Reason.DISABLED) is None
+    assert desk.plugin.breaker.state is BreakerState.CLOSED

@@ -1,8 +1,9 @@
 """The client of a hook server: what it sends, what it accepts, and the reason of every failure."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -189,3 +190,58 @@ async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, 
     assert len(server.faults.connections) == 2
     connections = server.faults.connections
     await until(lambda: all(connection.client_half_closed for connection in connections))
+
+
+async def test_abandoned_client_ends_its_calls_and_makes_no_more(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.hang()
+    calls = [asyncio.create_task(failing(client)) for _ in range(3)]
+    await until(lambda: len(server.calls) == 3)
+    client.abandon()
+    errors = [*[await call for call in calls], await failing(client)]
+    assert {(error.reason, error.detail) for error in errors} == {(Reason.DISABLED, "it was disabled meanwhile")}
+    assert len(server.calls) == 3
+
+
+@asynccontextmanager
+async def full_backlog(path: str) -> AsyncIterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(path)
+        listener.listen(0)
+        waiting.connect(path)
+        yield
+
+
+@asynccontextmanager
+async def no_room(path: str) -> AsyncIterator[None]:
+    """Take one call at a time, and answer none."""
+    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}):
+        yield
+
+
+@asynccontextmanager
+async def sends_all_back(path: str) -> AsyncIterator[None]:
+    async with serve(path) as peer:
+
+        async def send_back() -> None:
+            connection = await peer.connection()
+            with suppress(EOFError):
+                while True:
+                    connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
+
+        sending = asyncio.create_task(send_back())
+        yield
+        sending.cancel()
+        with suppress(asyncio.CancelledError):
+            await sending
+
+
+@pytest.mark.parametrize("waiting", [full_backlog, no_room, sends_all_back])
+async def test_calls_that_wait_for_a_connection_or_their_turn_are_ended_too(
+    client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[None]]
+) -> None:
+    async with waiting(path):
+        calls = [asyncio.create_task(failing(client)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        client.abandon()
+        async with asyncio.timeout(LONG_SECONDS / 2):
+            assert {(await call).reason for call in calls} == {Reason.DISABLED}

@@ -19,6 +19,7 @@ from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, manager
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.mask import MaskFile
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher
 from tests.fakes import registration
@@ -36,6 +37,10 @@ class FakeClient:
         self.closed = 0
         self.busy = asyncio.Event()
         self.busy.set()
+        self.abandoned = False
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
     async def close(self) -> None:
         await self.busy.wait()
@@ -54,7 +59,12 @@ class Rig:
     def poll(self, poll: float) -> None:
         """Create the manager anew, with another poll interval."""
         self.manager = manager.Manager(
-            str(self.folder), timeout_seconds=2.0, metrics=self.metrics, client_factory=self._make, poll_seconds=poll
+            str(self.folder),
+            timeout_seconds=2.0,
+            metrics=self.metrics,
+            client_factory=self._make,
+            mask=MaskFile(str(self.folder.parent / "state" / "mask.json")),
+            poll_seconds=poll,
         )
 
     async def start(self, *names: str, **more: Any) -> None:
@@ -80,6 +90,14 @@ class Rig:
     async def until_asked(self, *names: str, point: HookPoint = CREATE) -> None:
         await until(lambda: self.names(point) == list(names))
 
+    async def disable(self, *names: str) -> None:
+        for name in names:
+            assert await self.manager.disable(name, "hangs", "root") == ()
+
+    def gauges(self, name: str) -> dict[str, float]:
+        """Return a gauge of one label, by its value."""
+        return {labels[0]: value for (gauge, labels), value in self.metrics.gauges.items() if gauge == name}
+
     async def until_at(self, *endpoints: str) -> None:
         await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
 
@@ -91,6 +109,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(manager, "FAULT_SECONDS", 0.01)
+    tmp_path.chmod(0o700)
     folder = tmp_path / "hooks.d"
     folder.mkdir()
     made = Rig(folder)
@@ -162,7 +181,7 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
     assert shown == ({("a",): 1.0} if change == "stays" else {})
     rig.manager.measure()
     states = {labels[0]: value for (name, labels), value in rig.metrics.gauges.items() if name == "plugins"}
-    assert states == {"closed": change == "changes", "open": change == "stays", "half_open": 0}
+    assert states == {"closed": change == "changes", "open": change == "stays", "half_open": 0, "disabled": 0}
     shown = {labels: value for (name, labels), value in rig.metrics.gauges.items() if name == "hook_breaker_open"}
     assert shown == ({} if change == "goes" else {("a",): float(change == "stays")})
 
@@ -357,3 +376,111 @@ async def test_directory_that_stops_answering_keeps_plugins_and_delays_no_stop(
     assert rig.names() == ["a"]
     async with asyncio.timeout(SECONDS):
         await rig.manager.stop()
+
+
+# ---- disabled hook servers
+
+
+async def test_disabled_plugin_is_in_no_table_until_it_is_enabled(rig: Rig) -> None:
+    told: list[list[str]] = []
+    rig.manager.on_change = lambda: told.append(rig.names())
+    rig.put("b.json", policy="Fail", points=(CREATE.name, START.name))
+    await rig.start("a", "c")
+    (a, _, c) = rig.manager.plugins_for(CREATE)
+    await rig.disable("b")
+    assert rig.manager.plugins_for(CREATE) == (a, c)
+    assert not rig.manager.registered([START])
+    assert not rig.manager.fail_policy_registered(CREATE)
+    assert {name: entry.name for name, entry in rig.manager.masked.items()} == {"b": "b.json"}
+    assert rig.manager.disabled["b"].reason == "hangs"
+    assert [client.abandoned for client in rig.clients] == [False, True, False]
+    assert await rig.manager.enable("b") == ()
+    assert rig.names() == ["a", "b", "c"]
+    assert rig.manager.registered([START])
+    assert rig.manager.fail_policy_registered(CREATE)
+    assert (rig.manager.masked, rig.manager.disabled) == ({}, {})
+    assert rig.clients[3:] == [rig.manager.plugins_for(START)[0].client], "it has a new client"
+    assert told == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
+
+
+async def test_file_of_a_disabled_plugin_may_go_come_and_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig.put("b.json", policy="Fail")
+    await rig.start("a")
+    await rig.disable("b")
+    for number in range(3):
+        rig.put("b.json", f"/run/{number}.sock", policy="Fail")
+        await until(lambda: [entry.endpoint for entry in rig.manager.masked.values()] == [f"/run/{number}.sock"])  # noqa: B023
+        assert rig.names() == ["a"]
+        rig.remove("b.json")
+        await until(lambda: not rig.manager.masked)
+        assert rig.names() == ["a"]
+    rig.put("b.json", "/run/new.sock")
+    await until(lambda: bool(rig.manager.masked))
+    await rig.manager.enable("b")
+    await rig.until_at("/run/a.sock", "/run/new.sock")
+    removed = [line for line in caplog.messages if line.startswith("registration b.json removed")]
+    assert removed == ["registration b.json removed"] * 3, "no call was refused without it"
+    added = (
+        "registration b.json added: endpoint /run/new.sock, policy Ignore, points PreCreateContainer; it is disabled"
+    )
+    assert added in caplog.messages
+
+
+async def test_name_may_be_disabled_before_it_registers(rig: Rig) -> None:
+    await rig.start("a")
+    note = f"it is not registered now: it will not be asked once b.json is in {rig.folder}"
+    assert await rig.manager.disable("b", "not yet", "root") == (note,)
+    rig.put("b.json")
+    await until(lambda: bool(rig.manager.masked))
+    assert rig.names() == ["a"]
+
+
+async def test_disabled_stays_disabled_in_the_next_process(rig: Rig) -> None:
+    await rig.start("a", "b")
+    await rig.disable("b")
+    for names in (["a"], ["a", "b"]):
+        await rig.manager.stop()
+        rig.poll(1000)
+        await rig.manager.start()
+        assert rig.names() == names
+        await rig.manager.enable("b")
+    assert rig.manager.mask_fault == ""
+
+
+async def test_mask_that_cannot_be_used_disables_nobody(rig: Rig) -> None:
+    (rig.folder.parent / "state").mkdir(mode=0o700)
+    (rig.folder.parent / "state" / "mask.json").write_text("{")
+    await rig.start("a")
+    assert rig.names() == ["a"]
+    assert rig.manager.mask_fault.startswith(f"{rig.folder.parent}/state/mask.json is not JSON: ")
+
+
+async def test_old_clients_of_a_disabled_plugin_are_abandoned_too(rig: Rig) -> None:
+    """A call may wait for an answer at the endpoint that the file named before."""
+    await rig.start("a")
+    rig.clients[0].busy.clear()
+    rig.put("a.json", "/run/new.sock")
+    await rig.until_at("/run/new.sock")
+    await rig.disable("a")
+    assert [client.abandoned for client in rig.clients] == [True, True]
+    rig.clients[0].busy.set()
+
+
+async def test_gauges_tell_who_is_disabled(rig: Rig) -> None:
+    await rig.start("a", "b")
+    rig.manager.measure()
+    assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
+    await rig.disable("a")
+    await rig.manager.disable("away", "gone", "root")
+    assert rig.gauges("hook_disabled") == {"a": 1, "b": 0, "away": 1}
+    assert rig.gauges("hook_breaker_open") == {"b": 0}
+    told = [(event["kind"], event["hookServer"], event.get("text")) for event in rig.metrics.events.read().events]
+    assert told[2:] == [("plugin_disabled", "a", "hangs"), ("plugin_disabled", "away", "gone")]
+    assert rig.gauges("plugins") == {"closed": 1, "open": 0, "half_open": 0, "disabled": 1}
+    for name in ("a", "away"):
+        await rig.manager.enable(name)
+    ended = [(event["kind"], event["hookServer"]) for event in rig.metrics.events.read().events[4:]]
+    assert ended == [("plugin_enabled", "a"), ("plugin_enabled", "away")]
+    assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
+    assert rig.gauges("plugins") == {"closed": 2, "open": 0, "half_open": 0, "disabled": 0}

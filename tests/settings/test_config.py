@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[object, str, object]] = {
     "socket-group": (None, "kube", "kube"),
     "drain-timeout": (10.0, "0", 0.0),
     "originals-dir": (None, "/o", "/o"),
+    "state-dir": ("/var/lib/runtimeproxy", "none", ""),
     "admin-endpoint": ("/var/run/koord-runtimeproxy/admin.sock", "/e", "/e"),
     "metrics-endpoint": ("", "/m/m", "/m/m"),
     "metrics-group": (None, "prometheus", "prometheus"),

@@ -48,6 +48,7 @@ class Folder:
             "hookserver-config-dir": str(self.registrations),
             "admin-endpoint": str(self.admin),
             "originals-dir": "none",  # else a test would run differently if its folder is on tmpfs
+            "state-dir": str(self.path / "state"),
             "hook-timeout": "10s",  # on a busy machine the default may be exceeded
             "log-level": "debug",
         }
