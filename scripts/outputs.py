@@ -1,14 +1,19 @@
 """Write the outputs of the commands into docs/commands.rst; run it by ``python -m scripts.outputs``.
 
-There a command stands behind "$ " in a literal block, and its output below it. A test compares them.
+There a command stands behind "$ " in a literal block, and its output below it. A test compares them. The commands that
+ask the proxy are answered by the tests' canned answers.
 """
 
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from textwrap import indent
+
+from tests.cli.admin_answers import CANNED
+from tests.fakes.canned_admin import serving
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.rst"
 _MARGIN = " " * 4
@@ -23,12 +28,15 @@ def main() -> None:
 
 def renewed(page: str) -> str:
     """Return a page with the outputs that its commands have now."""
-    return _COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(found[1])}", _MARGIN), page)
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
+        return _COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(found[1], folder)}", _MARGIN), page)
 
 
-def _output(command: str) -> str:
+def _output(command: str, folder: str) -> str:
     """Return what a command prints where 80 columns are wide enough and stdout is no terminal."""
     environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "80"}
+    if "config" not in command:  # it would show the variable
+        environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = f"{folder}/admin.sock"
     done = subprocess.run(
         ["bash", "-c", command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

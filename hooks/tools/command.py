@@ -1,4 +1,4 @@
-"""``runtimeproxy hook``: the commands for authors of hook servers; none of them needs a running proxy.
+"""The commands of ``runtimeproxy hook`` for authors of hook servers; none of them needs a running proxy.
 
 Owns the commands' arguments, flags and exit codes.
 Must not know: how a hook server is asked or judged; ``tools`` is imported only when a command runs.
@@ -47,17 +47,6 @@ def _point(value: str) -> HookPoint:
     near = get_close_matches(value.lower(), names, n=1)
     hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(BY_NAME)}"
     raise click.ClickException(f"POINT: {value!r} is not a hook point; {hint}")
-
-
-def hook_group() -> click.Group:
-    """Return the group of commands."""
-    return click.Group(
-        "hook",
-        commands=[_call, _verify, _bench, _new],
-        help="Try, check, measure and start hook servers. No running proxy is needed.",
-        short_help="Try, check, measure and start hook servers.",
-        no_args_is_help=False,
-    )
 
 
 def _request(path: str | None) -> "HookRequest":
@@ -216,3 +205,7 @@ def _new(name: str, directory: Path) -> None:
 
     folder = new(name, directory)
     click.echo(f"{folder}: README.rst says how to test, try and install it")
+
+
+COMMANDS = {command.name: command for command in (_call, _verify, _bench, _new)}
+"""The commands by name; ``runtimeproxy hook`` has them beside those that ask the proxy."""

@@ -3,44 +3,44 @@
 Owns the entry points, the exit codes and the one line that an error becomes.
 Must not know: what a command does; each command is a file of its own and imports what is heavy when it runs.
 Invariants: exit code 2 means that the command line, the environment or the file was wrong and nothing was opened;
-1 means that running failed, or that a check found something; no traceback reaches the user.
+1 means that running failed, or that a check found something; 3 that no proxy answers; no traceback reaches the user.
 """
 
+import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 
 import click
 
-from runtimeproxy.cli.run import FAILED, run_command, words
+from runtimeproxy.cli.admin_client import NO_PROXY, NoProxy
+from runtimeproxy.cli.lazy import LazyGroup, Loader
+from runtimeproxy.cli.run import FAILED, INTERRUPTED, run_command, words
 from runtimeproxy.version import VERSION
 
 PROGRAM = "runtimeproxy"
 WRONG_USE = 2
-INTERRUPTED = 130
 
 
-class Commands(click.Group):
-    """The commands by name, each loaded when it is asked for."""
+class Commands(LazyGroup):
+    """The commands by name."""
 
-    LOADERS: Mapping[str, Callable[[], click.Command]] = {
+    LOADERS: Mapping[str, Loader] = {
         "run": run_command,
         "config": lambda: import_module("runtimeproxy.cli.config").config_group(),
         "kubelet-args": lambda: import_module("runtimeproxy.cli.kubelet_args").kubelet_args_command(),
         "version": lambda: import_module("runtimeproxy.cli.version").version_command(),
         "completion": lambda: import_module("runtimeproxy.cli.completion").completion_command(),
         "doctor": lambda: import_module("runtimeproxy.cli.doctor").doctor_command(),
-        # The proxy imports no hook server: the tools of their authors are found by name.
-        "hook": lambda: import_module("runtimeproxy_hooks.tools.command").hook_group(),
+        "status": lambda: import_module("runtimeproxy.cli.status").status_command(),
+        "hook": lambda: import_module("runtimeproxy.cli.hook").hook_group(),
+        "events": lambda: import_module("runtimeproxy.cli.events").events_command(),
+        "store": lambda: import_module("runtimeproxy.cli.store").store_group(),
+        "explain": lambda: import_module("runtimeproxy.cli.explain").explain_command(),
+        "log-level": lambda: import_module("runtimeproxy.cli.log_level").log_level_command(),
     }
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.LOADERS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self.LOADERS[cmd_name]() if cmd_name in self.LOADERS else None
 
 
 def main() -> int:
@@ -63,6 +63,8 @@ def koord_runtime_proxy() -> int:
 def _guarded(command: click.Command, name: str) -> int:
     """Return the command's exit code; whatever it raises becomes one line on stderr."""
     _fill_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # in some locales names cannot be written as they are
     click.version_option(VERSION, message="%(prog)s %(version)s")(command)
     try:
         return int(command.main(prog_name=name, standalone_mode=False) or 0)
@@ -71,6 +73,8 @@ def _guarded(command: click.Command, name: str) -> int:
         return _fail(name, f"{error.format_message()} ({command_path} --help lists what there is)", WRONG_USE)
     except click.ClickException as error:
         return _fail(name, error.format_message(), WRONG_USE)
+    except NoProxy as error:
+        return _fail(name, str(error), NO_PROXY)
     except click.Abort:
         return _fail(name, "interrupted", INTERRUPTED)
     except Exception as error:

@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -48,11 +48,29 @@ def row_text(rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], o
     """
     if output != TABLE:
         return structured_text([{column: row[column] for column in columns} for row in rows], output)
-    head = [] if no_headers else [[column.upper() for column in columns]]
-    cells = head + [[NOT_SET if row[column] is None else str(row[column]) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
-    room = _room(sum(width + len(_GAP) for width in widths))
-    return "\n".join(line for row in cells for line in _lines(row, widths, room))
+    return "\n".join(Table(columns, no_headers).lines(rows))
+
+
+class Table:
+    """A table whose rows may come in pieces: a column stays as wide as it was."""
+
+    def __init__(self, columns: Sequence[str], no_headers: bool) -> None:
+        self._columns = columns
+        self._head = [] if no_headers else [[column.upper() for column in columns]]
+        self._widths = [0] * (len(columns) - 1)
+
+    def lines(self, rows: Iterable[Mapping[str, str | None]]) -> Iterator[str]:
+        """Yield the lines of these rows, and the head before the first ones."""
+        cells = self._head + [[_printable(row[column]) for column in self._columns] for row in rows]
+        self._head = []
+        for row in cells:
+            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row[:-1], strict=True)]
+        room = _room(sum(width + len(_GAP) for width in self._widths))
+        return (line for row in cells for line in _lines(row, self._widths, room))
+
+
+def _printable(cell: str | None) -> str:
+    return NOT_SET if cell is None else "".join(c if c.isprintable() or c == "\n" else "?" for c in str(cell))
 
 
 def _room(taken: int) -> int | None:

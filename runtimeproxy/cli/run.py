@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 FAILED = 1
+INTERRUPTED = 130
 
 _EPILOG = (
     f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "

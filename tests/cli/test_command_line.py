@@ -55,9 +55,12 @@ def test_version_and_commands_are_told(run: Run) -> None:
 
 
 HELPS = ["--help", "--version", "run --help", "hook verify --help", "config check --help", "kubelet-args --help"]
+HELPS_OF_QUESTIONS = ["status --help", "hook --help", "hook ls --help", "events --help", "explain --help"]
 
 
-@pytest.mark.parametrize("arguments", [*HELPS, "completion --help", "doctor --help", "version --help"])
+@pytest.mark.parametrize(
+    "arguments", [*HELPS, "completion --help", "doctor --help", "version --help", *HELPS_OF_QUESTIONS]
+)
 def test_help_and_version_import_nothing_heavy(arguments: str) -> None:
     code = (
         f"import sys; sys.argv = ['runtimeproxy', *{arguments.split()}]; from runtimeproxy.cli import main; main();"
@@ -92,6 +95,9 @@ UNENDED = [
     "version -o",
     "config check -o",
     "config show -o",
+    "status --admin-endpoint",
+    "hook ls -o",
+    "events --since",
 ]
 WRONG += [
     (f"runtimeproxy {name} {flag}", f"Option '{flag}' requires an argument. (runtimeproxy {name} --help lists")

@@ -1,0 +1,218 @@
+"""``runtimeproxy events`` and ``hook trace``: what happened, from the proxy's ring of events.
+
+Owns which events are asked for, their columns, and following.
+Must not know: how events are kept.
+Invariant: each event that the proxy still has is printed once, in order; those that it lost are told as a gap.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from runtimeproxy.cli import times
+from runtimeproxy.cli.admin_client import AdminClient, NoProxy, ProxyCommand, Query
+from runtimeproxy.cli.output import JSON, TABLE, Table, row_options, structured_text
+from runtimeproxy.cli.run import INTERRUPTED
+
+COLUMNS = ("time", "kind", "call", "detail")
+TRACE_COLUMNS = ("time", "call", "operation", "kind", "detail")
+CALLS = frozenset({"edited", "refused", "failed", "failed_open", "conflict", "slow"})
+"""The kinds of events that are about a call."""
+AT_ONCE = 1000
+"""How many events are asked for in one question."""
+LAST = 10
+"""How many earlier events are printed before the first one that is followed."""
+
+Event = Mapping[str, Any]
+
+_follow_option = click.option("-f", "--follow", is_flag=True, help=f"Print the last {LAST}, then more as they come.")
+_since_option = click.option(
+    "--since", metavar="NUMBER|DURATION", help="Only what came after the event of this number, or in the last 10m."
+)
+_pod_option = click.option("--pod", metavar="POD", help="Only a pod's: NAME, NAMESPACE/NAME, or the start of its id.")
+
+
+def events_command() -> click.Command:
+    """Return the command that prints events."""
+    return _events
+
+
+def trace_command() -> click.Command:
+    """Return the command that prints what hook servers did to calls."""
+    return _trace
+
+
+@click.command("events", cls=ProxyCommand, short_help="Print what happened to calls, hook servers and the runtime.")
+@_follow_option
+@_since_option
+@click.option("--kind", metavar="KIND", help="Only events of this kind, like refused or breaker_open.")
+@_pod_option
+@row_options
+def _events(
+    proxy: AdminClient,
+    follow: bool,
+    since: str | None,
+    kind: str | None,
+    pod: str | None,
+    output: str,
+    no_headers: bool,
+) -> int:
+    """Print the events that the proxy remembers, the oldest first.
+
+    These are calls that were edited, refused or slow, or that a hook server failed; hook servers that came, changed or
+    went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
+    """
+    found = _Found(proxy, {"kind": kind, "pod": pod}, times.since(since), follow)
+    return _print(found, COLUMNS, output, no_headers)
+
+
+@click.command("trace", cls=ProxyCommand, short_help="Print what hook servers did to calls.")
+@_follow_option
+@_since_option
+@_pod_option
+@click.option("--hook-server", metavar="NAME", help="Only what this hook server did.")
+@row_options
+def _trace(
+    proxy: AdminClient,
+    follow: bool,
+    since: str | None,
+    pod: str | None,
+    hook_server: str | None,
+    output: str,
+    no_headers: bool,
+) -> int:
+    """Print the calls that hook servers changed, refused or failed, and those over a second; the oldest first.
+
+    A call that no hook server changed is not remembered. CALL is the id that the log lines of the call have. Times are
+    UTC.
+    """
+    found = _Found(proxy, {"pod": pod, "hookServer": hook_server}, times.since(since), follow, CALLS)
+    return _print(found, TRACE_COLUMNS, output, no_headers)
+
+
+def remembered(proxy: AdminClient, query: Query, after: int = 0) -> Iterator[Event]:
+    """Yield the events behind a number that the proxy still has."""
+    while True:
+        page = [event for event in _page(proxy, query, after) if number(event) > after]
+        yield from page
+        if not page:
+            return
+        after = number(page[-1])
+
+
+def number(event: Event) -> int:
+    """Return an event's number; a gap's is that of its last event."""
+    return int(event["number"] if "number" in event else event["to"])
+
+
+def row(event: Event) -> dict[str, str | None]:
+    """Return an event in the columns of both commands."""
+    return {
+        "time": times.clock(event["time"]) if "time" in event else None,
+        "kind": event["kind"],
+        "call": event.get("call"),
+        "operation": event.get("operation"),
+        "detail": detail(event) or None,
+    }
+
+
+def detail(event: Event) -> str:
+    """Return in words what an event has beside its columns."""
+    if event["kind"] == "gap":
+        return f"events {event['from']} to {event['to']} are no longer there"
+    subject = "/".join(event[name] for name in ("namespace", "pod", "container") if event.get(name))
+    who = " at ".join(event[name] for name in ("hookServer", "hook") if event.get(name))
+    parts = [subject, who, event.get("reason"), _fields(event.get("fields") or ()), event.get("text")]
+    return ": ".join(part for part in parts if part) + _times(event.get("seconds") or {})
+
+
+def _fields(fields: Sequence[Mapping[str, str]]) -> str:
+    """Return the fields by the hook server that set them."""
+    owners: dict[str | None, list[str]] = {}
+    for field in fields:
+        owners.setdefault(field.get("hookServer"), []).append(field["field"])
+    return "; ".join(
+        f"{owner} set {', '.join(names)}" if owner else ", ".join(names) for owner, names in owners.items()
+    )
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    """Return how long a call took, and how much of that was in hook servers."""
+    in_hooks = seconds.get("hooks", 0.0) + seconds.get("post", 0.0)
+    return f" ({sum(seconds.values()) * 1000:.1f}ms, hooks {in_hooks * 1000:.1f}ms)" if seconds else ""
+
+
+def _page(proxy: AdminClient, query: Query, after: int) -> list[Event]:
+    return list(proxy.lines("/events", {**query, "since": after, "limit": AT_ONCE}))
+
+
+class _Found:
+    """The events of one command: those that are remembered, then those that come."""
+
+    def __init__(
+        self,
+        proxy: AdminClient,
+        query: Query,
+        since: int | datetime | None,
+        follow: bool,
+        kinds: frozenset[str] | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._query = query
+        self._since = since
+        self._kinds = None if kinds is None else kinds | {"gap"}
+        self._last = since if isinstance(since, int) else 0
+        self.follow = follow
+
+    def remembered(self) -> list[Event]:
+        """Return what is printed at once."""
+        events = list(remembered(self._proxy, self._query, self._last))
+        self._last = number(events[-1]) if events else self._last
+        wanted = [event for event in events if self._is_wanted(event)]
+        return wanted[-LAST:] if self.follow and self._since is None else wanted
+
+    def coming(self) -> Iterator[Event]:
+        """Yield more events as they come. Raises NoProxy at the proxy's end."""
+        for event in self._proxy.lines("/events", {**self._query, "since": self._last, "follow": 1}, follow=True):
+            if number(event) > self._last and self._is_wanted(event):
+                yield event
+        raise NoProxy("the proxy has ended")
+
+    def _is_wanted(self, event: Event) -> bool:
+        if self._kinds is not None and event["kind"] not in self._kinds:
+            return False
+        return (
+            not isinstance(self._since, datetime)
+            or "time" not in event
+            or datetime.fromisoformat(event["time"]) >= self._since
+        )
+
+
+def _print(found: _Found, columns: Sequence[str], output: str, no_headers: bool) -> int:
+    """Print events, and more as they come; return the exit code."""
+    events = found.remembered()
+    if not found.follow and output != TABLE:
+        click.echo(structured_text(events, output))
+        return 0
+    table = Table(columns, no_headers)
+    try:
+        _print_lines(table, events, output)
+        for event in found.coming() if found.follow else ():
+            _print_lines(table, [event], output)
+    except KeyboardInterrupt:  # the way to end following
+        return INTERRUPTED
+    return 0
+
+
+def _print_lines(table: Table, events: Sequence[Event], output: str) -> None:
+    """Print a line for each event; as YAML a document."""
+    lines: Iterable[str] = table.lines([row(event) for event in events])
+    if output == JSON:
+        lines = (json.dumps(event) for event in events)
+    elif output != TABLE:
+        lines = (f"---\n{structured_text(event, output)}" for event in events)
+    for line in lines:
+        click.echo(line)

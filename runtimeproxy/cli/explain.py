@@ -1,0 +1,87 @@
+"""``runtimeproxy explain``: what became of a pod or container, from the Store and the events.
+
+Owns which events belong to a pod or container, and the order of what is told.
+Must not know: how records and events are kept.
+Invariant: what the proxy cannot know, because it was before its start or is no longer remembered, is told as unknown.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from runtimeproxy.cli import events, subjects
+from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
+from runtimeproxy.cli.events import Event
+from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, row_text, structured_text
+from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Subject, field_rows
+
+_CALL_COLUMNS = ("time", "call", "operation", "kind", "detail")
+
+
+def explain_command() -> click.Command:
+    """Return the command."""
+    return _explain
+
+
+@click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
+@click.argument("subject", metavar="POD|CONTAINER")
+@output_option(TABLE, JSON, YAML)
+def _explain(proxy: AdminClient, subject: str, output: str) -> None:
+    """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
+
+    Fields are told by their names, without values; calls by the ids that their log lines have. POD is [NAMESPACE/]NAME,
+    CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
+    """
+    started = proxy.get("/version")["startedAt"]
+    found = subjects.find(proxy, subject)
+    happened = [event for event in events.remembered(proxy, {"pod": _pod(found, subject)}) if _is_about(event, found)]
+    if found is None and not any(event["kind"] != "gap" for event in happened):
+        raise subjects.not_found(subject)
+    if output == TABLE:
+        click.echo("\n".join(_lines(found, happened, started)))
+    else:
+        click.echo(structured_text(_told(found, happened, started), output))
+
+
+def _pod(found: Subject | None, text: str) -> str:
+    """Return how the events of a pod are asked for: by name, as those before its create have no id."""
+    return text if found is None or found.pod is None else subjects.pod_name(found.pod)
+
+
+def _is_about(event: Event, found: Subject | None) -> bool:
+    if found is None or found.container is None or event["kind"] == "gap":
+        return True
+    return bool(event.get("container") == found.container["name"])
+
+
+def _told(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:
+    pod, containers = None, []
+    if found is not None:
+        pod, containers = found.pod, list(found.containers) if found.container is None else [found.container]
+    return {"unknownBefore": started, "pod": pod, "containers": containers, "events": list(happened)}
+
+
+def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> Iterator[str]:
+    if found is None:
+        yield "The proxy knows no such pod or container now; this is what it remembers of one."
+    elif found.container is None:
+        yield from _record_lines("Pod", found)
+        for container in found.containers:
+            yield from _record_lines("Container", Subject(found.pod, container))
+    else:
+        yield from _record_lines("Container", found)
+    yield ""
+    if happened:
+        rows: list[Mapping[str, str | None]] = [events.row(event) for event in happened]
+        yield row_text(rows, _CALL_COLUMNS, TABLE, False)
+    else:
+        yield "No hook server changed, refused or failed a call of it, as far as is remembered."
+    yield ""
+    yield f"The proxy started at {started}. What happened before is unknown;"
+    yield 'of what was made before, "as asked" are the fields that the runtime told.'
+
+
+def _record_lines(kind: str, subject: Subject) -> Iterator[str]:
+    yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
+    yield row_text(field_rows(subject.record), FIELD_COLUMNS, TABLE, False)

@@ -1,0 +1,59 @@
+"""``runtimeproxy hook disable`` and ``enable``: take a hook server out, whatever it registers, and back in.
+
+Owns the commands' arguments and words.
+Must not know: how a hook server is kept out.
+Invariant: the name is sent as it was written; no other hook server is ever meant by it.
+"""
+
+import shlex
+from urllib.parse import quote
+
+import click
+
+from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
+from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, structured_text
+
+_name_argument = click.argument("name", metavar="NAME")
+
+
+def disable_command() -> click.Command:
+    """Return the command that takes a hook server out."""
+    return _disable
+
+
+def enable_command() -> click.Command:
+    """Return the command that takes a hook server back in."""
+    return _enable
+
+
+@click.command("disable", cls=ProxyCommand, short_help="Ask a hook server no more, whatever its policy.")
+@_name_argument
+@click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever sees it; no secrets.")
+@click.option("--for", "duration", metavar="DURATION", help="For how long, like 10m or 1h.  [default: until enabled]")
+@output_option(TABLE, JSON, YAML)
+def _disable(proxy: AdminClient, name: str, reason: str, duration: str | None, output: str) -> None:
+    """Ask the hook server NAME no more, as if it were not registered; calls that its policy Fail would refuse pass.
+
+    That holds within half a second, over restarts of the proxy and however often the hook server registers anew, until
+    `hook enable NAME` or for the time given. Pods that are made meanwhile lack what the hook server would have set.
+    """
+    told = proxy.post(_target(name, "disable"), {"reason": reason, "for": duration})
+    until = (told.get("disabled") or {}).get("until")
+    limit = f" until {until}; sooner" if until else "; back"
+    _print(told, output, f"{name} is disabled{limit} by: runtimeproxy hook enable {shlex.quote(name)}")
+
+
+@click.command("enable", cls=ProxyCommand, short_help="Ask a disabled hook server again.")
+@_name_argument
+@output_option(TABLE, JSON, YAML)
+def _enable(proxy: AdminClient, name: str, output: str) -> None:
+    """Ask the hook server NAME again, which was disabled."""
+    _print(proxy.post(_target(name, "enable"), {}), output, f"{name} is enabled")
+
+
+def _target(name: str, action: str) -> str:
+    return f"/hooks/{quote(name, safe='')}/{action}"
+
+
+def _print(told: dict[str, object], output: str, line: str) -> None:
+    click.echo(line if output == TABLE else structured_text(told, output))

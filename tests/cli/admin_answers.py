@@ -1,0 +1,117 @@
+"""What a proxy answers commands, by docs/admin-api.yaml."""
+
+from typing import Any
+
+from tests.fakes.canned_admin import Canned
+
+POD, CONTAINER = "3f2a11b09c22" + "0" * 52, "77ab" + "0" * 60
+READY = "[+]listening ok\n[+]runtime ok\nreadyz check passed\n"
+DEGRADED = "[+]listening ok\n[~]disabled degraded: cpuset\n[~]invalid_files degraded: x.json\nreadyz check passed\n"
+UNREADY = "[~]disabled degraded: cpuset\n[-]runtime failed: nothing listens at /run/c.sock\nreadyz check failed\n"
+
+CPUSET: dict[str, Any] = {
+    "name": "cpuset",
+    "endpoint": "/run/cpuset.sock",
+    "policy": "Fail",
+    "points": ["PreCreateContainer", "PreStartContainer"],
+    "timeoutSeconds": 2.0,
+    "state": "closed",
+    "disabled": None,
+    "calls": 12,
+    "failures": 1,
+    "p50Seconds": 0.000412,
+    "p99Seconds": 0.021,
+    "lastError": {"time": "2026-11-25T10:11:12.500Z", "hook": "PreCreateContainer", "reason": "deadline"},
+}
+MASK = {"reason": "it hangs", "by": "root", "since": "2026-11-25T10:20:00Z", "until": "2026-11-25T11:20:00Z"}
+GPU = {**CPUSET, "name": "gpu", "policy": "Ignore", "state": "open", "calls": 0, "p50Seconds": None}
+GPU |= {"p99Seconds": None, "lastError": None, "points": ["PreCreateContainer"]}
+RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
+HOOKS = {
+    "schemaVersion": 1,
+    "hooks": [CPUSET, GPU, RDT],
+    "invalid": [{"file": "bad.json", "reason": "not JSON"}],
+    "masked": ["gone"],
+}
+
+POD_RECORD = {
+    "id": POD,
+    "namespace": "default",
+    "name": "web-1",
+    "uid": "u-1",
+    "asked": ["annotations.team", "cgroup_parent", "labels.app"],
+    "sent": ["annotations.team", "cgroup_parent", "labels.app", "labels.tier"],
+    "owners": {"labels.tier": "gpu"},
+    "containers": [CONTAINER],
+}
+CONTAINER_RECORD = {
+    "id": CONTAINER,
+    "podId": POD,
+    "name": "main",
+    "attempt": 1,
+    "asked": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_mems"],
+    "sent": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
+    "owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"},
+}
+STORE = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
+
+OF_POD = {"namespace": "default", "pod": "web-1", "podId": POD}
+EVENTS: list[dict[str, Any]] = [
+    {"kind": "gap", "from": 1, "to": 6},
+    {"number": 7, "time": "2026-11-25T10:11:00Z", "kind": "plugin_added", "hookServer": "cpuset"},
+    {
+        "number": 8,
+        "time": "2026-11-25T10:11:10.250Z",
+        "kind": "edited",
+        "call": "c41",
+        "operation": "CreateContainer",
+        **OF_POD,
+        "container": "main",
+        "fields": [
+            {"field": "resources.cpu_shares", "hookServer": "cpuset"},
+            {"field": "resources.cpuset_cpus", "hookServer": "cpuset"},
+            {"field": "envs.GPU", "hookServer": "gpu"},
+        ],
+        "seconds": {"own": 0.0004, "turn": 0.0, "hooks": 0.002, "runtime": 0.05, "post": 0.0},
+    },
+    {
+        "number": 9,
+        "time": "2026-11-25T10:11:12.500Z",
+        "kind": "failed_open",
+        "call": "c42",
+        "operation": "CreateContainer",
+        **OF_POD,
+        "container": "side",
+        "hookServer": "cpuset",
+        "hook": "PreCreateContainer",
+        "reason": "deadline",
+    },
+    {"number": 10, "time": "2026-11-25T10:12:00Z", "kind": "runtime_lost", "text": "/run/c.sock", "later": True},
+    {
+        "number": 11,
+        "time": "2026-11-25T10:12:30Z",
+        "kind": "refused",
+        "call": "c43",
+        **OF_POD,
+        "reason": "refused",
+        "later": True,
+    },
+]
+
+CANNED: Canned = {
+    "/readyz": READY,
+    "/version": {
+        "schemaVersion": 1,
+        "version": "1.0",
+        "python": "3.11.2",
+        "mode": "Containerd",
+        "pid": 7,
+        "startedAt": "2026-11-25T10:00:00Z",
+    },
+    "/hooks": HOOKS,
+    "/store": STORE,
+    "/events": EVENTS,
+    "/loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00Z"},
+    "/hooks/rdt/disable": {"schemaVersion": 1, **RDT},
+    "/hooks/rdt/enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None},
+}

@@ -1,0 +1,154 @@
+"""The commands that ask the running proxy, each against every way in which one answers, hangs or is not there."""
+
+import errno
+import os
+import shlex
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.cli import admin_client
+from runtimeproxy.cli.admin_client import AdminClient, NoProxy
+from tests.cli.admin_answers import CANNED
+from tests.cli.conftest import Run
+from tests.fakes import canned_admin
+from tests.fakes.canned_admin import Fault, serving
+
+COMMANDS = [
+    "status",
+    "hook ls",
+    "hook trace",
+    "hook trace -f",
+    "hook disable rdt --reason=hangs --for=1h",
+    "hook enable rdt",
+    "events",
+    "events -f",
+    "store ls",
+    "store get default/web-1",
+    "explain default/web-1",
+    "log-level debug",
+]
+
+NOBODY = 65534
+HANGS = "the proxy took the connection and does not answer (waited 0.3 s)"
+UNREADABLE = "the answer cannot be read: is it a proxy of this version?"
+FAULTS: list[tuple[Fault, str]] = [
+    (canned_admin.hang_before_the_head, HANGS),
+    (canned_admin.hang_in_the_head, HANGS),
+    (canned_admin.hang_in_the_body, "the proxy hangs within its answer (waited 0.3 s)"),
+    (canned_admin.cut_before_the_head, "the proxy broke off before its answer"),
+    (canned_admin.cut_in_the_body, "the proxy broke off within its answer"),
+    (canned_admin.speak_no_http, UNREADABLE),
+    (canned_admin.answer_no_json, UNREADABLE),
+]
+NOT_THERE: list[tuple[Callable[[Path], AbstractContextManager[object]], str]] = [
+    (nullcontext, "nothing listens at {}: does the proxy run?"),
+    (canned_admin.not_listening, "nothing listens at {}: does the proxy run?"),
+    (canned_admin.not_accepting, "{}: the proxy takes no connection (waited 0.3 s)"),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a short path of an admin socket."""
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands wait a shorter time."""
+    monkeypatch.setattr(admin_client, "SECONDS", 0.3)
+
+
+def ask(run: Run, command: str, path: Path | str) -> tuple[int, str, str]:
+    return run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={path}")
+
+
+def error(run: Run, command: str, path: Path | str) -> tuple[int, str]:
+    """Return the exit code and the only line of a command that fails; where it is status, it is on stdout."""
+    code, out, err = ask(run, command, path)
+    assert (out + err).count("\n") == 1
+    assert bool(out) == (command == "status")
+    return code, (out + err).strip().removeprefix("runtimeproxy: error: ").removeprefix("no answer: ")
+
+
+def is_told(line: str, words: str) -> bool:
+    """Return whether a line has the words; that of status may be cut."""
+    return line == words or (line.endswith("...") and words.startswith(line[:-3]))
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "-f" not in command])
+def test_command_is_answered(run: Run, path: Path, command: str) -> None:
+    with serving(path, CANNED):
+        code, out, err = ask(run, command, path)
+    assert (code, err) == (0, "")
+    assert out.isascii()
+    assert "None" not in out
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("hurry")
+def test_proxy_that_fails_is_one_line(run: Run, path: Path, command: str, fault: Fault, words: str) -> None:
+    with serving(path, CANNED, fault):
+        code, line = error(run, command, path)
+    assert code == 3
+    assert is_told(line, f"{path}: {words}") or (command == "status" and UNREADABLE.endswith(line[-10:]))
+
+
+@pytest.mark.parametrize(("listening", "words"), NOT_THERE)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("hurry")
+def test_no_proxy_is_one_line(
+    run: Run, path: Path, command: str, listening: Callable[[Path], AbstractContextManager[object]], words: str
+) -> None:
+    with listening(path):
+        code, line = error(run, command, path)
+    assert code == 3
+    assert is_told(line, words.format(path))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_rights_is_one_line(
+    run: Run, path: Path, command: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(self: socket.socket, address: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    code, line = error(run, command, path)
+    assert (code, is_told(line, f"{path}: permission denied: run as root")) == (3, True)
+
+
+@pytest.mark.engine  # it needs root
+def test_other_user_is_told_to_be_root() -> None:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "a"), CANNED):
+        os.chmod(folder, 0o755)
+        os.chmod(f"{folder}/a", 0o600)
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(NoProxy, match=f"^{folder}/a: permission denied: run as root$"):
+                AdminClient(f"{folder}/a").get("/hooks")
+        finally:
+            os.seteuid(0)
+
+
+TOLD = [(400, 2), (404, 1), (405, 1), (409, 1), (500, 1)]
+
+
+@pytest.mark.parametrize(("status", "code"), TOLD)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "status"])
+def test_error_of_the_proxy_is_its_line(run: Run, path: Path, command: str, status: int, code: int) -> None:
+    with serving(path, CANNED, lambda handler: handler.send(status, "application/json", '{"error": "so it is"}')):
+        assert error(run, command, path) == (code, "so it is")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"error": 1}', "<html>", ""])
+def test_other_error_is_told_by_its_status(run: Run, path: Path, text: str) -> None:
+    with serving(path, CANNED, lambda handler: handler.send(404, "text/html", text)):
+        assert error(run, "hook ls", path)[0] == 1
