@@ -14,7 +14,7 @@ from runtimeproxy.cli import events, subjects
 from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.events import Event
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, row_text, structured_text
-from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Subject, field_rows
+from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, Subject, field_rows
 
 _CALL_COLUMNS = ("time", "call", "operation", "kind", "detail")
 
@@ -66,11 +66,11 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
     if found is None:
         yield "The proxy knows no such pod or container now; this is what it remembers of one."
     elif found.container is None:
-        yield from _record_lines("Pod", found)
+        yield from _record_lines("Pod", found, happened)
         for container in found.containers:
-            yield from _record_lines("Container", Subject(found.pod, container))
+            yield from _record_lines("Container", Subject(found.pod, container), happened)
     else:
-        yield from _record_lines("Container", found)
+        yield from _record_lines("Container", found, happened)
     yield ""
     if happened:
         rows: list[Mapping[str, str | None]] = [events.row(event) for event in happened]
@@ -82,6 +82,17 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
     yield 'of what was made before, "as asked" are the fields that the runtime told.'
 
 
-def _record_lines(kind: str, subject: Subject) -> Iterator[str]:
+def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
     yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
-    yield row_text(field_rows(subject.record), FIELD_COLUMNS, TABLE, False)
+    yield row_text(field_rows(subject.record, _setters(subject.record, happened)), FIELD_COLUMNS, TABLE, False)
+
+
+def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
+    """Return by field the hook server that set it last, as the events tell it."""
+    edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
+    return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
+
+
+def _is_of(event: Event, record: Record) -> bool:
+    """Return whether a call was about this very record, and not about another one of its name."""
+    return bool(record["id"] == event.get("containerId", None if "container" in event else event.get("podId")))

@@ -44,7 +44,7 @@ def _ls(proxy: AdminClient, output: str, no_headers: bool) -> None:
 def rows(told: Mapping[str, Any]) -> list[dict[str, str | None]]:
     """Return a row for each hook server, each file that cannot be used, and each disabled name without a file."""
     found = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(told["hooks"], 1)]
-    found += [{**_NO_ROW, "name": i["file"], "state": "invalid", "detail": i["reason"]} for i in told["invalid"]]
+    found += [{**_NO_ROW, "name": i["file"], "state": "invalid", "detail": _fault(i)} for i in told["invalid"]]
     found += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in told["masked"]]
     return found
 
@@ -65,6 +65,10 @@ def _trouble(hook: Mapping[str, Any]) -> str:
     if mask:
         return f"{mask['reason']} (until {clock(mask['until'])}); " if mask["until"] else f"{mask['reason']}; "
     return "" if last is None else f"{last['reason']} at {clock(last['time'])}; "
+
+
+def _fault(invalid: Mapping[str, str]) -> str:
+    return invalid["reason"].removeprefix(f"{invalid['file']}: ")
 
 
 def _milliseconds(seconds: float | None) -> str | None:

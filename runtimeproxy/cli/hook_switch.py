@@ -6,6 +6,7 @@ Invariant: the name is sent as it was written; no other hook server is ever mean
 """
 
 import shlex
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -55,5 +56,8 @@ def _target(name: str, action: str) -> str:
     return f"/hooks/{quote(name, safe='')}/{action}"
 
 
-def _print(told: dict[str, object], output: str, line: str) -> None:
+def _print(told: dict[str, Any], output: str, line: str) -> None:
+    """Print what was done, and on stderr what the proxy adds, as that a restart would forget it."""
     click.echo(line if output == TABLE else structured_text(told, output))
+    for note in told.get("notes", ()):
+        click.echo(f"note: {note}", err=True)

@@ -55,8 +55,8 @@ def _status(proxy: AdminClient, output: str) -> int:
         return NO_PROXY if away else FAILED
     found = sorted((check for check in checks if check.verdict != "ok"), key=lambda check: check.verdict != "failed")
     status = _WORDS[found[0].verdict if found else "ok"]
-    text = "; ".join(f"{check.name}: {check.reason}" for check in found) or f"{len(checks)} checks passed"
-    _print(status, text, checks, output)
+    names, reasons = ", ".join(check.name for check in found), "; ".join(check.reason for check in found)
+    _print(status, f"{names}: {reasons}" if found else f"{len(checks)} checks passed", checks, output)
     return FAILED if found else 0
 
 

@@ -80,10 +80,11 @@ def pod_name(pod: Record | None) -> str:
     return "?" if pod is None else f"{pod['namespace']}/{pod['name']}"
 
 
-def field_rows(record: Record) -> list[dict[str, str | None]]:
-    """Return for each field that the kubelet asked for or that went to the runtime what became of it."""
-    asked, sent, owners = set(record["asked"]), set(record["sent"]), record["owners"]
-    changed = set(record.get("changed", owners))
+def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list[dict[str, str | None]]:
+    """Return for each field that the kubelet asked for or that went to the runtime what became of it. ``setters`` are
+    the hook servers that set fields, for those of which the record does not say it."""
+    asked, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
+    changed = set(record.get("changed", record["owners"]))
     return [
         {"field": name, "sent": _became(name, asked, sent, changed), "set by": owners.get(name)}
         for name in sorted(asked | sent)

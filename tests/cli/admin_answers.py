@@ -50,7 +50,7 @@ CONTAINER_RECORD = {
     "name": "main",
     "attempt": 1,
     "asked": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_mems"],
-    "sent": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
+    "sent": ["envs.GPU", "envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
     "owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"},
 }
 STORE = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
@@ -67,6 +67,7 @@ EVENTS: list[dict[str, Any]] = [
         "operation": "CreateContainer",
         **OF_POD,
         "container": "main",
+        "containerId": CONTAINER,
         "fields": [
             {"field": "resources.cpu_shares", "hookServer": "cpuset"},
             {"field": "resources.cpuset_cpus", "hookServer": "cpuset"},

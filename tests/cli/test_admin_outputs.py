@@ -45,8 +45,8 @@ def printed(run: Run, server: Server, command: str, **answers: Any) -> list[str]
 LONG = "[-]runtime failed: " + "é" * 200 + "\n"
 STATUSES = [
     (CANNED["/readyz"], 0, "ready: 2 checks passed"),
-    (DEGRADED, 1, "degraded: disabled: cpuset; invalid_files: x.json"),
-    ((503, UNREADY), 1, "not ready: runtime: nothing listens at /run/c.sock; disabled: cpuset"),
+    (DEGRADED, 1, "degraded: disabled, invalid_files: cpuset; x.json"),
+    ((503, UNREADY), 1, "not ready: runtime, disabled: nothing listens at /run/c.sock; cpuset"),
     ((503, LONG), 1, "not ready: runtime: " + "?" * 57 + "..."),
     ((500, {"error": "the channel broke"}), 1, "not ready: the channel broke"),
     ("nonsense", 3, "no answer: the answer of /readyz cannot be read: is it a proxy of this version?"),
@@ -65,7 +65,7 @@ def test_status_is_one_line_of_at_most_80_characters(
 def test_status_as_data_has_all_checks(run: Run, server: Server) -> None:
     code, out, _ = ask(run, server, "status -o json", readyz=(503, UNREADY))
     told = json.loads(out)
-    assert (code, told["status"], told["text"][:8]) == (1, "not ready", "runtime:")
+    assert (code, told["status"], told["text"][:8]) == (1, "not ready", "runtime,")
     assert told["checks"][0] == {"name": "disabled", "verdict": "degraded", "reason": "cpuset"}
 
 
@@ -129,6 +129,11 @@ def test_disabling_for_good_says_how_it_comes_back(run: Run, server: Server) -> 
     server.canned = {"/hooks/a%2Fb%20c/disable": {"schemaVersion": 1, "disabled": {"until": None}}}
     line = "a/b c is disabled; back by: runtimeproxy hook enable 'a/b c'"
     assert printed(run, server, "hook disable 'a/b c' --reason=x") == [line]
+
+
+def test_what_the_proxy_adds_to_a_change_is_told(run: Run, server: Server) -> None:
+    server.canned = {"/hooks/x/enable": {"schemaVersion": 1, "notes": ["it was not disabled"]}}
+    assert ask(run, server, "hook enable x") == (0, "x is enabled\n", "note: it was not disabled\n")
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -230,6 +235,7 @@ labels.tier        added      gpu
 """.splitlines()
 CONTAINER_LINES = """\
 FIELD                   SENT        SET BY
+envs.GPU                added       -
 envs.HOME               as asked    -
 resources.cpu_shares    changed     cpuset
 resources.cpuset_cpus   added       cpuset
@@ -254,6 +260,8 @@ def test_store_ls_has_containers_below_their_pods(run: Run, server: Server) -> N
     assert [line[-1] for line in lines] == ["default/web-1", "default/web-1/main", "default/b", "?/main"]
 
 
+SET_BY_GPU = "envs.GPU                added       gpu"
+"""How explain tells it, which knows of the call."""
 FOUND = [
     ("web-1", POD_LINES),
     ("default/web-1", POD_LINES),
@@ -300,7 +308,8 @@ def test_unknown_subject_is_told(run: Run, server: Server, command: str, text: s
 def test_explain_tells_fields_calls_and_what_is_unknown(run: Run, server: Server) -> None:
     lines = printed(run, server, "explain web-1")
     assert lines[:6] == [f"Pod default/web-1, id {POD[:13]}", *POD_LINES]
-    assert lines[6:12] == ["Container default/web-1/main, id 77ab000000000", *CONTAINER_LINES]
+    explained = [line.replace("envs.GPU                added       -", SET_BY_GPU) for line in CONTAINER_LINES]
+    assert lines[6:13] == ["Container default/web-1/main, id 77ab000000000", *explained]
     calls = [line.partition("   ")[2].split()[0] for line in lines[lines.index("") + 2 : -3]]
     assert calls == ["-", "c41", "c42"]
     assert lines[-2] == "The proxy started at 2026-11-25T10:00:00Z. What happened before is unknown;"
