@@ -8,6 +8,7 @@ Invariant: within the time limit there is an answer, or NoProxy says what hangs,
 import errno
 import json
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 
 import click
 
-from runtimeproxy.cli.run import Command, configuration_file, flags_given, option_flags
+from runtimeproxy.cli.run import FAILED, Command, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
@@ -35,6 +36,7 @@ SCHEMA_VERSION = 1
 Query = Mapping[str, str | int | None]
 """The query of a question; members that are None are left out."""
 
+_STDOUT = 1
 _PAUSE_SECONDS = 0.01
 _BAD_REQUEST, _UNWELL = 400, 503
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
@@ -176,7 +178,8 @@ class AdminClient:
 
 
 class _Socket(socket.socket):
-    """A socket of which no step ends later than ``due`` on the monotonic clock; None: no limit."""
+    """A socket of which no step ends later than ``due`` on the monotonic clock. Without that limit it waits as long as
+    somebody reads standard output."""
 
     due: float | None = None
 
@@ -194,7 +197,17 @@ class _Socket(socket.socket):
 
     def recv_into(self, *given: Any) -> int:
         self._limit()
+        if self.due is None:
+            self._wait_with_reader()
         return super().recv_into(*given)
+
+    def _wait_with_reader(self) -> None:
+        """Wait for bytes, and end the command if what reads its output goes, as ``head`` does."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.register(_STDOUT, 0)  # errors and hang-ups are told unasked
+        if any(file == _STDOUT for file, _ in poll.poll()):
+            raise click.exceptions.Exit(FAILED)
 
     def _limit(self) -> None:
         left = None if self.due is None else self.due - time.monotonic()

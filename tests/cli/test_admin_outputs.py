@@ -18,7 +18,7 @@ from runtimeproxy.cli import status
 from tests.cli.admin_answers import CANNED, CONTAINER_RECORD, DEGRADED, EVENTS, OF_POD, POD, POD_RECORD, STORE, UNREADY
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Server, serving
+from tests.fakes.canned_admin import Handler, Server, serving
 
 
 @pytest.fixture
@@ -384,15 +384,23 @@ def test_name_that_cannot_be_written_is_escaped(
     assert f"default/{name}\n" in done.stdout
 
 
-def test_interrupt_ends_following_without_a_word(tmp_path: Path, environ: dict[str, str]) -> None:
-    def go_on(handler: Any) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        handler.wfile.write(json.dumps(EVENTS[1]).encode() + b"\n")
-        if "follow" in handler.path:
-            handler.server.over.wait()
-        handler.close_connection = True
+def go_on(handler: Handler) -> None:
+    """Tell one event, and a follower nothing more."""
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(json.dumps(EVENTS[1]).encode() + b"\n")
+    if "follow" in handler.path:
+        handler.server.over.wait()
+    handler.close_connection = True
 
+
+def test_following_ends_with_who_reads_it(tmp_path: Path, environ: dict[str, str]) -> None:
+    with serving(tmp_path / "b", {}, go_on):
+        done = shell("p events -f | head -n 2", {**environ, "RUNTIMEPROXY_ADMIN_ENDPOINT": str(tmp_path / "b")})
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 2, "")
+
+
+def test_interrupt_ends_following_without_a_word(tmp_path: Path, environ: dict[str, str]) -> None:
     with serving(tmp_path / "b", {}, go_on):
         environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = str(tmp_path / "b")
         command = [sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]

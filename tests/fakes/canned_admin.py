@@ -29,13 +29,15 @@ class Server(socketserver.ThreadingUnixStreamServer):
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         """Method, path, query and body of each request."""
         self.over = threading.Event()
-        super().__init__(str(path), _Handler)
+        super().__init__(str(path), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: clients may leave at any time."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
     server: Server
     protocol_version = "HTTP/1.1"
 
@@ -111,38 +113,38 @@ def _is_of_pod(namespace: str | None, name: str | None, ids: list[str], wanted: 
     return wanted in (name, f"{namespace}/{name}") or any(one.startswith(wanted) for one in ids)
 
 
-Fault = Callable[[_Handler], None]
+Fault = Callable[[Handler], None]
 
 
-def hang_before_the_head(handler: _Handler) -> None:
+def hang_before_the_head(handler: Handler) -> None:
     handler.server.over.wait()
 
 
-def hang_in_the_head(handler: _Handler) -> None:
+def hang_in_the_head(handler: Handler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     handler.server.over.wait()
 
 
-def hang_in_the_body(handler: _Handler) -> None:
+def hang_in_the_body(handler: Handler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
     handler.server.over.wait()
 
 
-def cut_before_the_head(handler: _Handler) -> None:
+def cut_before_the_head(handler: Handler) -> None:
     handler.close_connection = True
 
 
-def cut_in_the_body(handler: _Handler) -> None:
+def cut_in_the_body(handler: Handler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
     handler.close_connection = True
 
 
-def speak_no_http(handler: _Handler) -> None:
+def speak_no_http(handler: Handler) -> None:
     handler.wfile.write(b"\x00\x01SSH-2.0\r\n\r\n")
     handler.close_connection = True
 
 
-def answer_no_json(handler: _Handler) -> None:
+def answer_no_json(handler: Handler) -> None:
     handler.send(200, "application/json", "{not json}\n")
 
 
