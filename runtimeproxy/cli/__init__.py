@@ -40,6 +40,8 @@ class Commands(LazyGroup):
         "store": lambda: import_module("runtimeproxy.cli.store").store_group(),
         "explain": lambda: import_module("runtimeproxy.cli.explain").explain_command(),
         "log-level": lambda: import_module("runtimeproxy.cli.log_level").log_level_command(),
+        "top": lambda: import_module("runtimeproxy.cli.top").top_command(),
+        "report": lambda: import_module("runtimeproxy.cli.report").report_command(),
     }
 
 

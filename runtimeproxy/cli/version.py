@@ -16,7 +16,18 @@ from runtimeproxy.cli.output import row_options, row_text
 from runtimeproxy.cli.run import Command
 from runtimeproxy.version import VERSION
 
-LIBRARIES = ("aiohttp", "asyncinotify", "click", "grpcio", "hpack", "protobuf", "pyyaml", "uvloop")
+LIBRARIES = (
+    "aiohttp",
+    "asyncinotify",
+    "click",
+    "grpcio",
+    "hpack",
+    "prometheus-client",
+    "protobuf",
+    "pyyaml",
+    "rich",
+    "uvloop",
+)
 """What the proxy and its hook servers run on."""
 
 
@@ -32,10 +43,14 @@ def _version(output: str, no_headers: bool) -> None:
 
     "commit" is known where the package was installed from a git address.
     """
-    versions = {"runtimeproxy": VERSION, "commit": _commit(), "python": platform.python_version()}
-    versions |= {"linux": os.uname().release} | {name: _installed(name) for name in LIBRARIES}
-    rows = [{"name": name, "version": version} for name, version in versions.items()]
+    rows = [{"name": name, "version": version} for name, version in versions().items()]
     click.echo(row_text(rows, ("name", "version"), output, no_headers))
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions by name; None for what is not installed or not known."""
+    own = {"runtimeproxy": VERSION, "commit": _commit(), "python": platform.python_version()}
+    return own | {"linux": os.uname().release} | {name: _installed(name) for name in LIBRARIES}
 
 
 def _installed(name: str) -> str | None:

@@ -1,0 +1,258 @@
+"""What ``runtimeproxy top`` shows, from what the proxy said at two moments.
+
+Owns the rates and quantiles of an interval, and which events are errors.
+Must not know: the terminal, the socket, the clock.
+Invariant: the figures of an interval are differences between two answers of one process; where that began anew, or
+there is one answer only, they are those since its start.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtimeproxy.observe.metric_table import PREFIX
+
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""The samples of /metrics by their shown names: labels and value of each."""
+
+PARTS = ("own", "turn", "hooks", "runtime", "post")
+OUTCOMES = ("agreed", "failed", "refused", "unsettled", "ended")
+GOOD_OUTCOMES = ("agreed", "ended")
+GOOD_EVENTS = frozenset(
+    ("edited", "plugin_added", "plugin_changed", "plugin_removed", "plugin_enabled", "breaker_closed", "runtime_back")
+) | {"sync", "drain", "gap"}
+"""The kinds of events that are no error."""
+GOOD_STATE = "closed"
+_START = "process_start_time_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the proxy said at one moment, ``at`` seconds since 1970.
+
+    ``hooks`` is of /hooks, ``ready`` of /readyz?verbose, ``errors`` are the latest events that are errors, oldest
+    first. ``missing`` says what could not be got this time, with the figures before.
+    """
+
+    at: float
+    samples: Samples
+    hooks: Sequence[Mapping[str, Any]] = ()
+    ready: str = ""
+    errors: Sequence[Mapping[str, Any]] = ()
+    missing: str = ""
+
+    @property
+    def started(self) -> float | None:
+        """Return when the process began, in seconds since 1970; None if that was not said."""
+        return next((value for _, value in self.samples.get(_START, ())), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Held calls of one operation: a second in the interval, and their outcomes since the start; ``worse`` has those
+    bad outcomes that grew in the interval."""
+
+    name: str
+    rate: float | None
+    outcomes: Mapping[str, int]
+    worse: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Quantiles of the interval, in seconds; None if nothing was measured, infinite above the last bucket."""
+
+    p50: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookServer:
+    """One hook server; rate and latency of the interval, failures since the start, ``worse`` if they grew."""
+
+    name: str
+    state: str
+    policy: str
+    rate: float | None
+    latency: Latency
+    failures: int
+    worse: bool = False
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """One event; texts are "" where they do not apply."""
+
+    time: str
+    kind: str
+    operation: str
+    subject: str
+    hook_server: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that one frame shows. ``interval`` is in seconds, None if it is all the time since the start."""
+
+    version: str
+    mode: str
+    uptime: float | None
+    interval: float | None
+    ready: bool | None
+    notes: Sequence[str]
+    held: int
+    oldest: float
+    passing: float | None
+    connections: int
+    pods: int
+    containers: int
+    operations: Sequence[Operation]
+    parts: Mapping[str, Latency]
+    hook_servers: Sequence[HookServer]
+    errors: Sequence[Error]
+    missing: str = ""
+
+
+def view(earlier: Snapshot | None, later: Snapshot) -> View:
+    """Return what is to be shown of the time between two moments; without an earlier one, since the start."""
+    if earlier is not None and (earlier.started != later.started or earlier.at >= later.at):
+        earlier = None
+    before: Samples = {} if earlier is None else earlier.samples
+    uptime = None if later.started is None else later.at - later.started
+    seconds = uptime if earlier is None else later.at - earlier.at
+    _, build = _only(later, "build_info")
+    ready, notes = readiness(later.ready)
+    gauge = {name: _only(later, name)[0] for name in ("held_calls", "held_oldest_seconds", "connections_open")}
+    return View(
+        version=build.get("version", ""),
+        mode=build.get("runtime", ""),
+        uptime=uptime,
+        interval=None if earlier is None else seconds,
+        ready=ready,
+        notes=notes,
+        held=int(gauge["held_calls"]),
+        oldest=gauge["held_oldest_seconds"],
+        passing=_rate(sum(_grown(before, later.samples, "calls_passed_total").values()), seconds),
+        connections=int(gauge["connections_open"]),
+        pods=int(_only(later, "store_pods")[0]),
+        containers=int(_only(later, "store_containers")[0]),
+        operations=_operations(before, later.samples, seconds),
+        parts={part: _latency(before, later.samples, "call_duration_seconds", "part", part) for part in PARTS},
+        hook_servers=[_hook_server(before, later.samples, seconds, hook) for hook in later.hooks],
+        errors=[_error(event) for event in reversed(later.errors)],
+        missing=later.missing,
+    )
+
+
+def readiness(text: str) -> tuple[bool | None, Sequence[str]]:
+    """Return whether an answer of /readyz?verbose says ready, and its lines that are not well, failed ones first."""
+    lines = text.splitlines()
+    notes = [line for sign in ("[-]", "[~]") for line in lines if line.startswith(sign)]
+    return lines[-1].endswith("passed") if lines else None, notes
+
+
+def is_error(event: Mapping[str, Any]) -> bool:
+    """Return whether an event belongs to those that ``top`` shows."""
+    return event.get("kind") not in GOOD_EVENTS
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """Return a quantile of cumulative counts by upper bound, as Prometheus' histogram_quantile does: linear within a
+    bucket. None without observations, infinite above the last finite bound."""
+    rank = share * buckets.get(math.inf, 0.0)
+    below = lower = 0.0
+    for bound in sorted(buckets):
+        if buckets[bound] >= rank > 0:
+            return bound if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (buckets[bound] - below)
+        below, lower = buckets[bound], bound
+    return None
+
+
+def _operations(before: Samples, now: Samples, seconds: float | None) -> list[Operation]:
+    totals = _sums(now, "calls_total", "operation", "outcome")
+    grown = _grown(before, now, "calls_total", "operation", "outcome")
+    return [
+        Operation(
+            name,
+            _rate(sum(grown[name, outcome] for outcome in OUTCOMES), seconds),
+            {outcome: int(totals[name, outcome]) for outcome in OUTCOMES},
+            frozenset(o for o in OUTCOMES if o not in GOOD_OUTCOMES and grown[name, o] and before),
+        )
+        for name in sorted({operation for operation, _ in totals})
+    ]
+
+
+def _hook_server(before: Samples, now: Samples, seconds: float | None, hook: Mapping[str, Any]) -> HookServer:
+    name = str(hook["name"])
+    last = hook.get("lastError") or {}
+    calls = _grown(before, now, "hook_calls_total", "hook_server")
+    failures = _sums(now, "hook_failures_total", "hook_server")
+    return HookServer(
+        name=name,
+        state=str(hook["state"]),
+        policy=str(hook["policy"]),
+        rate=_rate(calls[(name,)], seconds),
+        latency=_latency(before, now, "hook_call_duration_seconds", "hook_server", name),
+        failures=int(failures[(name,)]),
+        worse=bool(before and _grown(before, now, "hook_failures_total", "hook_server")[(name,)]),
+        last_error=" ".join(str(last[key]) for key in ("hook", "reason") if last.get(key)),
+    )
+
+
+def _error(event: Mapping[str, Any]) -> Error:
+    def text(key: str) -> str:
+        return str(event.get(key) or "")
+
+    subject = "/".join(text(key) for key in ("namespace", "pod", "container") if text(key))
+    return Error(
+        time=text("time")[11:19],
+        kind=text("kind"),
+        operation=text("hook") or text("operation"),
+        subject=subject or (text("containerId") or text("podId"))[:12],
+        hook_server=text("hookServer"),
+        text=text("text") or text("reason"),
+    )
+
+
+def _latency(before: Samples, now: Samples, name: str, label: str, value: str) -> Latency:
+    grown = _grown(before, now, f"{name}_bucket", label, "le")
+    buckets = {float(bound): count for (found, bound), count in grown.items() if found == value}
+    return Latency(quantile(buckets, 0.5), quantile(buckets, 0.99))
+
+
+def _rate(count: float, seconds: float | None) -> float | None:
+    return count / seconds if seconds else None
+
+
+def _only(snapshot: Snapshot, name: str) -> tuple[float, Mapping[str, str]]:
+    """Return the value and the labels of a metric with one series; 0 if it is not there."""
+    return next(((value, labels) for labels, value in snapshot.samples.get(PREFIX + name, ())), (0.0, {}))
+
+
+def _sums(samples: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
+    """Return the sums of a metric's samples by these labels."""
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for given, value in samples.get(PREFIX + name, ()):
+        sums[tuple(given.get(label, "") for label in labels)] += value
+    return sums
+
+
+def _grown(before: Samples, now: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
+    """Return by how much the sums of a metric's samples grew."""
+    grown = _sums(now, name, *labels)
+    for key, value in _sums(before, name, *labels).items():
+        grown[key] -= value
+    return grown
+
+
+def samples_of(families: Iterable[Any]) -> Samples:
+    """Return the samples of prometheus_client's families by their names."""
+    samples: defaultdict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    for family in families:
+        for sample in family.samples:
+            samples[sample.name].append((sample.labels, sample.value))
+    return samples
