@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from runtimeproxy.cli import times
+from runtimeproxy.cli import names, times
 from runtimeproxy.cli.admin_client import AdminClient, NoProxy, ProxyCommand, Query
 from runtimeproxy.cli.output import JSON, TABLE, Table, row_options, structured_text
 from runtimeproxy.cli.run import INTERRUPTED
@@ -32,7 +32,12 @@ _follow_option = click.option("-f", "--follow", is_flag=True, help=f"Print the l
 _since_option = click.option(
     "--since", metavar="NUMBER|DURATION", help="Only what came after the event of this number, or in the last 10m."
 )
-_pod_option = click.option("--pod", metavar="POD", help="Only a pod's: NAME, NAMESPACE/NAME, or the start of its id.")
+_pod_option = click.option(
+    "--pod",
+    metavar="POD",
+    help="Only a pod's: NAME, NAMESPACE/NAME, or the start of its id.",
+    shell_complete=names.pods,
+)
 
 
 def events_command() -> click.Command:
@@ -73,7 +78,9 @@ def _events(
 @_follow_option
 @_since_option
 @_pod_option
-@click.option("--hook-server", metavar="NAME", help="Only what this hook server did.")
+@click.option(
+    "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=names.hook_servers
+)
 @row_options
 def _trace(
     proxy: AdminClient,

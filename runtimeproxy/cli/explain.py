@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from runtimeproxy.cli import events, subjects
+from runtimeproxy.cli import events, names, subjects
 from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.events import Event
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, row_text, structured_text
@@ -25,7 +25,7 @@ def explain_command() -> click.Command:
 
 
 @click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
-@click.argument("subject", metavar="POD|CONTAINER")
+@click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
 @output_option(TABLE, JSON, YAML)
 def _explain(proxy: AdminClient, subject: str, output: str) -> None:
     """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.

@@ -11,10 +11,9 @@ from urllib.parse import quote
 
 import click
 
+from runtimeproxy.cli import names
 from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, structured_text
-
-_name_argument = click.argument("name", metavar="NAME")
 
 
 def disable_command() -> click.Command:
@@ -28,7 +27,7 @@ def enable_command() -> click.Command:
 
 
 @click.command("disable", cls=ProxyCommand, short_help="Ask a hook server no more, whatever its policy.")
-@_name_argument
+@click.argument("name", metavar="NAME", shell_complete=names.enabled_hook_servers)
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever sees it; no secrets.")
 @click.option("--for", "duration", metavar="DURATION", help="For how long, like 10m or 1h.  [default: until enabled]")
 @output_option(TABLE, JSON, YAML)
@@ -45,7 +44,7 @@ def _disable(proxy: AdminClient, name: str, reason: str, duration: str | None, o
 
 
 @click.command("enable", cls=ProxyCommand, short_help="Ask a disabled hook server again.")
-@_name_argument
+@click.argument("name", metavar="NAME", shell_complete=names.disabled_hook_servers)
 @output_option(TABLE, JSON, YAML)
 def _enable(proxy: AdminClient, name: str, output: str) -> None:
     """Ask the hook server NAME again, which was disabled."""

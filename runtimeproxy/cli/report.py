@@ -24,7 +24,9 @@ from typing import Any
 
 import click
 
-from runtimeproxy.cli.admin_client import AdminClient, NoProxy
+from runtimeproxy.cli import subjects
+from runtimeproxy.cli.admin_client import AdminClient
+from runtimeproxy.cli.events import remembered
 from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags, words
 from runtimeproxy.cli.version import versions
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
@@ -96,24 +98,12 @@ def _health(path: str) -> Callable[[Node], str]:
 
 
 def _store(node: Node) -> str:
-    proxy, after = node.proxy(), None
-    found: dict[str, list[Any]] = {"pods": [], "containers": []}
-    while True:
-        page = proxy.get("/store", {"limit": _PAGE, "after": after})
-        for name, records in found.items():
-            records += page[name]
-        after = page["next"]
-        if after is None:
-            return _json(found)
+    pods, containers = subjects.records(node.proxy(), {"limit": _PAGE})
+    return _json({"pods": pods, "containers": containers})
 
 
 def _events(node: Node) -> str:
-    proxy, since = node.proxy(), 0
-    lines: list[str] = []
-    while page := list(proxy.lines("/events", {"since": since, "limit": _PAGE})):
-        lines += [json.dumps(event) for event in page]
-        since = int(page[-1].get("number") or page[-1]["to"])
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(json.dumps(event) + "\n" for event in remembered(node.proxy(), {}))
 
 
 def _journal(node: Node) -> str:
@@ -207,7 +197,7 @@ def collect(node: Node) -> tuple[dict[str, str], dict[str, str]]:
             got[source.name] = running.result(max(0.0, began + source.seconds - time.monotonic()))
         except TimeoutError:
             missing[source.name] = f"no answer within {source.seconds:g} s"
-        except (NoProxy, RuntimeProxyError) as error:
+        except RuntimeProxyError as error:
             missing[source.name] = str(error)
         except click.ClickException as error:
             missing[source.name] = error.format_message()

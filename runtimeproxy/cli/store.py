@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from runtimeproxy.cli import subjects
+from runtimeproxy.cli import names, subjects
 from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.output import TABLE, row_options, row_text, structured_text
 from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, field_rows, pod_name
@@ -29,7 +29,12 @@ def store_group() -> click.Group:
 
 
 @click.command("ls", cls=ProxyCommand, short_help="List pods and containers.")
-@click.option("--pod", metavar="POD", help="Only this pod: NAME, NAMESPACE/NAME, or the start of its id.")
+@click.option(
+    "--pod",
+    metavar="POD",
+    help="Only this pod: NAME, NAMESPACE/NAME, or the start of its id.",
+    shell_complete=names.pods,
+)
 @row_options
 def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> None:
     """List the pods and containers that the proxy knows, with the hook servers that set fields of them."""
@@ -41,7 +46,7 @@ def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> N
 
 
 @click.command("get", cls=ProxyCommand, short_help="Show what became of the fields of a pod or container.")
-@click.argument("subject", metavar="POD|CONTAINER")
+@click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
 @row_options
 def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> None:
     """Show the fields of a pod or a container that the kubelet asked for or that went to the runtime.

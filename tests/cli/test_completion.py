@@ -4,14 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import click
 import pytest
 
-from runtimeproxy.cli import Commands
+from runtimeproxy.cli import Commands, admin_client, names
 from runtimeproxy.cli.completion import INSTALL
+from tests.cli.admin_answers import CANNED, CONTAINER, POD
 from tests.cli.conftest import Run
 from tests.docs import ROOT
+from tests.fakes.canned_admin import Canned, hang_before_the_head, hang_in_the_body, serving, speak_no_http
 
 READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 """What reads a script without running it."""
@@ -65,14 +69,88 @@ def test_shell_is_answered(shell: str, line: str, word: str, answers: set[str]) 
     assert done.stderr == ""
 
 
-def test_bash_completes_with_the_script(run: Run, tmp_path: Path) -> None:
+NAMED = [
+    ("hook disable ", {"cpuset", "gpu"}),
+    ("hook disable c", {"cpuset"}),
+    ("hook enable ", {"rdt", "gone"}),
+    ("hook trace --hook-server ", {"cpuset", "gpu", "rdt", "gone"}),
+    ("events --pod ", {"default/web-1"}),
+    ("store ls --pod d", {"default/web-1"}),
+    ("store get ", {"default/web-1"}),
+    ("store get default/web-1/", {"default/web-1/main"}),
+    (f"explain {POD[:4]}", {POD}),
+    (f"explain {CONTAINER[:4]}", {CONTAINER}),
+    ("explain nothing-like-it", set()),
+]
+"""A line up to the cursor, and the names that are offered."""
+
+
+def completed(line: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    """Return the answer to a shell for a line with the cursor at its end."""
+    asked = {"_RUNTIMEPROXY_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    command = [sys.executable, "-m", "runtimeproxy"]
+    return subprocess.run(command, env=environ(**asked, **more), capture_output=True, text=True, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("line", "offered"), NAMED)
+def test_names_and_ids_are_asked_of_the_proxy(tmp_path: Path, line: str, offered: set[str]) -> None:
+    with serving(tmp_path / "admin.sock", CANNED):
+        by_variable = completed(f"runtimeproxy {line}", RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
+    assert set(by_variable.stdout.split()) == {f"plain,{name}" for name in offered}
+    assert by_variable.stderr == ""
+
+
+def test_proxy_of_the_flag_on_the_line_is_asked(tmp_path: Path) -> None:
+    with serving(tmp_path / "admin.sock", CANNED):
+        done = completed(f"runtimeproxy hook disable --admin-endpoint={tmp_path}/admin.sock c")
+    assert (done.stdout, done.stderr) == ("plain,cpuset\n", "")
+
+
+WITHOUT: dict[str, Canned] = {
+    "it hangs": {"/hooks": hang_before_the_head},
+    "it dribbles": {"/hooks": hang_in_the_body},
+    "it fails": {"/hooks": (500, "no")},
+    "it is no proxy": {"/hooks": speak_no_http},
+    "its form is another": {"/hooks": {"schemaVersion": 1}},
+}
+
+
+@pytest.mark.parametrize("canned", WITHOUT.values(), ids=WITHOUT)
+def test_proxy_that_cannot_be_asked_offers_nothing(tmp_path: Path, canned: Canned) -> None:
+    with serving(tmp_path / "admin.sock", canned):
+        done = completed("runtimeproxy hook disable ", RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+NO_PROXY = ["{}/admin.sock", "none", "not a socket"]
+
+
+@pytest.mark.parametrize("endpoint", NO_PROXY)
+def test_without_a_proxy_nothing_is_offered(tmp_path: Path, endpoint: str) -> None:
+    done = completed("runtimeproxy explain ", RUNTIMEPROXY_ADMIN_ENDPOINT=endpoint.format(tmp_path))
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
+    """Time is the claim; an idle import takes longer than the wait, so it is measured within the process."""
+    with serving(tmp_path / "admin.sock", {"/hooks": hang_before_the_head}):
+        context = click.Context(click.Command("x"))
+        context.params = {"admin_endpoint": f"{tmp_path}/admin.sock"}
+        began = time.monotonic()
+        assert names.hook_servers(context, click.Argument(["name"]), "") == []
+        assert names.SECONDS <= time.monotonic() - began < admin_client.SECONDS
+
+
+@pytest.mark.parametrize(("line", "completed"), [("config ch", "check"), ("hook disable c", "cpuset")])
+def test_bash_completes_with_the_script(run: Run, tmp_path: Path, line: str, completed: str) -> None:
     program = tmp_path / "runtimeproxy"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m runtimeproxy "$@"\n')
     program.chmod(0o755)
-    words = "COMP_WORDS=(runtimeproxy config ch) COMP_CWORD=2"
+    words = f"COMP_WORDS=(runtimeproxy {line}) COMP_CWORD={len(line.split())}"
     ask = f'{words}; _runtimeproxy_completion runtimeproxy; echo "${{COMPREPLY[@]}}"'
     script = run("runtimeproxy", "completion", "bash")[1]
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    asked = environ(PATH=f"{tmp_path}:{os.environ['PATH']}", RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
     command = ["bash", "--norc", "-c", f"{script}\n{ask}"]
-    done = subprocess.run(command, env=environ(PATH=path), capture_output=True, text=True, check=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("check\n", "")
+    with serving(tmp_path / "admin.sock", CANNED):
+        done = subprocess.run(command, env=asked, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{completed}\n", "")

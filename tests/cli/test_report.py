@@ -13,7 +13,7 @@ import pytest
 from runtimeproxy.cli import report
 from runtimeproxy.cli.report import FOLDER, MANIFEST, SOURCES, Source
 from tests.cli.conftest import Run
-from tests.fakes.adminserver import AdminServer, admin_server
+from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
 
 ADMIN = (
     "version.json",
@@ -29,18 +29,23 @@ Write = Callable[..., tuple[int, str, str]]
 """Writes a report; returns exit code, output and errors."""
 JOURNAL = '#!/bin/sh\nif [ "$5" = --unit=runtimeproxy ]; then echo "a line"; fi\n'
 RECORDS = [{"id": str(number)} for number in range(3)]
+OBJECTS: dict[str, dict[str, object]] = {
+    **{"/version": {"version": "1"}, "/configz": {"options": []}, "/hooks": {"hooks": []}},
+    "/store": {"pods": RECORDS, "containers": RECORDS[:1]},
+}
+EVENTS = [{"number": 1, "kind": "edited"}, {"kind": "gap", "from": 2, "to": 900}, {"number": 901, "kind": "sync"}]
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[AdminServer]:
-    """Yield a proxy's admin endpoint, at admin.sock."""
-    answers = {
-        **{"/version": {"version": "1"}, "/configz": {"options": []}, "/hooks": {"hooks": []}},
+def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
+    """Yield what a proxy answers by path, at admin.sock."""
+    canned: dict[str, Answer] = {
+        **{path: {"schemaVersion": 1, **told} for path, told in OBJECTS.items()},
         **{"/livez": "livez check passed\n", "/readyz": (503, "readyz check failed\n"), "/metrics": "a 1\n"},
-        "/store": {"pods": RECORDS[:1], "containers": RECORDS[1:], "next": None},
+        "/events": EVENTS,
     }
-    with admin_server(str(tmp_path / "admin.sock"), answers) as server:
-        yield server
+    with serving(tmp_path / "admin.sock", canned):
+        yield canned
 
 
 @pytest.fixture
@@ -68,12 +73,8 @@ def contents(path: Path) -> dict[str, str]:
         return {name.name: file.read().decode() for name, file in found.items() if file}
 
 
-def test_report_has_what_every_source_says(write: Write, proxy: AdminServer, tmp_path: Path) -> None:
-    proxy.events = [
-        {"number": 1, "kind": "edited"},
-        {"kind": "gap", "from": 2, "to": 900},
-        {"number": 901, "kind": "sync"},
-    ]
+@pytest.mark.usefixtures("proxy")
+def test_report_has_what_every_source_says(write: Write, tmp_path: Path) -> None:
     code, out, err = write()
     path = tmp_path / "report.tar.gz"
     assert (code, out, err) == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
@@ -85,27 +86,11 @@ def test_report_has_what_every_source_says(write: Write, proxy: AdminServer, tmp
         "readyz check failed\n",
         "a line\n",
     )
-    assert [json.loads(line) for line in found["events.ndjson"].splitlines()] == proxy.events
-    assert json.loads(found["store.json"]) == {"pods": RECORDS[:1], "containers": RECORDS[1:]}
+    assert [json.loads(line) for line in found["events.ndjson"].splitlines()] == EVENTS
+    assert json.loads(found["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
     assert {row["check"] for row in json.loads(found["doctor.json"])} >= {"socket", "runtime"}
     assert {"distribution", "linux", "python"} <= json.loads(found["versions.json"]).keys()
     assert found[MANIFEST].count("\ngot ") == len(SOURCES)
-
-
-def test_every_page_of_the_store_is_read(
-    write: Write, proxy: AdminServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def page(path: str, query: dict[str, list[str]]) -> tuple[int, str]:
-        if path != "/store":
-            return answer(path, query)
-        at = int(query.get("after", ["0"])[0])
-        told = {"pods": RECORDS[at : at + 1], "containers": [], "next": str(at + 1) if at < 2 else None}
-        return 200, json.dumps({"schemaVersion": 1, **told})
-
-    answer = proxy.answer
-    monkeypatch.setattr(proxy, "answer", page)
-    assert write()[0] == 0
-    assert json.loads(contents(tmp_path / "report.tar.gz")["store.json"])["pods"] == RECORDS
 
 
 def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> None:
@@ -117,8 +102,8 @@ def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> N
     assert all(f"\nnot got  {name}: nothing listens at {tmp_path}/admin.sock" in found[MANIFEST] for name in ADMIN)
 
 
-def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: AdminServer, tmp_path: Path) -> None:
-    proxy.hangs |= {"/metrics", "/hooks"}
+def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: dict[str, Answer], tmp_path: Path) -> None:
+    proxy |= {"/metrics": hang_before_the_head, "/hooks": hang_before_the_head}
     code, out, _ = write()
     assert (code, "does not answer (waited 2 s)" in out) == (1, True)
     found = contents(tmp_path / "report.tar.gz")

@@ -22,7 +22,7 @@ from runtimeproxy.cli.admin_client import AdminClient
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.adminserver import AdminServer, admin_server
+from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
 
 SECONDS = 30.0
 """How long a test waits for what must come."""
@@ -39,17 +39,21 @@ def exposition(started: float = 1000.0, failed: int = 0) -> str:
     return "\n".join([*found.figures(), f"process_start_time_seconds {started}", ""])
 
 
+BROKEN = (500, {"schemaVersion": 1, "error": "it is broken"})
+
+
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[AdminServer]:
-    """Yield a proxy's admin endpoint, at admin.sock."""
+def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
+    """Yield what a proxy answers by path, at admin.sock."""
     hook = {"name": "gpu", "state": "closed", "policy": "Fail", "lastError": None}
-    answers = {
+    canned: dict[str, Answer] = {
         "/metrics": exposition(),
-        "/hooks": {"hooks": [hook]},
+        "/hooks": {"schemaVersion": 1, "hooks": [hook]},
         "/readyz": "[+]listening ok\nreadyz check passed\n",
+        "/events": [],
     }
-    with admin_server(str(tmp_path / "admin.sock"), answers) as server:
-        yield server
+    with serving(tmp_path / "admin.sock", canned):
+        yield canned
 
 
 @pytest.mark.usefixtures("proxy")
@@ -71,22 +75,37 @@ def test_without_a_proxy_it_says_so(run: Run, tmp_path: Path) -> None:
     assert err.startswith(f"runtimeproxy: error: nothing listens at {tmp_path}/admin.sock")
 
 
-def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(proxy: AdminServer, tmp_path: Path) -> None:
+def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(
+    proxy: dict[str, Answer], tmp_path: Path
+) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
-    proxy.events = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
+    proxy["/events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
     assert [event["number"] for event in observer.look().errors] == [1]
-    proxy.events = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
+    proxy["/events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
     assert len(observer.look().errors) == top._KEPT_ERRORS
     assert [event["number"] for event in observer.look().errors][-1] == 1499
-    proxy.answers["/metrics"] = exposition(started=2000.0)
-    proxy.events = [{"number": 1, "kind": "stall"}]
+    proxy["/metrics"] = exposition(started=2000.0)
+    proxy["/events"] = [{"number": 1, "kind": "stall"}]
     assert [event["kind"] for event in observer.look().errors] == ["stall"]
 
 
-def test_proxy_that_goes_away_leaves_its_last_figures(proxy: AdminServer, tmp_path: Path) -> None:
+UNREADABLE: list[tuple[str, Answer]] = [("/metrics", "a{\n"), ("/hooks", {"schemaVersion": 1})]
+
+
+@pytest.mark.parametrize(("path", "answer"), UNREADABLE)
+def test_answer_of_another_version_is_told(
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, path: str, answer: Answer
+) -> None:
+    proxy[path] = answer
+    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, out) == (1, "")
+    assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
+
+
+def test_proxy_that_goes_away_leaves_its_last_figures(proxy: dict[str, Answer], tmp_path: Path) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
     before = observer.look()
-    proxy.answers["/hooks"] = (500, '{"error": "it is broken"}')
+    proxy["/hooks"] = BROKEN
     after = observer.look_again()
     assert (after.samples, after.missing) == (before.samples, "it is broken")
 
@@ -167,12 +186,12 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
         assert "Traceback" not in shown.read
 
 
-def test_frames_follow_the_proxy(proxy: AdminServer, tmp_path: Path) -> None:
+def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("since its start")
-        proxy.answers["/metrics"] = exposition(failed=42)
+        proxy["/metrics"] = exposition(failed=42)
         shown.until("42")
-        proxy.answers["/hooks"] = (500, '{"error": "it is broken"}')
+        proxy["/hooks"] = BROKEN
         shown.until("it is broken")
         shown.type("q")
         assert shown.ended() == 0
@@ -188,10 +207,10 @@ def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
         assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
 
 
-def test_keys_are_taken_while_the_proxy_hangs(proxy: AdminServer, tmp_path: Path) -> None:
+def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("ERRORS, UTC")
-        proxy.hangs.add("/metrics")
+        proxy["/metrics"] = hang_before_the_head
         shown.until("no answer")
         shown.type("q")
         assert shown.ended() == 0

@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 Json = Mapping[str, Any]
-Answer = Json | Sequence[Json] | str | tuple[int, Json | str]
-"""An object; events, of which those behind ``since`` are told; a text; or one of these with a status other than 200."""
+Answer = Json | Sequence[Json] | str | tuple[int, Json | str] | Callable[["_Handler"], None]
+"""An object; events, of which those behind ``since`` are told; a text; one of these with a status other than 200; or a
+way to fail."""
 Canned = Mapping[str, Answer]
 """Answers by the path of a request."""
 
@@ -53,6 +54,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.fault(self)
             return
         answer = self.server.canned.get(url.path, (404, {"schemaVersion": 1, "error": f"there is no {url.path}"}))
+        if callable(answer):
+            answer(self)
+            return
         status, content = answer if isinstance(answer, tuple) else (200, answer)
         if isinstance(content, Mapping):
             selected = _selected(content, query) if url.path == "/store" else content
