@@ -214,7 +214,7 @@ def _error(event: Mapping[str, Any]) -> Error:
         operation=text("hook") or text("operation"),
         subject=subject or (text("containerId") or text("podId"))[:12],
         hook_server=text("hookServer"),
-        text=text("text") or text("reason"),
+        text=text("text") or ("" if text("reason") == text("kind") else text("reason")),
     )
 
 

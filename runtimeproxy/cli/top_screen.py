@@ -31,7 +31,7 @@ _BESIDE = 156
 _LEFT, _BETWEEN = 76, 4
 _COLUMNS_OF_ERRORS = 120
 """From so many columns on, what an error is about has columns of its own."""
-_POLICY, _LAST_ERROR = 76, 96
+_POLICY, _LAST_ERROR = 80, 98
 """Columns from which on these two are told of a hook server."""
 _NOTES = 3
 """Most lines of /readyz that are shown."""
@@ -40,7 +40,7 @@ _MOST_ERRORS = 20
 """Rows where the terminal sets no limit."""
 _LATENCY_LINES = 3
 _GAPS = 4
-_LONGEST_NAME = 24
+_LONGEST_NAME, _SHORTEST_NAME, _FIGURE = 24, 20, 8
 _Row = TypeVar("_Row")
 
 
@@ -114,7 +114,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _head(view: View) -> list[RenderableType]:
-    since = "since its start" if view.interval is None else f"last {duration(view.interval)}"
+    since = "since its start" if view.interval is None else f"last {view.interval:.0f} s"
     state = {True: ("ready", GOOD), False: ("not ready", BAD), None: ("ready unknown", MEDIUM)}[view.ready]
     if view.ready and view.notes:
         state = "ready, degraded", MEDIUM
@@ -189,9 +189,11 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
         [heading] * (width >= least) for heading, least in (("POLICY", _POLICY), ("LAST ERROR", _LAST_ERROR))
     ]
     table = _table("HOOK SERVER", "STATE", *policy, "CALLS/S", "P50", "P99", "FAILED", last="".join(told))
-    table.columns[0].max_width = table.columns[0].min_width = _LONGEST_NAME
+    table.columns[0].max_width, table.columns[0].min_width = _LONGEST_NAME, _SHORTEST_NAME
     for column in table.columns[1 : 2 + len(policy)]:
         column.justify = "left"
+    for column in (table.columns[1], *table.columns[3 + len(policy) : 5 + len(policy)]):
+        column.min_width = _FIGURE  # else columns would move as figures come and go
     if len(servers) > most:  # the bad ones must be seen
         servers = sorted(servers, key=lambda server: server.state == GOOD_STATE and not server.worse)
     rows, more = _cut(servers, most)
@@ -214,7 +216,7 @@ def _errors(errors: Sequence[Error], most: int, width: int) -> Table:
     table.columns[1].min_width = 12
     for row in errors[: max(most, 0)]:
         about = [row.operation, row.hook_server, row.subject] if wide else []
-        what = row.text if wide else "  ".join(filter(None, (row.text, row.subject, row.hook_server, row.operation)))
+        what = row.text if wide else "  ".join(filter(None, (row.text, row.hook_server, row.subject, row.operation)))
         table.add_row(_text(row.time), _text(row.kind, BAD), *(_text(text) for text in (*about, what)))
     if not errors:
         table.add_row(Text("none", FAINT))

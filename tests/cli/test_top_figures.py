@@ -146,11 +146,12 @@ EVENTS: list[tuple[dict[str, Any], Error]] = [
         {"time": "2026-11-25T16:01:02.123Z", "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64},
         Error("16:01:02", "slow", "StopContainer", "0" * 12, "", ""),
     ),
+    ({"kind": "refused", "reason": "refused"}, Error("", "refused", "", "", "", "")),
     ({"kind": "runtime_lost", "reason": "unavailable"}, Error("", "runtime_lost", "", "", "", "unavailable")),
 ]
 
 
-@pytest.mark.parametrize(("event", "error"), EVENTS, ids=[event["kind"] for event, _ in EVENTS])
+@pytest.mark.parametrize(("event", "error"), EVENTS, ids=["with all", "with an id", "reason that says no more", "reason"])
 def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> None:
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 

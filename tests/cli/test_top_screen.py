@@ -15,7 +15,7 @@ from tests.docs import DOCS
 NOTHING = Latency(None, None)
 OUTCOMES = {"agreed": 5, "failed": 0, "refused": 2, "unsettled": 0, "ended": 0}
 EMPTY = View(
-    *("0.9.0", "Containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
+    *("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
 )
 OPERATION = Operation("CreateContainer", 1.25, OUTCOMES, frozenset({"refused"}))
 SERVER = HookServer(
@@ -43,7 +43,7 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
 
 def test_empty_node_is_told_as_such() -> None:
     text = "\n".join(lines(EMPTY))
-    assert "runtimeproxy 0.9.0 Containerd   ready   up 20 s   since its start\nheld 0  passing 0.0/s" in text
+    assert "runtimeproxy 0.9.0 containerd   ready   up 20 s   since its start\nheld 0  passing 0.0/s" in text
     assert "no call was held yet" in text
     assert "none registered" in text
 
