@@ -42,6 +42,7 @@ class Commands(LazyGroup):
         "log-level": lambda: import_module("runtimeproxy.cli.log_level").log_level_command(),
         "top": lambda: import_module("runtimeproxy.cli.top").top_command(),
         "report": lambda: import_module("runtimeproxy.cli.report").report_command(),
+        "export": lambda: import_module("runtimeproxy.cli.export").export_command(),
     }
 
 

@@ -72,6 +72,7 @@ def _histogram(name: str, help: str, *labels: str) -> Metric:
 
 ROWS: tuple[Metric, ...] = (
     _gauge("build_info", "1, with the versions as labels.", "version", "python", RUNTIME),
+    _gauge("ready", "1 while calls are served as they should be: what /readyz says."),
     # Held calls.
     _counter(
         "calls",
@@ -148,6 +149,7 @@ ROWS: tuple[Metric, ...] = (
     _counter(
         "hook_conflicts", "Fields of this hook server that a later one set to another value.", HOOK_SERVER, "hook"
     ),
+    _gauge("hook_timeout_seconds", "How long a call to the hook server may take.", HOOK_SERVER),
     _gauge("hook_breaker_open", "1 while the hook server is not asked since it failed too often.", HOOK_SERVER),
     _counter("hook_breaker_openings", "Times that a breaker opened.", HOOK_SERVER),
     _gauge("hook_disabled", "1 while an operator has disabled the hook server.", HOOK_SERVER),

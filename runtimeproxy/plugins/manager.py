@@ -206,9 +206,10 @@ class Manager:
         self.measure()
 
     def measure(self) -> None:
-        """Set the gauges of the plugins and their breakers, and of the disabled ones."""
+        """Set the gauges of the plugins: their timeouts, breakers, and which are disabled."""
         states = Counter(plugin.breaker.state for plugin in self._plugins.values())
         for plugin in self._plugins.values():
+            self._metrics.gauge("hook_timeout_seconds", plugin.timeout_seconds, plugin.name)
             self._metrics.gauge("hook_breaker_open", float(plugin.breaker.state is BreakerState.OPEN), plugin.name)
             self._metrics.gauge("hook_disabled", 0, plugin.name)
         for name in self.disabled:
