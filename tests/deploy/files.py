@@ -1,0 +1,71 @@
+"""What is in deploy/: rules, alerts and dashboards as values, and the metrics that a query names."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.docs import ROOT
+
+DEPLOY = ROOT / "deploy"
+RULES = (DEPLOY / "prometheus" / "recording-rules.yaml", DEPLOY / "prometheus" / "alerts.yaml")
+DASHBOARDS: dict[str, Any] = {path.name: json.loads(path.read_text()) for path in (DEPLOY / "grafana").glob("*.json")}
+GROUPS: list[Any] = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+RECORDED: dict[str, str] = {
+    rule["record"]: rule["expr"] for group in GROUPS for rule in group["rules"] if "record" in rule
+}
+ALERTS: dict[str, Any] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
+PANELS: dict[str, Any] = {
+    f"{name}: {panel['title']}": panel
+    for name, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
+    if panel["type"] != "row"
+}
+
+_WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
+_LISTS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_SELECTOR = re.compile(r"(?<![\w:])([a-zA-Z_:][\w:]*)(\{[^}]*\})?(?![\w:]|\s*\()")
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield each query of rules, alerts and dashboards with its place."""
+    yield from RECORDED.items()
+    for name, alert in ALERTS.items():
+        yield name, alert["expr"]
+    for place, panel in PANELS.items():
+        for target in panel["targets"]:
+            yield f"{place} {target['refId']}", target["expr"]
+
+
+def selectors(query: str) -> list[str]:
+    """Return the metrics that a query selects, each with its matchers."""
+    bare = re.sub(r"\[[^\]]*\]", "", _LISTS.sub(" ", query))
+    return [match[0] for match in _SELECTOR.finditer(bare) if match[1] not in _WORDS]
+
+
+def metrics(query: str) -> set[str]:
+    """Return the names of the metrics that a query selects."""
+    return {selector.partition("{")[0] for selector in selectors(query)}
+
+
+def labels(query: str) -> set[str]:
+    """Return the labels that a query groups, joins or selects by."""
+    lists = [name.strip() for match in _LISTS.findall(query) for name in match.split(",")]
+    matchers = [name for match in re.findall(r"\{([^}]*)\}", query) for name in re.findall(r"(\w+)\s*[=!]", match)]
+    return {*lists, *matchers} - {""}
+
+
+def table_name(metric: str) -> str:
+    """Return a metric's name without what a histogram's series have behind it."""
+    return re.sub(r"_(bucket|sum|count)\Z", "", metric)
+
+
+def rule_files(folder: Path, seconds: int) -> list[Path]:
+    """Copy the rules, each group with this interval."""
+    copies = [folder / path.name for path in RULES]
+    for path, copy in zip(RULES, copies, strict=True):
+        copy.write_text(re.sub(r"interval: \w+", f"interval: {seconds}s", path.read_text()))
+    return copies

@@ -1,0 +1,133 @@
+"""What deploy/ names is there: metrics, labels, runbooks, units, the commands that units and plugins run."""
+
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from runtimeproxy import exporter
+from runtimeproxy.cli.export import METRICS_ENDPOINT, export_command
+from runtimeproxy.observe.metric_table import METRICS, Kind
+from tests.deploy.files import ALERTS, DEPLOY, PANELS, RECORDED, labels, metrics, queries, selectors, table_name
+from tests.docs import DOCS
+
+QUERIES = dict(queries())
+OF_PROMETHEUS = {"up"}
+OF_THE_PROCESS = {
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+}
+"""What prometheus_client tells of a process."""
+COMING = {"runtimeproxy_hook_disabled"}
+"""Metrics that the table is to have with ``runtimeproxy hook disable``."""
+KNOWN = COMING | {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
+LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
+UNIT = (DEPLOY / "systemd" / "runtimeproxy-exporter.service").read_text()
+
+
+@pytest.mark.parametrize("place", QUERIES)
+def test_query_names_metrics_and_labels_that_there_are(place: str) -> None:
+    named = metrics(QUERIES[place])
+    assert named
+    assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN
+    assert labels(QUERIES[place]) <= LABELS
+
+
+HISTOGRAMS = {row.shown for row in METRICS.values() if row.kind is Kind.HISTOGRAM}
+
+
+@pytest.mark.parametrize("place", [place for place, query in QUERIES.items() if "histogram_quantile" in query])
+def test_quantile_is_of_the_buckets_of_a_histogram(place: str) -> None:
+    named = {name for name in metrics(QUERIES[place]) if name.endswith("_bucket")}
+    assert named
+    assert {table_name(name) for name in named} <= HISTOGRAMS
+
+
+SELECTED = {
+    'sum by (a, b) (rate(x_total{c="d e"}[5m])) > 0 or y unless y offset 10m': ['x_total{c="d e"}', "y", "y"],
+    "0.5 * on (job) group_left (version) z:w:sum / max_over_time(v[1d]) > bool 1": ["z:w:sum", "v"],
+}
+
+
+@pytest.mark.parametrize(("query", "expected"), SELECTED.items())
+def test_selectors_of_a_query_are_found(query: str, expected: list[str]) -> None:
+    assert selectors(query) == expected
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alert_has_a_severity_a_summary_and_a_runbook_that_is_there(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["summary"].endswith(".")
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page == "docs/troubleshooting.rst"
+    assert f"\n.. _{anchor}:\n\n{alert}\n{'~' * len(alert)}\n" in DOCS["troubleshooting"]
+
+
+def test_every_runbook_belongs_to_an_alert() -> None:
+    anchors = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS.values()}
+    assert anchors == set(re.findall(r"^\.\. _(alert-.*):$", DOCS["troubleshooting"], re.MULTILINE))
+    assert set(re.findall(r"(alert-[a-z-]+)_\b", DOCS["troubleshooting"])) <= anchors
+
+
+@pytest.mark.parametrize("place", PANELS)
+def test_panel_has_a_unit_a_description_and_queries(place: str) -> None:
+    panel = PANELS[place]
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["description"].endswith(".")
+    assert all(target["expr"] for target in panel["targets"])
+
+
+def test_dashboard_of_the_fleet_reads_recorded_series_alone() -> None:
+    fleet = [query for place, query in QUERIES.items() if place.startswith("fleet.json")]
+    assert set().union(*map(metrics, fleet)) <= set(RECORDED)
+
+
+def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
+    commands = re.findall(r"ExecStart=(.+?[^\\])\n", UNIT.replace("\\\n#", ""))
+    assert len(commands) == 2
+    for command in commands:
+        program, name, *flags = shlex.split(command)
+        assert (program, name) == ("/usr/local/bin/runtimeproxy", "export")
+        export_command().make_context("export", flags.copy())
+        listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
+        assert exporter.address(listen)[1] == 9654
+
+
+SANDBOX = ["DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "MemoryMax="]
+
+
+@pytest.mark.parametrize("setting", SANDBOX)
+def test_unit_has_no_right(setting: str) -> None:
+    assert re.search(rf"^{setting}", UNIT, re.MULTILINE)
+    assert not re.search(r"^(User=root|AmbientCapabilities=.+)", UNIT, re.MULTILINE)
+
+
+def test_operation_has_the_socket_that_the_exporter_asks() -> None:
+    assert f"--metrics-endpoint={METRICS_ENDPOINT} " in DOCS["operation"]
+
+
+def test_node_problem_detector_runs_status_and_waits_longer_than_it() -> None:
+    plugin: Any = json.loads((DEPLOY / "node-problem-detector" / "runtimeproxy.json").read_text())
+    (condition,), (rule,) = plugin["conditions"], plugin["rules"]
+    assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
+    assert (rule["path"], rule["args"]) == ("/usr/local/bin/runtimeproxy", ["status"])
+    assert int(rule["timeout"].removesuffix("s")) > 2
+    assert plugin["pluginConfig"]["max_output_length"] == 80
+
+
+def test_scrapes_are_of_the_job_and_the_port_of_the_rules() -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())["scrape_configs"][0]
+    monitor = yaml.safe_load((DEPLOY / "prometheus" / "podmonitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert monitor["kind"] == "PodMonitor"
+    assert scrape["job_name"] == "runtimeproxy"
+    assert {"targetLabel": "job", "replacement": "runtimeproxy"} in endpoint["relabelings"]
+    assert scrape["relabel_configs"][0]["replacement"] == "$1:9654"
+    assert {scrape["scheme"], endpoint["scheme"]} == {"https"}
