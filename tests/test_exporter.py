@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -389,3 +390,41 @@ async def test_program_serves_until_it_is_asked_to_end(proxy: FakeProxy) -> None
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         assert b"Traceback" not in await process.stderr.read()
+
+
+GROUP = 54321
+AS_NOBODY = """
+import os, sys
+from runtimeproxy import cli, exporter
+from runtimeproxy.cli import export
+os.setgroups([int(group) for group in sys.argv.pop(1).split(",") if group])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(cli.main())
+"""
+"""The program as nobody, in the groups of its first argument; what it needs is imported before."""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("groups", "status"), [(str(GROUP), "200"), ("", "502")], ids=["in the group", "not in it"])
+async def test_nobody_is_served_by_the_group_of_the_socket(groups: str, status: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed for others
+        folder = Path(name)
+        folder.chmod(0o755)
+        fake = FakeProxy(folder / "metrics.sock")
+        server = await asyncio.start_unix_server(fake.serve, fake.path)
+        os.chown(fake.path, 0, GROUP)
+        fake.path.chmod(0o660)
+        flags = ["export", f"--metrics-endpoint={fake.path}", "--listen=127.0.0.1:0"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", AS_NOBODY, groups, *flags, cwd=ROOT, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        line = (await process.stderr.readline()).decode()
+        port = int(line.partition("listening on http://127.0.0.1:")[2].split()[0])
+        answered = await ask(port, "GET /metrics HTTP/1.1")
+        process.terminate()
+        assert (await process.communicate())[1].decode().count("\n") == (status == "502")
+        server.close()
+    assert answered.split()[1] == status
+    assert ("Permission denied" in answered) == (status == "502")

@@ -11,7 +11,18 @@ import yaml
 from runtimeproxy import exporter
 from runtimeproxy.cli.export import METRICS_ENDPOINT, export_command
 from runtimeproxy.observe.metric_table import METRICS, Kind
-from tests.deploy.files import ALERTS, DEPLOY, PANELS, RECORDED, labels, metrics, queries, selectors, table_name
+from tests.deploy.files import (
+    ALERTS,
+    COMING,
+    DEPLOY,
+    PANELS,
+    RECORDED,
+    labels,
+    metrics,
+    queries,
+    selectors,
+    table_name,
+)
 from tests.docs import DOCS
 
 QUERIES = dict(queries())
@@ -24,8 +35,6 @@ OF_THE_PROCESS = {
     "process_start_time_seconds",
 }
 """What prometheus_client tells of a process."""
-COMING = {"runtimeproxy_hook_disabled"}
-"""Metrics that the table is to have with ``runtimeproxy hook disable``."""
 KNOWN = COMING | {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
 LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
 UNIT = (DEPLOY / "systemd" / "runtimeproxy-exporter.service").read_text()
