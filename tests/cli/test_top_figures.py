@@ -151,7 +151,9 @@ EVENTS: list[tuple[dict[str, Any], Error]] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "error"), EVENTS, ids=["with all", "with an id", "reason that says no more", "reason"])
+@pytest.mark.parametrize(
+    ("event", "error"), EVENTS, ids=["with all", "with an id", "reason that says no more", "reason"]
+)
 def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> None:
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 Json = Mapping[str, Any]
-Answer = Json | Sequence[Json] | str | tuple[int, Json | str] | Callable[["_Handler"], None]
+Answer = Json | Sequence[Json] | str | tuple[int, Json | str] | Callable[["Handler"], None]
 """An object; events, of which those behind ``since`` are told; a text; one of these with a status other than 200; or a
 way to fail."""
 Canned = Mapping[str, Answer]
