@@ -31,7 +31,7 @@ class FakeFile:
     def __init__(self, **kept: Disabled) -> None:
         self.kept: Mapping[str, Disabled] = kept
         self.fault: Exception | None = None
-        self.writes = 0
+        self.begun = self.writes = 0
 
     def read(self) -> Mapping[str, Disabled]:
         if self.fault:
@@ -298,6 +298,7 @@ def gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return read()
 
     def waiting_write(disabled: Mapping[str, Disabled]) -> None:
+        file.begun += 1
         opened.wait()
         write(disabled)
 
@@ -313,6 +314,7 @@ async def test_file_that_does_not_answer_delays_neither_start_nor_answer(desk: D
     wait = "a restart of the proxy enables it again: /state/a.json does not answer"
     assert [await desk.disable(name) for name in "ab"] == [(wait,), (wait,)]
     assert desk.names == ["a", "b"]
+    assert desk.file.begun == 1, "the second write waits for the first: the last one must win"
     gate.set()
     async with asyncio.timeout(20):
         await asyncio.gather(*desk.disabling._writes)
