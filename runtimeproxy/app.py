@@ -291,6 +291,7 @@ class Proxy:
         await self.originals.start()
         await self.manager.start()
         await self.front.start()
+        self.reach.start()
         self.metrics.gauge("build_info", 1, VERSION, platform.python_version())
         self.metrics.gauge("draining", 0)
         self.metrics.gauge("ready", 1)
@@ -307,7 +308,6 @@ class Proxy:
         self.metrics.gauge("connections_open", len(self.front.connections))
         self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
         self.manager.measure()
-        self.reach.look()
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure, self.metrics.clock() + GAUGE_SECONDS)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
@@ -323,6 +323,7 @@ class Proxy:
         await self.front.drain(seconds, at_once)
         await self.lifecycle.stop()
         await self.front.close()
+        self.reach.stop()
         await self.manager.stop()
         await self.originals.stop()
         if self._gauges is not None:

@@ -135,7 +135,7 @@ def _store(facts: Facts) -> Verdict:
     return _degraded("the runtime's pods and containers are still being read" if facts.filling else "")
 
 
-def _event_loop(facts: Facts) -> Verdict:
+def _loop(facts: Facts) -> Verdict:
     if facts.stall is None or facts.stall[1] > STALL_TOLD_SECONDS:
         return _OK
     return _degraded("it hung for {:.2f} s, {:.0f} s ago".format(*facts.stall))
@@ -152,7 +152,7 @@ _CHECKS: tuple[tuple[str, Callable[[Facts], Verdict]], ...] = (
     ("disabled_plugins", _disabled),
     ("invalid_files", _invalid_files),
     ("store", _store),
-    ("event_loop", _event_loop),
+    ("loop", _loop),
 )
 CHECKS = tuple(name for name, _ in _CHECKS)
 

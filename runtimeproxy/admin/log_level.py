@@ -31,17 +31,13 @@ class LogLevel:
     def change(self, level: str, seconds: float) -> datetime:
         """Set a level at once, for so many seconds, instead of one set earlier; return when the configured one is
         back."""
-        self.close()
+        if self._back is not None:
+            self._back.cancel()
         self._back = self._loop.call_later(seconds, self._fall_back)
         until = datetime.fromtimestamp(self._wall_clock() + seconds, UTC)
         shown = until.isoformat(timespec="seconds").replace("+00:00", "Z")
         _set(level, f"the log level is {level} until {shown}, then {self._configured} again")
         return until
-
-    def close(self) -> None:
-        """Leave the level as it is."""
-        if self._back is not None:
-            self._back.cancel()
 
     def _fall_back(self) -> None:
         _set(self._configured, f"the log level is {self._configured} again, as configured")

@@ -42,7 +42,7 @@ ROW_SECONDS = 0.0005
 """For how long rows are made in one turn; at least one is."""
 PAGE = 100
 """How many records are told unless another number is asked for."""
-EVENTS_AT_ONCE = 10
+EVENTS_AT_ONCE = 20
 """How many events are looked at in one turn of the loop: with the most fields each, a millisecond."""
 LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
 LEAST_LEVEL_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""Look once a second at which hook servers can be reached, whether or not calls ask them.
+"""Look every few seconds which hook servers can be reached, whether or not calls ask them.
 
 Owns since when a plugin cannot be reached, and why.
 Must not know: what is done about it.
@@ -13,6 +13,7 @@ from itertools import islice
 
 from runtimeproxy.plugins.manager import Plugin
 
+LOOK_SECONDS = 5.0
 AT_ONCE = 16
 
 
@@ -32,14 +33,21 @@ class Reach:
         self._loop = loop
         self._plugins = plugins
         self._left: Iterator[Plugin] = iter(())
+        self._timer: asyncio.TimerHandle | None = None
 
-    def look(self) -> None:
-        """Look at all plugins, in pieces; those of an earlier look that are left are looked at anew."""
+    def start(self) -> None:
+        """Look at all plugins now and every LOOK_SECONDS, in pieces."""
+        self._timer = self._loop.call_later(LOOK_SECONDS, self.start)
         plugins = self._plugins()
         names = {plugin.name for plugin in plugins}
         self.absences = {name: absence for name, absence in self.absences.items() if name in names}
         self._left = iter(plugins)
         self._look_at_some()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._left = iter(())
 
     def _look_at_some(self) -> None:
         piece = list(islice(self._left, AT_ONCE))

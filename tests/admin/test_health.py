@@ -36,7 +36,7 @@ DEGRADED: list[tuple[Facts, str, str]] = [
     (Facts(masked=("d",), mask_fault="/s is bad"), "disabled_plugins", "disabled by hand: d; /s is bad"),
     (Facts(invalid_files=tuple("abcdefg")), "invalid_files", "rejected: a, b, c, d, e and 2 more"),
     (Facts(filling=True), "store", "the runtime's pods and containers are still being read"),
-    (Facts(stall=(0.7213, STALL_TOLD_SECONDS)), "event_loop", "it hung for 0.72 s, 60 s ago"),
+    (Facts(stall=(0.7213, STALL_TOLD_SECONDS)), "loop", "it hung for 0.72 s, 60 s ago"),
 ]
 
 

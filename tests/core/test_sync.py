@@ -50,6 +50,43 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
 
 
+async def test_store_is_being_filled_until_all_is_read() -> None:
+    rig = Synced("p1")
+    rig.state.list_seconds = 3.0
+    async with rig.running():
+        await asyncio.sleep(1)
+        assert rig.sync.filling
+        await asyncio.sleep(3)
+        assert not rig.sync.filling
+    assert not Synced("p1", hooked=False).sync.filling
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [(AWAY, "(unavailable)"), (LATE, "(deadline)"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")],
+)
+async def test_runtime_that_answers_no_pass_is_told_until_it_does(error: Exception, fault: str) -> None:
+    async with Synced("p1").running() as rig:
+        await asyncio.sleep(5)
+        assert rig.sync.runtime_fault == ""
+        rig.state.errors[LIST] = error
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.sync.runtime_fault == (fault and f"it did not answer when its state was read last {fault}")
+        del rig.state.errors[LIST]
+        await asyncio.sleep(2)
+        assert rig.sync.runtime_fault == ""
+
+
+async def test_fault_of_a_runtime_that_is_no_longer_asked_is_forgotten() -> None:
+    async with Synced("p1").running() as rig:
+        rig.state.errors[LIST] = AWAY
+        await asyncio.sleep(5)
+        assert rig.sync.runtime_fault
+        rig.plugins.plugins.clear()
+        await asyncio.sleep(5)
+        assert rig.sync.runtime_fault == ""
+
+
 async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started

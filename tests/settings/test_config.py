@@ -93,6 +93,10 @@ ERRORS: list[tuple[Sources, str]] = [
     (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is not a duration"),
     (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
     *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
+    (
+        ({LISTEN: "/l/p", "metrics-endpoint": "/l/m", "metrics-group": "g", "admin-endpoint": "/a/a"}, {}, None),
+        f"--metrics-endpoint is in the directory of --{LISTEN} (/l), where --metrics-group must not come",
+    ),
     (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: is there twice: remove one of them"),
     (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
     (({}, {}, "socket-group: [a]"), f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),

@@ -1,0 +1,98 @@
+"""The log level for a while: in force at once, back by itself, told in the log, still without values."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from runtimeproxy.admin.log_level import LogLevel
+from runtimeproxy.observe import logs
+from runtimeproxy.observe.logs import UNLIMITED
+from tests.fakes.clock import virtual_time
+
+pytestmark = virtual_time
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LOG = logging.getLogger("runtimeproxy.some.part")
+CANARY = "canary-4711"
+
+
+class Written:
+    """The log's lines at info, and what changes its level."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+        self._handler = logs.configure("info", "text", self._write_end)
+
+    def level(self, configured: str = "info") -> LogLevel:
+        logs.set_level(configured)
+        return LogLevel(asyncio.get_running_loop(), configured, NOW.timestamp)
+
+    def lines(self) -> list[str]:
+        """Return the lines without their times, and end the log."""
+        self._handler.close()
+        os.close(self._write_end)
+        with os.fdopen(self._read_end) as stream:
+            return [line.partition(" ")[2] for line in stream.read().splitlines()]
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
+    level = logging.getLogger(logs.OWN_LOGGER).level
+    yield Written()
+    logging.getLogger(logs.OWN_LOGGER).setLevel(level)
+
+
+async def test_level_changes_at_once_and_falls_back_by_itself(written: Written) -> None:
+    until = written.level().change("debug", 600.0)
+    LOG.debug("shown")
+    await asyncio.sleep(599)
+    LOG.debug("shown too")
+    await asyncio.sleep(2)
+    LOG.debug("not shown")
+    assert until == datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC)
+    assert written.lines() == [
+        "WARNING runtimeproxy.admin.log_level: the log level is debug until 2026-01-02T03:14:05Z, then info again",
+        "DEBUG runtimeproxy.some.part: shown",
+        "DEBUG runtimeproxy.some.part: shown too",
+        "WARNING runtimeproxy.admin.log_level: the log level is info again, as configured",
+    ]
+
+
+async def test_later_change_replaces_the_earlier_one(written: Written) -> None:
+    level = written.level()
+    level.change("debug", 60.0)
+    await asyncio.sleep(50)
+    level.change("warning", 60.0)
+    await asyncio.sleep(50)
+    LOG.info("not shown")
+    await asyncio.sleep(11)
+    LOG.info("shown")
+    assert [line for line in written.lines() if "some.part" in line] == ["INFO runtimeproxy.some.part: shown"]
+
+
+async def test_change_is_told_at_the_level_that_shows_more(written: Written) -> None:
+    level = written.level("error")
+    level.change("info", 1.0)
+    await asyncio.sleep(2)
+    assert [line.partition(": ")[2] for line in written.lines()] == [
+        "the log level is info until 2026-01-02T03:04:06Z, then error again",
+        "the log level is error again, as configured",
+    ]
+
+
+async def test_tracebacks_are_shown_at_debug_without_values(written: Written) -> None:
+    level = written.level()
+    for name in ("debug", "info"):
+        level.change(name, 600.0)
+        try:
+            raise KeyError(CANARY)
+        except KeyError:
+            LOG.warning("failed at %s", name, exc_info=True, extra=UNLIMITED)
+    text = "\n".join(written.lines())
+    assert text.count(" in test_tracebacks_are_shown_at_debug_without_values: raise KeyError(") == 1
+    assert "failed at info: KeyError at " in text
+    assert CANARY not in text
