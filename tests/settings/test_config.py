@@ -152,14 +152,61 @@ def test_misspelt_variable_is_warned_about_without_its_value() -> None:
     )
 
 
-SAME = [(LISTEN, RUNTIME), (LISTEN, IMAGE), (LISTEN, "admin-endpoint"), ("admin-endpoint", RUNTIME)]
+ADMIN, METRICS = "admin-endpoint", "metrics-endpoint"
+SAME = [(LISTEN, RUNTIME), (LISTEN, IMAGE), (LISTEN, ADMIN), (ADMIN, RUNTIME), (ADMIN, IMAGE)]
+SAME += [(LISTEN, METRICS), (ADMIN, METRICS), (METRICS, RUNTIME)]
 
 
-@pytest.mark.parametrize(("first", "second"), [*SAME, ("admin-endpoint", IMAGE)])
+@pytest.mark.parametrize(("first", "second"), SAME)
 def test_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, second: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load({first: "/a", second: "unix:///a"}, {})
     assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({LISTEN: "/a/b.sock"}, "/a/admin.sock"),
+        ({LISTEN: "/b.sock"}, "/admin.sock"),
+        ({LISTEN: "/a/b.sock", ADMIN: "unix:///c"}, "/c"),
+        ({LISTEN: "/a/b.sock", ADMIN: "None"}, ""),
+        ({LISTEN: "/a/admin.sock", ADMIN: "none"}, ""),
+    ],
+)
+def test_admin_socket_is_beside_the_proxys_unless_it_is_told(flags: dict[str, str], path: str) -> None:
+    assert config.load(flags, {}).admin_endpoint == path
+
+
+def test_admin_sockets_default_is_not_the_proxys_own_socket() -> None:
+    with pytest.raises(ConfigError, match=f"--{LISTEN} and --{ADMIN} are the same socket: /a/admin.sock"):
+        config.load({LISTEN: "/a/admin.sock"}, {})
+
+
+APART = [
+    ({METRICS: "/a/m.sock"}, ""),
+    ({METRICS: "/b/m.sock", "metrics-group": "g"}, ""),
+    ({METRICS: "none", "metrics-group": "g"}, ""),
+    ({METRICS: "/a/m.sock", "metrics-group": "g"}, LISTEN),
+    ({METRICS: "/link/m.sock", "metrics-group": "g"}, LISTEN),
+    ({METRICS: "/c/m.sock", "metrics-group": "g", ADMIN: "/c/admin.sock"}, ADMIN),
+    ({METRICS: "/b/m.sock", "metrics-group": "g", ADMIN: "none"}, ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "beside"), APART)
+def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], beside: str) -> None:
+    def load() -> Config:
+        return config.load({LISTEN: "/a/b.sock", **flags}, {}, real_path=lambda path: path.replace("/link", "/a"))
+
+    if not beside:
+        assert load().metrics_endpoint == flags[METRICS].replace("none", "")
+        return
+    with pytest.raises(ConfigError) as caught:
+        load()
+    folder = "/c" if beside == ADMIN else "/a"
+    told = f"--metrics-endpoint is in the directory of --{beside} ({folder}), where --metrics-group must not come"
+    assert str(caught.value) == f"{told}: give it a directory of its own"
 
 
 def test_socket_is_the_same_however_it_is_spelt() -> None:
