@@ -14,8 +14,8 @@ The straight line of one held call, the same for both modes (docs/architecture.r
    of it (``core.unknown_outcomes``); what other such calls are about is read anew.
 
 Beside the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.sync``,
-and ``core.originals_file`` keeps what no runtime tells: the kubelet's own values of what hooks replaced. ``admin`` tells
-health, metrics and state, through a process of its own.
+and ``core.originals_file`` keeps what no runtime tells: the kubelet's own values of what hooks replaced. ``admin``
+tells health, metrics and state, through a process of its own.
 
 ``exporter`` is a process of its own: it passes the metrics from their socket to TCP.
 
