@@ -40,7 +40,8 @@ _MOST_ERRORS = 20
 """Rows where the terminal sets no limit."""
 _LATENCY_LINES = 3
 _GAPS = 4
-_LONGEST_NAME, _SHORTEST_NAME, _FIGURE = 24, 20, 8
+_LONGEST_NAME, _SHORTEST_NAME, _STATE, _KIND, _FIGURE = 24, 21, 8, 12, 8
+"""Widths of columns; heads are filled up to them, else columns would move as figures come and go."""
 _Row = TypeVar("_Row")
 
 
@@ -157,8 +158,7 @@ def _cut(rows: Sequence[_Row], most: int) -> tuple[Sequence[_Row], str]:
 
 
 def _operations(operations: Sequence[Operation], most: int) -> Table:
-    table = _table("OPERATION", "CALLS/S", *(outcome.upper() for outcome in OUTCOMES))
-    table.columns[0].min_width = 24
+    table = _table(f"{'OPERATION':{_LONGEST_NAME}}", "CALLS/S", *(outcome.upper() for outcome in OUTCOMES))
     rows, more = _cut(operations, most)
     for row in rows:
         counts = [_count(row.outcomes[o], o not in GOOD_OUTCOMES, o in row.worse) for o in OUTCOMES]
@@ -175,9 +175,7 @@ def _count(count: int, bad: bool, worse: bool) -> Text:
 
 
 def _latency(view: View) -> Table:
-    table = _table("LATENCY", *(part.upper() for part in view.parts))
-    for column in table.columns[1:]:
-        column.min_width = 9
+    table = _table("LATENCY", *(f"{part.upper():>{_FIGURE}}" for part in view.parts))
     parts = view.parts.values()
     table.add_row("p50", *(duration(part.p50) for part in parts))
     table.add_row("p99", *(duration(part.p99) for part in parts))
@@ -188,14 +186,14 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
     policy, told = [
         [heading] * (width >= least) for heading, least in (("POLICY", _POLICY), ("LAST ERROR", _LAST_ERROR))
     ]
-    table = _table("HOOK SERVER", "STATE", *policy, "CALLS/S", "P50", "P99", "FAILED", last="".join(told))
-    table.columns[0].max_width, table.columns[0].min_width = _LONGEST_NAME, _SHORTEST_NAME
+    name, state = f"{'HOOK SERVER':{_SHORTEST_NAME}}", f"{'STATE':{_STATE}}"
+    p50, p99 = f"{'P50':>{_FIGURE}}", f"{'P99':>{_FIGURE}}"
+    table = _table(name, state, *policy, "CALLS/S", p50, p99, "FAILED", last="".join(told))
+    table.columns[0].max_width = _LONGEST_NAME
     for column in table.columns[1 : 2 + len(policy)]:
         column.justify = "left"
-    for column in (table.columns[1], *table.columns[3 + len(policy) : 5 + len(policy)]):
-        column.min_width = _FIGURE  # else columns would move as figures come and go
     if len(servers) > most:  # the bad ones must be seen
-        servers = sorted(servers, key=lambda server: server.state == GOOD_STATE and not server.worse)
+        servers = sorted(servers, key=lambda server: (server.state == GOOD_STATE, not server.worse))
     rows, more = _cut(servers, most)
     for row in rows:
         state = _text(row.state, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
@@ -210,10 +208,9 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
 
 def _errors(errors: Sequence[Error], most: int, width: int) -> Table:
     wide = width >= _COLUMNS_OF_ERRORS
-    table = _table("ERRORS, UTC", "KIND", *["OPERATION", "HOOK SERVER", "SUBJECT"] * wide, last="WHAT")
+    table = _table("ERRORS, UTC", f"{'KIND':{_KIND}}", *["OPERATION", "HOOK SERVER", "SUBJECT"] * wide, last="WHAT")
     for column, longest in zip(table.columns[1:-1], (15, 27, _LONGEST_NAME, width // 4), strict=False):
         column.justify, column.overflow, column.max_width = "left", "ellipsis", longest
-    table.columns[1].min_width = 12
     for row in errors[: max(most, 0)]:
         about = [row.operation, row.hook_server, row.subject] if wide else []
         what = row.text if wide else "  ".join(filter(None, (row.text, row.hook_server, row.subject, row.operation)))

@@ -23,7 +23,7 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
-HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack")
+HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client")
 HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers", "runtimeproxy.doctor")
 LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
 
