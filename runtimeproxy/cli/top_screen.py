@@ -186,9 +186,9 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
     policy, told = [
         [heading] * (width >= least) for heading, least in (("POLICY", _POLICY), ("LAST ERROR", _LAST_ERROR))
     ]
-    name, state = f"{'HOOK SERVER':{_SHORTEST_NAME}}", f"{'STATE':{_STATE}}"
-    p50, p99 = f"{'P50':>{_FIGURE}}", f"{'P99':>{_FIGURE}}"
-    table = _table(name, state, *policy, "CALLS/S", p50, p99, "FAILED", last="".join(told))
+    heads = (f"{'HOOK SERVER':{_SHORTEST_NAME}}", f"{'STATE':{_STATE}}", *policy)
+    figures = (f"{'P50':>{_FIGURE}}", f"{'P99':>{_FIGURE}}")
+    table = _table(*heads, "CALLS/S", *figures, "FAILED", last="".join(told))
     table.columns[0].max_width = _LONGEST_NAME
     for column in table.columns[1 : 2 + len(policy)]:
         column.justify = "left"
@@ -198,9 +198,11 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
     for row in rows:
         state = _text(row.state, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
         kind = [_text(row.policy) for _ in policy]
-        figures = (_rate(row.rate), duration(row.latency.p50), duration(row.latency.p99))
+        latency = duration(row.latency.p50), duration(row.latency.p99)
         last = [_text(row.last_error) for _ in told]
-        table.add_row(_text(row.name), state, *kind, *figures, _count(row.failures, True, row.worse), *last)
+        table.add_row(
+            _text(row.name), state, *kind, _rate(row.rate), *latency, _count(row.failures, True, row.worse), *last
+        )
     if more or not servers:
         table.add_row(Text(more or "none registered", FAINT))
     return table
