@@ -294,7 +294,6 @@ class Proxy:
         self.reach.start()
         self.metrics.gauge("build_info", 1, VERSION, platform.python_version())
         self.metrics.gauge("draining", 0)
-        self.metrics.gauge("ready", 1)
         self._measure(self.metrics.clock())
 
     def _measure(self, due: float) -> None:
@@ -319,7 +318,6 @@ class Proxy:
         """
         self.draining = True
         self.metrics.gauge("draining", 1)
-        self.metrics.gauge("ready", 0)
         await self.front.drain(seconds, at_once)
         await self.lifecycle.stop()
         await self.front.close()

@@ -79,7 +79,7 @@ def table(sources: Sources) -> Mapping[str, Query]:
     }
     readiness = _Readiness(sources)
     return {
-        "metrics": lambda _: series(sources.metrics),
+        "metrics": partial(_metrics, sources.metrics, readiness),
         "livez": lambda _: iter([{"checks": [_check(health.Check("loop"))]}]),
         "readyz": readiness.parts,
         "version": lambda _: iter([version]),
@@ -91,6 +91,11 @@ def table(sources: Sources) -> Mapping[str, Query]:
         "events": partial(_events, sources.metrics.events),
         "loglevel": partial(_log_level, sources.log_level),
     }
+
+
+def _metrics(metrics: Metrics, readiness: "_Readiness", arguments: Mapping[str, Any]) -> Iterator[Part]:
+    readiness.look()
+    return series(metrics)
 
 
 def _time(moment: datetime) -> str:
@@ -118,11 +123,18 @@ class _Readiness:
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
         """Yield the checks."""
+        self.look()
+        yield {"checks": self._checks}
+
+    def look(self) -> None:
+        """Make the checks anew if they are old, and set the gauge of readiness."""
         now = self._sources.clock()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            self._checks = [_check(check) for check in health.readiness(facts(self._sources))]
-        yield {"checks": self._checks}
+            checks = health.readiness(facts(self._sources))
+            self._checks = [_check(check) for check in checks]
+            ready = all(check.state is not health.State.FAILED for check in checks)
+            self._sources.metrics.gauge("ready", float(ready))
 
 
 def facts(sources: Sources) -> health.Facts:

@@ -72,7 +72,7 @@ def _histogram(name: str, help: str, *labels: str) -> Metric:
 
 ROWS: tuple[Metric, ...] = (
     _gauge("build_info", "1, with the versions as labels.", "version", "python", RUNTIME),
-    _gauge("ready", "1 while calls are served as they should be: what /readyz says."),
+    _gauge("ready", "1 if calls are served as they should be: what /readyz said at the last look."),
     # Held calls.
     _counter(
         "calls",

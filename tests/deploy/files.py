@@ -25,9 +25,6 @@ PANELS: dict[str, Any] = {
     if panel["type"] != "row"
 }
 
-COMING = {"runtimeproxy_hook_disabled"}
-"""Metrics that the table is to have with ``runtimeproxy hook disable``."""
-
 _WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
 _LISTS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"(?<![\w:])([a-zA-Z_:][\w:]*)(\{[^}]*\})?(?![\w:]|\s*\()")

@@ -13,7 +13,6 @@ from runtimeproxy.cli.export import METRICS_ENDPOINT, export_command
 from runtimeproxy.observe.metric_table import METRICS, Kind
 from tests.deploy.files import (
     ALERTS,
-    COMING,
     DEPLOY,
     PANELS,
     RECORDED,
@@ -35,7 +34,7 @@ OF_THE_PROCESS = {
     "process_start_time_seconds",
 }
 """What prometheus_client tells of a process."""
-KNOWN = COMING | {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
+KNOWN = {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
 LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
 UNIT = (DEPLOY / "systemd" / "runtimeproxy-exporter.service").read_text()
 
