@@ -484,3 +484,10 @@ async def test_gauges_tell_who_is_disabled(rig: Rig) -> None:
     assert ended == [("plugin_enabled", "a"), ("plugin_enabled", "away")]
     assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
     assert rig.gauges("plugins") == {"closed": 2, "open": 0, "half_open": 0, "disabled": 0}
+
+
+async def test_gauge_has_the_timeout_in_force(rig: Rig) -> None:
+    rig.put("own.json", timeout="500ms")
+    await rig.start("usual")
+    rig.manager.measure()
+    assert rig.gauges("hook_timeout_seconds") == {"own": 0.5, "usual": 2.0}
