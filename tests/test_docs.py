@@ -14,6 +14,7 @@ import yaml
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import runtimeproxy
+from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli import Commands, kubelet_args
 from runtimeproxy.cli.completion import INSTALL
 from runtimeproxy.hookapi import codec
@@ -53,6 +54,11 @@ def test_operation_says_what_each_kind_of_event_means() -> None:
     rows = table(DOCS["operation"], "Events and call ids")
     assert [kind for kind, _ in rows] == [f"``{kind.value}``" for kind in EventKind]
     assert all(meaning.endswith(".") for _, meaning in rows)
+
+
+def test_operation_says_what_each_health_check_means() -> None:
+    rows = table(DOCS["operation"], "Health")
+    assert [check for check, *_ in rows] == [f"``{name}``" for name in CHECKS]
 
 
 def test_readme_has_the_commands() -> None:

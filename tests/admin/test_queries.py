@@ -107,6 +107,16 @@ def test_state_is_looked_at_once_a_second_at_most() -> None:
     assert asked.looks == 2
 
 
+def test_metrics_say_whether_it_is_ready_as_readyz_does() -> None:
+    asked, found = Asked(), []
+    asked.sync.filling = True  # degraded alone
+    for fault in ("", "Connection refused", ""):
+        asked.runtime_fault = fault
+        asked.now += 1
+        found += [value for name, _, value in asked.ask("metrics")["values"] if name == "ready"]
+    assert found == [1, 0, 1]
+
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 

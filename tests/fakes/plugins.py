@@ -36,7 +36,8 @@ class Asked:
 
 @dataclass(eq=False)
 class FakeClient:
-    """One hook server; ``delay_seconds`` pass before each answer, ``there`` identifies the peer at its socket."""
+    """One hook server; ``delay_seconds`` pass before each answer, ``there`` identifies the peer at its socket,
+    ``absent`` says why there is none."""
 
     name: str
     behaviour: Behaviour

@@ -179,6 +179,19 @@ async def test_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: p
     assert caplog.records == []
 
 
+async def test_backend_that_takes_no_connection_is_no_runtime(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    path = rig.front.backend_endpoint
+    assert rig.front.backend_fault() == ""
+    assert await read(rig.backend()) == b""
+    with no_descriptors():
+        assert rig.front.backend_fault() == "", "that is the proxy's own want"
+    rig.fill()
+    assert rig.front.backend_fault() == f"{path}: its backlog is full"
+    rig.listener.close()
+    assert rig.front.backend_fault() == f"{path}: Connection refused"
+    assert (caplog.records, rig.events()) == ([], [])
+
+
 async def test_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()

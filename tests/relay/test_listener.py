@@ -327,6 +327,23 @@ def test_withdrawn_socket_accepts_who_has_connected_and_keeps_its_lock(folder: P
     listen(path).close()
 
 
+def test_fault_of_a_listener_that_nobody_can_connect_to(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as given:
+        given.bind(str(tmp_path / "given.sock"))
+        handed_over = Listener(given, "a path in another mount namespace")
+        assert handed_over.fault() == ""
+        handed_over.close()
+        assert handed_over.fault() == "the socket is closed"
+    listener = listen(str(path))
+    assert listener.fault() == ""
+    path.rename(tmp_path / "b.sock")
+    assert listener.fault().startswith(f"{path} is no longer the proxy's socket")
+    path.write_text("somebody's")
+    assert listener.fault().startswith(f"{path} is no longer the proxy's socket")
+    listener.close()
+
+
 @pytest.mark.parametrize("left", [None, "somebody's"])
 def test_file_that_took_the_sockets_place_stays(tmp_path: Path, left: str | None) -> None:
     path = tmp_path / "a.sock"

@@ -17,7 +17,7 @@ import grpc
 import pytest
 import uvloop
 
-from runtimeproxy.relay.dial import SCARCE
+from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
 from runtimeproxy.rpc import connection as unary
 from runtimeproxy.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
@@ -219,6 +219,38 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         await ended(connection)
         await answered(client, server)
     assert client.peer() == Peer(None, 0)
+
+
+async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
+    assert client.absence() == f"{path}: No such file or directory"
+    async with serve(path) as server:
+        assert client.absence() == ""
+        assert client.peer().connection == 1, "the look has left no connection"
+        connection = await answered(client, server)
+        assert client.absence() == ""
+        os.rename(path, f"{path}.away")
+        assert client.absence() == f"{path}: No such file or directory"
+        os.rename(f"{path}.away", path)
+        connection.close()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    assert client.absence() == f"{path}: Connection refused"
+
+
+async def test_server_that_must_not_be_asked_is_absent(path: str) -> None:
+    def dialler(path: str) -> socket.socket:
+        raise UntrustedSocket("user 7 listens there")
+
+    Path(path).touch()
+    assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
+
+
+async def test_server_that_takes_no_connection_now_is_there(path: str, client: UnaryClient, server: Server) -> None:
+    with no_descriptors():
+        assert client.absence() == "", "that is the proxy's own want"
+    os.unlink(path)
+    with full_backlog(path):
+        assert client.absence() == ""
 
 
 async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
