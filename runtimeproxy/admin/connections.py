@@ -45,7 +45,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = self._room.loop.time()
         self._left -= len(data)
-        self._http.data_received(data if self._left >= 0 else data[: self._left])
+        if self._left < 0:
+            data = data[: self._left]  # an error's traceback would keep the whole of it in memory
+        self._http.data_received(data)
         if self._left < 0:
             self.transport.pause_reading()
             self._room.loop.call_later(ASKING_SECONDS, self._refuse)
