@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 MODULE = "runtimeproxy.admin"
 PAUSE_SECONDS = 1.0
 """Least time between two starts."""
-LONG_BLOCKS_GO_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""Variables of glibc: what hostile clients have sent in long pieces does not stay in the process's memory."""
 END_SECONDS = 1.0
 """How long the process may take to end behind the channel before it is killed."""
 LOOK_SECONDS = 0.01
@@ -88,10 +86,7 @@ class Launcher:
         passed = [theirs.fileno(), *sockets.values()]
         try:
             with theirs:
-                environment = os.environ | LONG_BLOCKS_GO_BACK
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed, env=environment
-                )
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=passed)
             return process, ours
         except OSError:
             ours.close()
