@@ -103,8 +103,7 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
     """An operator disables it by the admin endpoint while it holds a create."""
     proxy = front.process(tmp_path)
     register(proxy, path)
-    async with HookServer(path, default=hookanswers.hang()) as hooks:
-        await asyncio.to_thread(proxy.start)
+    async with HookServer(path, default=hookanswers.hang()) as hooks, proxy:
         async with front.caller(proxy.socket) as caller:
             held = asyncio.ensure_future(caller.create(await caller.run_pod()))
             await hooks.wait_for_calls(POINT)
@@ -132,7 +131,6 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
         hooks.default = hookanswers.empty()
         await creates_at_once(front, proxy)
         assert len(hooks.calls) == 2
-        await asyncio.to_thread(proxy.stop)
 
 
 async def creates_at_once(front: Front, proxy: ProxyProcess) -> None:
