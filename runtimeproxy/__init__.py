@@ -20,7 +20,7 @@ tells health, metrics and state, through a process of its own.
 ``exporter`` is a process of its own: it passes the metrics from their socket to TCP.
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` | ``doctor`` | ``exporter`` > ``admin`` | ``cri`` | ``docker`` > ``core`` > ``plugins`` > ``hookapi`` >
-``rpc`` > ``relay`` > ``wire`` | ``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` | ``version``. ``doctor``
-looks at a node from a process of its own.
+``cli`` > ``app`` | ``doctor`` | ``exporter`` > ``admin`` | ``cri`` | ``docker`` > ``core`` > ``plugins`` >
+``hookapi`` > ``rpc`` > ``relay`` > ``wire`` | ``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` |
+``version``. ``doctor`` looks at a node from a process of its own.
 """
