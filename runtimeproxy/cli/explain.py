@@ -50,9 +50,15 @@ def _pod(found: Subject | None, text: str) -> str:
 
 
 def _is_about(event: Event, found: Subject | None) -> bool:
-    if found is None or found.container is None or event["kind"] == "gap":
+    """Return whether an event is of this pod or container. A create that was refused has no id: its name decides."""
+    if found is None or event["kind"] == "gap":
         return True
-    return bool(event.get("container") == found.container["name"])
+    container, pod = found.container, found.pod
+    if container is not None and event.get("container") != container["name"]:
+        return False
+    return (container is None or event.get("containerId", container["id"]) == container["id"]) and (
+        pod is None or event.get("podId", pod["id"]) == pod["id"]
+    )
 
 
 def _told(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:

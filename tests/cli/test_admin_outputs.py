@@ -322,6 +322,19 @@ def test_explain_of_a_container_has_its_own_calls(run: Run, server: Server) -> N
     assert not any("c42" in line for line in lines)
 
 
+def test_explain_leaves_out_calls_of_others_of_that_name(run: Run, server: Server) -> None:
+    """A create that was refused has no id, so its name decides."""
+    ids = {
+        "c1": {"containerId": "other"},
+        "c2": {},
+        "c3": {"podId": "other"},
+        "c4": {"containerId": CONTAINER_RECORD["id"]},
+    }
+    call = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
+    lines = printed(run, server, "explain 77ab", events=[{**call, "call": name, **more} for name, more in ids.items()])
+    assert [name for name in ids if any(f" {name} " in line for line in lines)] == ["c2", "c4"]
+
+
 def test_explain_of_a_pod_that_is_gone_has_what_is_remembered(run: Run, server: Server) -> None:
     gone = [{"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "refused", "call": "c9", **OF_POD}]
     empty = {**STORE, "pods": [], "containers": []}
