@@ -166,7 +166,9 @@ def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
 
 # ---- shortages: descriptors, a reader of the log, room on the disk
 
-DESCRIPTORS = CLIENTS = 64
+CLIENTS = 64
+DESCRIPTORS = CLIENTS + 2
+"""Two are of the admin socket and its lock; the others leave room for half of the clients, with their backends."""
 """Not all of so many clients can be served: each takes two descriptors."""
 
 
