@@ -168,8 +168,7 @@ def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
 
 CLIENTS = 64
 DESCRIPTORS = CLIENTS + 2
-"""Two are of the admin socket and its lock; the others leave room for half of the clients, with their backends."""
-"""Not all of so many clients can be served: each takes two descriptors."""
+"""Not all of so many clients can be served: each takes two. Two more are of the admin socket and its lock."""
 
 
 def limited(front: Front, folder: Path, **flags: str) -> ProxyProcess:
