@@ -23,8 +23,10 @@ MAX_BYTES = 1 << 20
 """Longest file that is accepted, in bytes."""
 MOST_NAMES = 100
 """Most hook servers that are disabled at once."""
-LONGEST_NAME, LONGEST_REASON, LONGEST_BY = 250, 200, 100
-"""Most characters of a hook server's name, a reason, and who gave it."""
+LONGEST_NAME = 250
+"""Most bytes of a hook server's name: a file's has 255 at most, .json included."""
+LONGEST_REASON, LONGEST_BY = 200, 100
+"""Most characters of a reason, and of who gave it."""
 LONGEST_SECONDS = 365 * 86400
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -59,8 +61,12 @@ class Disabled:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError if no hook server can have this name, or if it could not be logged."""
-    _check("the hook server's name", name, LONGEST_NAME)
+    """Raise ConfigError if no registration file can be called so, with .json behind, or if it could not be logged."""
+    can_be_logged = name.isprintable() and name.strip()
+    if not can_be_logged or name.startswith(".") or "/" in name or len(name.encode()) > LONGEST_NAME:
+        form = f"at most {LONGEST_NAME} printable bytes, without a / and with no dot at the beginning"
+        what = "write that of its registration file without .json, as runtimeproxy hook ls shows it"
+        raise ConfigError(f"no hook server can have this name: {what}: {form}")
 
 
 def check_seconds(seconds: float) -> None:

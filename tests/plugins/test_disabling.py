@@ -214,7 +214,7 @@ async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("name", "reason", "seconds", "told"),
     [
-        ("", "hangs", None, "the hook server's name: "),
+        ("", "hangs", None, "no hook server can have this name: "),
         ("a", "", None, "reason: "),
         ("a", "two\nlines", None, "reason: "),
         ("a", "hangs", 0.5, "for: 0.5 s is not a time from 1 s to 365 days"),
