@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.log import server_logger
 from aiohttp.typedefs import Middleware
 
 from runtimeproxy.admin.channel import INTERNAL_ERROR, UNAVAILABLE, Channel, Refused
@@ -31,6 +33,9 @@ FOLLOWERS = 16
 """Most clients that follow: half of all connections, as the others must get through."""
 HEALTH_SECONDS = 1.0
 """How long the daemon's loop may take to answer before it counts as hanging."""
+
+# A client whose request is no HTTP has its answer; it is no error of the proxy's.
+server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -139,11 +139,14 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("octets", GARBAGE)
-async def test_what_is_not_http_is_refused_without_a_traceback(tmp_path: Path, octets: bytes) -> None:
+async def test_what_is_not_http_is_refused_without_a_traceback_or_log_line(
+    tmp_path: Path, octets: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Site(tmp_path, QUERIES) as site:
         status, _, text = answer(await site.send(octets))
         assert (status in (400, 404), "Traceback" in text) == (True, False)
         assert (await site.ask("/livez"))[0] == 200
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
 
 
 async def test_metrics_socket_answers_three_paths_only(tmp_path: Path) -> None:
