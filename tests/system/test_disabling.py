@@ -4,9 +4,13 @@ Fault matrix H13. The mask's file: tests/plugins/test_mask.py; times: tests/plug
 """
 
 import asyncio
+import itertools
 import json
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,9 @@ from tests.admin.test_process import UnixConnection, ask
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
-from tests.system.proxy import ProxyInside, ProxyProcess, until
+from tests.system.node import PLUGIN
+from tests.system.proxy import ROOT, ProxyInside, ProxyProcess, until
+from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
 from tests.system.test_hook_failures import Behaving, full_backlog, half_an_answer, silent, stopped
 
 pytestmark = pytest.mark.slow
@@ -139,3 +145,63 @@ async def creates_at_once(front: Front, proxy: ProxyProcess) -> None:
         begun = time.monotonic()
         await caller.create(pod_id)
         assert time.monotonic() - begun < WITHIN_SECONDS
+
+
+# ---- by the command, with a real engine
+
+NO_RIGHTS = ("--reuid=65534", "--regid=65534", "--clear-groups")
+READS_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+AS_NOBODY = ("setpriv", *NO_RIGHTS, *READS_ALL)  # so that it finds the interpreter in whatever directory
+
+
+def switch(node: RealNode, *words: str, user: Sequence[str] = ()) -> tuple[int, str, str]:
+    """Run `runtimeproxy hook`; return its exit code and what it says."""
+    command = [*user, sys.executable, "-m", "runtimeproxy", "hook", *words, f"--admin-endpoint={node.proxy.admin}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.engine
+@on(CONTAINERD, DOCKERD)
+def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    """For good: kill -9 of the proxy and a registration file that is written anew do not undo it."""
+    disable = ("disable", PLUGIN, f"--reason={REASON}")
+
+    def registered(node: RealNode, timeout: str = "1s") -> None:
+        node.register([POINT], policy="Fail", timeout=timeout)
+
+    with running(kind, engine, tmp_path, registered) as node:
+        node.hooks.default = hookanswers.hang()
+        pod = node.plain_pod()
+        with node.client() as client:
+            pod_id = client.run_pod(pod)
+        made = itertools.count()
+
+        def create() -> str:
+            with node.client() as client:
+                return str(client.create(pod_id, node.plain_container(f"c{next(made)}"), pod))
+
+        def create_at_once() -> None:
+            begun = time.monotonic()
+            create()
+            assert time.monotonic() - begun < WITHIN_SECONDS
+
+        assert "deadline" in node.failure(create).text
+        denied = f"runtimeproxy: error: {node.proxy.admin}: permission denied: run as root\n"
+        assert switch(node, *disable, user=AS_NOBODY) == (3, "", denied)
+        assert "deadline" in node.failure(create).text
+        assert len(node.told()) == 2
+        code, said, notes = switch(node, *disable)
+        assert (code, said.split(";")[0], notes) == (0, f"{PLUGIN} is disabled", "")
+        create_at_once()
+        for number in range(2):
+            node.restart()
+            create_at_once()
+            registered(node, f"{number + 2}s")
+            node.proxy.wait_for_log(f"registration {PLUGIN}.json changed", number + 1)
+            create_at_once()
+        assert not node.told()
+        node.hooks.default = hookanswers.empty()
+        assert switch(node, "enable", PLUGIN) == (0, f"{PLUGIN} is enabled\n", "")
+        create()
+        assert len(node.told()) == 1
