@@ -1,26 +1,29 @@
-"""Run the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
+"""Run the demo: ``python -m scripts.demonstration [--mode MODE] [--fake] [--keep SECONDS]``.
 
-The exit code is 0 only if every effect of every mode was found, else 1; 2 for a wrong argument.
+scripts/demo installs what it needs. The exit code is 0 only if every effect of every mode was found, else 1; 2 for a
+wrong argument.
 """
 
 import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from scripts.demonstration import hookservers, kubelets, processes, rdt, report, scene
+from scripts.demonstration import commands, hookservers, kubelets, processes, rdt, report, scene
 from scripts.demonstration.interruption import interruption, run_apart
 from scripts.demonstration.pods import new_pods
 from scripts.demonstration.runtimes import MODES, why_fake
 from tests.engines.containerd import EngineError
 
 
-def demonstrate(name: str, folder: Path, reason: str) -> bool:
-    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Raises
-    EngineError and DemoError."""
+def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0) -> bool:
+    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Then its
+    programs go on for so long. Raises EngineError and DemoError."""
     mode, pods = MODES[name], new_pods()
     with mode.fake(folder, reason) if reason else mode.engine() as (socket, kubelet):
         groups = rdt.choose(folder, runtime_is_fake=bool(reason))
@@ -33,11 +36,14 @@ def demonstrate(name: str, folder: Path, reason: str) -> bool:
         ):
             try:
                 with kubelet(str(processes.proxy_socket(folder))) as calls:
-                    effects = scene.play(calls, pods, groups)
+                    effects = scene.play(calls, pods, groups, partial(commands.ask, folder, servers))
             except kubelets.ERRORS as error:
                 log = proxy.output()[-1500:]
                 raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {log}") from error
-            print("Memory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
+            print("\nMemory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
+            if keep_seconds:
+                print(f"Kept:    for {keep_seconds:g} s; its metrics by: {commands.exporter(folder)}", flush=True)
+                time.sleep(keep_seconds)
     noted = report.read_calls(hookservers.call_log(folder))
     shown = report.show(effects, noted, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
     if not shown:
@@ -63,12 +69,12 @@ def _programs(
         yield [proxy, *hooks]
 
 
-def _shown(name: str, reason: str) -> bool:
+def _shown(name: str, reason: str, keep_seconds: float) -> bool:
     title = MODES[name].title
     print(f"\n{title}\n{'=' * len(title)}\n")
     folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
     try:
-        return demonstrate(name, folder, reason)
+        return demonstrate(name, folder, reason, keep_seconds)
     except (EngineError, processes.DemoError) as error:
         interruption.check()
         sys.stdout.flush()
@@ -84,10 +90,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show pods' way through runtimeproxy.")
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
     parser.add_argument("--fake", action="store_true", help="use the tests' fake runtimes in the engines' places")
+    parser.add_argument(
+        "--keep",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="let proxy and hook servers go on for so long after it",
+    )
     arguments = parser.parse_args()
     interruption.listen()  # so that all programs are ended on exit
     reason = why_fake(arguments.fake)
-    shown = [_shown(name, reason) for name in MODES if arguments.mode in (None, name)]
+    shown = [_shown(name, reason, arguments.keep) for name in MODES if arguments.mode in (None, name)]
     return 0 if all(shown) else 1
 
 

@@ -134,7 +134,8 @@ def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
         *installed(COMMAND, "runtimeproxy", "run"),
         *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
         f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
-        f"--admin-endpoint={folder / 'admin.sock'}",
+        f"--admin-endpoint={admin_socket(folder)}",
+        f"--metrics-endpoint={metrics_socket(folder)}",
         f"--hookserver-config-dir={registrations(folder)}",
     ]
 
@@ -146,6 +147,15 @@ def shown(command: Sequence[str], folder: Path) -> str:
 
 def proxy_socket(folder: Path) -> Path:
     return folder / "runtimeproxy.sock"
+
+
+def admin_socket(folder: Path) -> Path:
+    return folder / "admin.sock"
+
+
+def metrics_socket(folder: Path) -> Path:
+    """Return the socket for collectors, which must have a directory of its own."""
+    return folder / "metrics" / "metrics.sock"
 
 
 def registrations(folder: Path) -> Path:

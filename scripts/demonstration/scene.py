@@ -4,7 +4,7 @@ The column "true inside" was read by a process in the container, through the pro
 container sees, were read on the node.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from scripts.demonstration.kubelets import Kubelet
@@ -22,14 +22,17 @@ EXPECTED_CALLS = {
 """How often each hook point must be called."""
 
 
-def play(kubelet: Kubelet, pods: Sequence[Pod], groups: Groups) -> list[Effect]:
-    """Run the pods, inspect, update, inspect again, stop and remove; return what was found. Raises DemoError if a
-    command in a container fails, and what the kubelet raises for a call that fails."""
+def play(
+    kubelet: Kubelet, pods: Sequence[Pod], groups: Groups, ask: Callable[[], Iterable[Effect]] = tuple
+) -> list[Effect]:
+    """Run the pods, inspect, update, inspect again, ``ask`` others about them, stop and remove; return what was found.
+    Raises DemoError if a command in a container fails, and what the kubelet raises for a call that fails."""
     pod_ids = [kubelet.run_pod(pod) for pod in pods]
     made = [(pod, kubelet.create(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
     for _, container_id in made:
         kubelet.start(container_id)
     effects = [effect for pod, container_id in made for effect in _look(kubelet, pod, container_id, groups)]
+    effects.extend(ask())
     for _, container_id in made:
         kubelet.stop(container_id)
         kubelet.remove(container_id)

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a proxy through the exporter: every query of rules and dashboards returns data."""
+"""A real Prometheus scrapes proxies through the exporter: every query of rules and dashboards returns data."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from runtimeproxy.hookapi import api_pb2
+from scripts.demonstration.scene import EXPECTED_CALLS
 from tests.deploy.files import ALERTS, queries, rule_files, selectors
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
@@ -181,3 +182,37 @@ async def test_every_query_has_data_and_alerts_tell_what_is_so(tmp_path: Path) -
     assert not {"Down", "NotReady", "RuntimeAway", "InvalidFile", "ManyVersions"} & firing
     texts = [alert["annotations"]["summary"] for alert in alerts.values()]
     assert not [text for text in texts if "error" in text.lower() or "<no value>" in text]
+
+
+# ---- the demo
+
+DEMO_SECONDS = 120.0
+NOTED = 'sum(runtimeproxy_hook_calls_total{hook_server="90-notes",code="ok"})'
+
+
+@asynccontextmanager
+async def kept_demo(mode: str) -> AsyncIterator[Path]:
+    """Run the demo until its pods are gone; yield its proxy's socket for collectors, and end it behind the block."""
+    command = (sys.executable, "-m", "scripts.demonstration", f"--mode={mode}", "--keep=600")
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    async with program(*command, cwd=ROOT, env=environ, stdout=subprocess.PIPE) as demo:
+        assert demo.stdout is not None
+        async with asyncio.timeout(DEMO_SECONDS):
+            async for line in demo.stdout:
+                if line.startswith(b"Kept:"):
+                    break
+            else:
+                pytest.fail("the demo ended early")
+        yield Path(line.decode().rpartition("--metrics-endpoint=")[2].strip())
+
+
+@pytest.mark.parametrize("mode", ["cri", "docker"])
+async def test_the_demos_hook_calls_are_scraped(tmp_path: Path, mode: str) -> None:
+    """Its engines are real, and each of its hook calls is counted once."""
+    async with kept_demo(mode) as endpoint, exporter(endpoint) as target, prometheus(tmp_path, target) as running:
+        async with asyncio.timeout(EVER):
+            while not await running.has(NOTED):
+                await asyncio.sleep(INTERVAL_SECONDS / 2)
+        (found,) = (await running.data("query", query=NOTED))["result"]
+        assert await running.has(f'up{{instance="{target}"}} == 1 and runtimeproxy_ready == 1')
+    assert int(found["value"][1]) == sum(EXPECTED_CALLS.values())

@@ -1,0 +1,54 @@
+"""The proxy's own commands, asked while the scene's pods run: their output, and whether it tells what is so."""
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scripts.demonstration import processes
+from scripts.demonstration.hookservers import HookServer
+from scripts.demonstration.pods import CONTAINER
+from scripts.demonstration.report import Effect
+
+EXPLAINED = "batch"
+"""The pod whose container is explained: all its values were set by one hook server."""
+FIELDS = ("cpu_quota", "cpu_shares", "memory_limit_in_bytes")
+SECONDS = 20.0
+
+
+def ask(folder: Path, servers: Sequence[HookServer]) -> Iterator[Effect]:
+    """Print what the commands say, and yield it as effects."""
+    ready, _, _ = _said(folder, "status").partition(":")
+    yield Effect("(proxy)", "", "runtimeproxy status", "-", "ready", ready)
+    rows = [line.split() for line in _said(folder, "hook", "ls").splitlines()]
+    well = sum([server.plugin, "ok"] in (row[1:4:2] for row in rows) for server in servers)
+    yield Effect(
+        "(proxy)", "", "ok in runtimeproxy hook ls", "-", f"{len(servers)} hook servers", f"{well} hook servers"
+    )
+    rows = [line.split() for line in _said(folder, "explain", f"default/{EXPLAINED}/{CONTAINER}").splitlines()]
+    by = next(server.plugin for server in servers if "batchresource" in server.name)
+    changed = [row[0].removeprefix("resources.") for row in rows if row[1:] == ["changed", by]]
+    yield Effect(EXPLAINED, CONTAINER, "runtimeproxy explain: changed", "-", ", ".join(FIELDS), ", ".join(changed))
+
+
+def exporter(folder: Path) -> str:
+    """Return the command that passes the proxy's metrics to collectors, as one would type it."""
+    return f"runtimeproxy export --listen=127.0.0.1:9654 --metrics-endpoint={processes.metrics_socket(folder)}"
+
+
+def _said(folder: Path, *words: str) -> str:
+    """Run a command, print it with its output, and return that. Raises DemoError if it fails."""
+    command = [
+        *processes.installed("runtimeproxy", "runtimeproxy"),
+        *words,
+        f"--admin-endpoint={processes.admin_socket(folder)}",
+    ]
+    run = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    print("\n$", processes.shown(command, folder))
+    print(run.stdout, end="", flush=True)
+    if run.returncode not in (0, 1):  # 1: it found something, which the effects tell
+        raise processes.DemoError(
+            f"{processes.shown(command, folder)} ended with {run.returncode}: {run.stderr.strip()}"
+        )
+    return run.stdout
