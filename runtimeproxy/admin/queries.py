@@ -239,7 +239,7 @@ async def _enable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterat
     """Enable a hook server, and yield what is shown of it then, with notes."""
     manager, name = sources.manager, arguments["name"]
     if name not in manager.disabled and name not in {plugin.name for plugin in manager.plugins}:
-        raise Refused(NOT_FOUND, "no hook server of this name is registered or disabled; GET /hooks lists them")
+        raise Refused(NOT_FOUND, "no such hook server is registered or disabled; runtimeproxy hook ls lists them")
     yield _switched(sources, name, await manager.enable(name))
 
 

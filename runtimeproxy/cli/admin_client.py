@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -143,7 +143,8 @@ class AdminClient:
                 connection = http.HTTPConnection("localhost")
                 connection.sock = connected
                 headers = {"Connection": "close"} | ({} if body is None else {"Content-Type": "application/json"})
-                connection.request(method, target, body, headers)
+                with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse by the head, and read no body
+                    connection.request(method, target, body, headers)
                 answer = connection.getresponse()
                 stage = "within its answer"
                 connected.due = None if endless else self._due

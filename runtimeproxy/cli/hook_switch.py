@@ -52,6 +52,8 @@ def _enable(proxy: AdminClient, name: str, output: str) -> None:
 
 
 def _target(name: str, action: str) -> str:
+    if not name:
+        raise click.BadParameter("write the name of a hook server, as runtimeproxy hook ls shows it", param_hint="NAME")
     return f"/hooks/{quote(name, safe='')}/{action}"
 
 

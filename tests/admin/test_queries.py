@@ -244,7 +244,7 @@ async def test_name_that_is_not_registered_may_be_disabled() -> None:
     [
         ("disable", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
         ("disable", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
-        ("enable", {}, 404, "no hook server of this name is registered or disabled; GET /hooks lists them"),
+        ("enable", {}, 404, "no such hook server is registered or disabled; runtimeproxy hook ls lists them"),
     ],
 )
 async def test_switch_that_cannot_be_is_refused(

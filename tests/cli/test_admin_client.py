@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from click import ClickException
 
 from runtimeproxy.cli.admin_client import AdminClient, NoProxy, socket_path
 from runtimeproxy.errors import ConfigError
@@ -44,6 +45,16 @@ def test_proxy_without_an_admin_endpoint_is_none_to_ask() -> None:
 def test_text_is_as_it_came(tmp_path: Path) -> None:
     with serving(tmp_path / "a", {"/metrics": "a 1\nb 2\n"}):
         assert AdminClient(str(tmp_path / "a")).text("/metrics") == "a 1\nb 2\n"
+
+
+def test_refusal_that_does_not_wait_for_the_body_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.send(400, "application/json", '{"error": "too much"}')
+
+    monkeypatch.setattr(Handler, "do_POST", refuse)
+    with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
+        AdminClient(str(tmp_path / "a")).post("/loglevel", {"level": "n" * (1 << 22)})
 
 
 UNREAD = ["[]", '{"schemaVersion": 2}', "{}", "[" * 100_000, "\x00"]

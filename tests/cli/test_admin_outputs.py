@@ -131,6 +131,13 @@ def test_disabling_for_good_says_how_it_comes_back(run: Run, server: Server) -> 
     assert printed(run, server, "hook disable 'a/b c' --reason=x") == [line]
 
 
+@pytest.mark.parametrize("command", ["hook disable '' --reason=x", "hook enable ''"])
+def test_empty_name_is_wrong_use(run: Run, server: Server, command: str) -> None:
+    code, out, err = ask(run, server, command)
+    assert (code, out, server.asked) == (2, "", [])
+    assert "write the name of a hook server, as runtimeproxy hook ls shows it" in err
+
+
 def test_what_the_proxy_adds_to_a_change_is_told(run: Run, server: Server) -> None:
     server.canned = {"/hooks/x/enable": {"schemaVersion": 1, "notes": ["it was not disabled"]}}
     assert ask(run, server, "hook enable x") == (0, "x is enabled\n", "note: it was not disabled\n")
