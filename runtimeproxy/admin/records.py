@@ -31,6 +31,7 @@ def pod_row(record: PodRecord, containers: list[str]) -> dict[str, Any]:
         "uid": info.uid,
         **_fields(record.original, info),
         "owners": {},
+        "read": record.read,
         "containers": containers,
     }
 
@@ -45,6 +46,7 @@ def container_row(record: ContainerRecord) -> dict[str, Any]:
         "attempt": info.attempt,
         **_fields(record.original, info),
         "owners": {f"resources.{name}": owner for name, owner in record.owners},
+        "read": record.read,
     }
 
 

@@ -18,7 +18,6 @@ from runtimeproxy.cli.output import JSON, TABLE, Table, row_options, structured_
 from runtimeproxy.cli.run import INTERRUPTED
 
 COLUMNS = ("time", "kind", "call", "detail")
-TRACE_COLUMNS = ("time", "call", "operation", "kind", "detail")
 CALLS = frozenset({"edited", "refused", "failed", "failed_open", "conflict", "slow"})
 """The kinds of events that are about a call."""
 AT_ONCE = 1000
@@ -71,7 +70,7 @@ def _events(
     went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
     """
     found = _Found(proxy, {"kind": kind, "pod": pod}, times.since(since), follow)
-    return _print(found, COLUMNS, output, no_headers)
+    return _print(found, output, no_headers)
 
 
 @click.command("trace", cls=ProxyCommand, short_help="Print what hook servers did to calls.")
@@ -97,7 +96,7 @@ def _trace(
     UTC.
     """
     found = _Found(proxy, {"pod": pod, "hookServer": hook_server}, times.since(since), follow, CALLS)
-    return _print(found, TRACE_COLUMNS, output, no_headers)
+    return _print(found, output, no_headers)
 
 
 def remembered(proxy: AdminClient, query: Query, after: int = 0) -> Iterator[Event]:
@@ -116,12 +115,11 @@ def number(event: Event) -> int:
 
 
 def row(event: Event) -> dict[str, str | None]:
-    """Return an event in the columns of both commands."""
+    """Return an event in the columns."""
     return {
         "time": times.clock(event["time"]) if "time" in event else None,
         "kind": event["kind"],
         "call": event.get("call"),
-        "operation": event.get("operation"),
         "detail": detail(event) or None,
     }
 
@@ -131,8 +129,9 @@ def detail(event: Event) -> str:
     if event["kind"] == "gap":
         return f"events {event['from']} to {event['to']} are no longer there"
     subject = "/".join(event[name] for name in ("namespace", "pod", "container") if event.get(name))
+    about = " ".join(part for part in (event.get("operation"), subject) if part)
     who = " at ".join(event[name] for name in ("hookServer", "hook") if event.get(name))
-    parts = [subject, who, event.get("reason"), _fields(event.get("fields") or ()), event.get("text")]
+    parts = [about, who, event.get("reason"), _fields(event.get("fields") or ()), event.get("text")]
     return ": ".join(part for part in parts if part) + _times(event.get("seconds") or {})
 
 
@@ -198,13 +197,13 @@ class _Found:
         )
 
 
-def _print(found: _Found, columns: Sequence[str], output: str, no_headers: bool) -> int:
+def _print(found: _Found, output: str, no_headers: bool) -> int:
     """Print events, and more as they come; return the exit code."""
     events = found.remembered()
     if not found.follow and output != TABLE:
         click.echo(structured_text(events, output))
         return 0
-    table = Table(columns, no_headers)
+    table = Table(COLUMNS, no_headers)
     try:
         _print_lines(table, events, output)
         for event in found.coming() if found.follow else ():

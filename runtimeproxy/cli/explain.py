@@ -16,7 +16,9 @@ from runtimeproxy.cli.events import Event
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, row_text, structured_text
 from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, Subject, field_rows
 
-_CALL_COLUMNS = ("time", "call", "operation", "kind", "detail")
+_READ = """\
+It was read from the runtime: it is older than the proxy, or an answer about it was lost.
+Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it."""
 
 
 def explain_command() -> click.Command:
@@ -80,17 +82,18 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
     yield ""
     if happened:
         rows: list[Mapping[str, str | None]] = [events.row(event) for event in happened]
-        yield row_text(rows, _CALL_COLUMNS, TABLE, False)
+        yield row_text(rows, events.COLUMNS, TABLE, False)
     else:
         yield "No hook server changed, refused or failed a call of it, as far as is remembered."
     yield ""
-    yield f"The proxy started at {started}. What happened before is unknown;"
-    yield 'of what was made before, "as asked" are the fields that the runtime told.'
+    yield f"The proxy started at {started}. What happened before is unknown."
 
 
 def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
     yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
     yield row_text(field_rows(subject.record, _setters(subject.record, happened)), FIELD_COLUMNS, TABLE, False)
+    if subject.record["read"]:
+        yield _READ
 
 
 def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:

@@ -37,7 +37,7 @@ def store_group() -> click.Group:
 )
 @row_options
 def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> None:
-    """List the pods and containers that the proxy knows, with the hook servers that set fields of them."""
+    """List the pods and containers that the proxy knows, with the hook servers that set containers' resources."""
     pods, containers = subjects.records(proxy, {"pod": pod})
     if output == TABLE:
         click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers))
@@ -51,6 +51,7 @@ def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> N
 def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> None:
     """Show the fields of a pod or a container that the kubelet asked for or that went to the runtime.
 
+    SET BY is known of containers' resources alone; `explain` has it from the events for all fields.
     POD is [NAMESPACE/]NAME, CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
     """
     found = subjects.find(proxy, subject)

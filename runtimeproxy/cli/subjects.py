@@ -84,7 +84,7 @@ def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list
     """Return for each field that the kubelet asked for or that went to the runtime what became of it. ``setters`` are
     the hook servers that set fields, for those of which the record does not say it."""
     asked, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
-    changed = set(record.get("changed", record["owners"]))
+    changed = set(record["changed"])
     return [
         {"field": name, "sent": _became(name, asked, sent, changed), "set by": owners.get(name)}
         for name in sorted(asked | sent)

@@ -110,7 +110,7 @@ class Store:
         known = self._containers.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_container(info, kept)
-        return known or ContainerRecord(info, info)
+        return known or ContainerRecord(info, info, read=True)
 
     # The kubelet's original values.
 

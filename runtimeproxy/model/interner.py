@@ -44,7 +44,8 @@ class StringInterner:
         maps: _Maps = {}
         original = self._container(record.original, maps)
         same = record.effective is record.original
-        return ContainerRecord(original, original if same else self._container(record.effective, maps), record.owners)
+        effective = original if same else self._container(record.effective, maps)
+        return ContainerRecord(original, effective, record.owners, record.read)
 
     def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
         known = self._known.setdefault

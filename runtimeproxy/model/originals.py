@@ -83,9 +83,9 @@ def restored_pod(info: PodInfo, kept: OriginalValues) -> PodRecord:
 def restored_container(info: ContainerInfo, kept: OriginalValues) -> ContainerRecord:
     """Return the record of a container that was read from the runtime, with the kept values restored."""
     if kept.name != _name(info):
-        return ContainerRecord(info, info)
+        return ContainerRecord(info, info, read=True)
     original, effective, standing = _restored(info, kept)
-    return ContainerRecord(original, effective, _of(standing, kept.owners))
+    return ContainerRecord(original, effective, _of(standing, kept.owners), read=True)
 
 
 _I = TypeVar("_I", PodInfo, ContainerInfo)

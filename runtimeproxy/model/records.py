@@ -154,7 +154,7 @@ def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustmen
     container = container_of(subject)
     owners = _owners(dict(container.owners), resources, adjustment)
     effective = _with(container.effective, overlay(container.effective.resources, resources), {})
-    return Subject(subject.pod, ContainerRecord(container.original, effective, owners))
+    return Subject(subject.pod, ContainerRecord(container.original, effective, owners, container.read))
 
 
 def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
@@ -237,4 +237,5 @@ def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> 
         held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
     owners = {name: plugin for name, plugin in before.owners if name not in asked}
-    return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))
+    owned = _owners(owners, said.put_in, adjustment)
+    return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

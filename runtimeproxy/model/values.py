@@ -101,11 +101,16 @@ class PodRecord:
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     """A container as the kubelet asked for it and as it is after the hooks. ``owners`` pairs resource fields with the
-    plugins that set them, as far as known; for a container that was read they are unknown."""
+    plugins that set them, as far as known.
+
+    ``read``: the record was read from the runtime. Then what hooks replaced counts as asked, unless it was kept
+    (``originals``), as variables never are.
+    """
 
     original: ContainerInfo
     effective: ContainerInfo
     owners: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    read: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

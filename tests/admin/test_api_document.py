@@ -17,6 +17,7 @@ from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.settings.options import LOG_LEVELS, Mode
 from tests.admin.asked import Asked
 from tests.admin.site import Site
+from tests.cli.admin_answers import CANNED, EVENTS
 from tests.fakes.plugins import FAIL
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(Path("docs/admin-api.yaml").read_text())
@@ -200,6 +201,24 @@ async def test_health_is_text(tmp_path: Path) -> None:
             status, text = await site.ask(f"/{name}?verbose")
             assert str(status) in DOCUMENT["paths"][f"/{name}"]["get"]["responses"]
             assert text.startswith(f"[+]{Check('loop').name}" if name == "livez" else "[+]listening ok\n")
+
+
+CANNED_SCHEMAS = {
+    "/version": "Version",
+    "/hooks": "Hooks",
+    "/store": "Store",
+    "/loglevel": "LogLevel",
+    "/hooks/rdt/disable": "Changed",
+    "/hooks/rdt/enable": "Changed",
+}
+
+
+def test_answers_that_the_commands_outputs_are_made_of_are_as_written() -> None:
+    assert CANNED.keys() == {*CANNED_SCHEMAS, "/readyz", "/events"}
+    assert [fault for path, schema in CANNED_SCHEMAS.items() for fault in faults(schema, CANNED[path])] == []
+    events = [{name: value for name, value in event.items() if name != "later"} for event in EVENTS]
+    kinds = ["Gap" if event["kind"] == "gap" else "Event" for event in events]
+    assert [fault for kind, event in zip(kinds, events, strict=True) for fault in faults(kind, event)] == []
 
 
 def test_what_is_not_written_down_is_found() -> None:

@@ -41,6 +41,7 @@ def test_pod_is_shown_by_the_names_of_its_fields() -> None:
         "sent": ["annotations.gpu", "annotations.note", "labels.app"],
         "changed": ["annotations.gpu", "cgroup_parent"],
         "owners": {},
+        "read": False,
         "containers": ["c1", "c2"],
     }
 
@@ -63,7 +64,13 @@ def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> Non
         "sent": sorted([*kubelets, "envs.GPU", "resources.unified.cpu.idle"]),
         "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", "resources.unified.cpu.idle"],
         "owners": {"resources.cpu_quota": "batch"},
+        "read": False,
     }
+
+
+def test_record_that_was_read_from_the_runtime_is_told_as_such() -> None:
+    assert pod_row(PodRecord(POD, POD, read=True), [])["read"] is True
+    assert container_row(ContainerRecord(CONTAINER, CONTAINER, read=True))["read"] is True
 
 
 @pytest.mark.parametrize("envs", [CONTAINER.envs, encoded(CONTAINER.envs)], ids=["decoded", "encoded"])

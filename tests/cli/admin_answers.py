@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from runtimeproxy.admin.health import CHECKS
 from tests.fakes.canned_admin import Canned
 
 POD, CONTAINER = "3f2a11b09c22" + "0" * 52, "77ab" + "0" * 60
-READY = "[+]listening ok\n[+]runtime ok\nreadyz check passed\n"
-DEGRADED = "[+]listening ok\n[~]disabled degraded: cpuset\n[~]invalid_files degraded: x.json\nreadyz check passed\n"
-UNREADY = "[~]disabled degraded: cpuset\n[-]runtime failed: nothing listens at /run/c.sock\nreadyz check failed\n"
+READY = "".join([*(f"[+]{name} ok\n" for name in CHECKS), "readyz check passed\n"])
+DISABLED = "[~]disabled_plugins degraded: disabled by hand: cpuset\n"
+DEGRADED = f"[+]listening ok\n{DISABLED}[~]invalid_files degraded: rejected: x.json\nreadyz check passed\n"
+UNREADY = f"{DISABLED}[-]runtime failed: nothing listens at /run/c.sock\nreadyz check failed\n"
 
 CPUSET: dict[str, Any] = {
     "name": "cpuset",
@@ -23,14 +25,19 @@ CPUSET: dict[str, Any] = {
     "p99Seconds": 0.021,
     "lastError": {"time": "2026-11-25T10:11:12.500Z", "hook": "PreCreateContainer", "reason": "deadline"},
 }
-MASK = {"reason": "it hangs", "by": "root", "since": "2026-11-25T10:20:00Z", "until": "2026-11-25T11:20:00Z"}
+MASK = {
+    "reason": "it hangs",
+    "by": "uid 0, pid 4711",
+    "since": "2026-11-25T10:20:00.000Z",
+    "until": "2026-11-25T11:20:00.000Z",
+}
 GPU = {**CPUSET, "name": "gpu", "policy": "Ignore", "state": "open", "calls": 0, "p50Seconds": None}
 GPU |= {"p99Seconds": None, "lastError": None, "points": ["PreCreateContainer"]}
 RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
 HOOKS = {
     "schemaVersion": 1,
     "hooks": [CPUSET, GPU, RDT],
-    "invalid": [{"file": "bad.json", "reason": "not JSON"}],
+    "invalid": [{"file": "bad.json", "reason": "bad.json: remote-endpoint is missing"}],
     "masked": ["gone"],
 }
 
@@ -41,7 +48,9 @@ POD_RECORD = {
     "uid": "u-1",
     "asked": ["annotations.team", "cgroup_parent", "labels.app"],
     "sent": ["annotations.team", "cgroup_parent", "labels.app", "labels.tier"],
-    "owners": {"labels.tier": "gpu"},
+    "changed": ["labels.tier"],
+    "owners": {},
+    "read": False,
     "containers": [CONTAINER],
 }
 CONTAINER_RECORD = {
@@ -51,19 +60,31 @@ CONTAINER_RECORD = {
     "attempt": 1,
     "asked": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_mems"],
     "sent": ["envs.GPU", "envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
+    "changed": ["envs.GPU", "resources.cpu_shares", "resources.cpuset_cpus", "resources.cpuset_mems"],
     "owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"},
+    "read": False,
 }
 STORE = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
 
 OF_POD = {"namespace": "default", "pod": "web-1", "podId": POD}
 EVENTS: list[dict[str, Any]] = [
-    {"kind": "gap", "from": 1, "to": 6},
-    {"number": 7, "time": "2026-11-25T10:11:00Z", "kind": "plugin_added", "hookServer": "cpuset"},
+    {"kind": "gap", "from": 1, "to": 5},
+    {"number": 6, "time": "2026-11-25T10:11:00.000Z", "kind": "plugin_added", "hookServer": "cpuset"},
+    {
+        "number": 7,
+        "time": "2026-11-25T10:11:09.125Z",
+        "kind": "edited",
+        "call": "ab12-40",
+        "operation": "RunPodSandbox",
+        **OF_POD,
+        "fields": [{"field": "labels.tier", "hookServer": "gpu"}],
+        "seconds": {"own": 0.0004, "turn": 0.0, "hooks": 0.001, "runtime": 0.2, "post": 0.0},
+    },
     {
         "number": 8,
         "time": "2026-11-25T10:11:10.250Z",
         "kind": "edited",
-        "call": "c41",
+        "call": "ab12-41",
         "operation": "CreateContainer",
         **OF_POD,
         "container": "main",
@@ -79,7 +100,7 @@ EVENTS: list[dict[str, Any]] = [
         "number": 9,
         "time": "2026-11-25T10:11:12.500Z",
         "kind": "failed_open",
-        "call": "c42",
+        "call": "ab12-42",
         "operation": "CreateContainer",
         **OF_POD,
         "container": "side",
@@ -87,13 +108,14 @@ EVENTS: list[dict[str, Any]] = [
         "hook": "PreCreateContainer",
         "reason": "deadline",
     },
-    {"number": 10, "time": "2026-11-25T10:12:00Z", "kind": "runtime_lost", "text": "/run/c.sock", "later": True},
+    {"number": 10, "time": "2026-11-25T10:12:00.000Z", "kind": "runtime_lost", "text": "/run/c.sock", "later": True},
     {
         "number": 11,
-        "time": "2026-11-25T10:12:30Z",
+        "time": "2026-11-25T10:12:30.000Z",
         "kind": "refused",
-        "call": "c43",
+        "call": "ab12-43",
         **OF_POD,
+        "operation": "CreateContainer",
         "reason": "refused",
         "later": True,
     },
@@ -107,12 +129,12 @@ CANNED: Canned = {
         "python": "3.11.2",
         "mode": "Containerd",
         "pid": 7,
-        "startedAt": "2026-11-25T10:00:00Z",
+        "startedAt": "2026-11-25T10:00:00.000Z",
     },
     "/hooks": HOOKS,
     "/store": STORE,
     "/events": EVENTS,
-    "/loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00Z"},
-    "/hooks/rdt/disable": {"schemaVersion": 1, **RDT},
-    "/hooks/rdt/enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None},
+    "/loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00.000Z"},
+    "/hooks/rdt/disable": {"schemaVersion": 1, **RDT, "notes": []},
+    "/hooks/rdt/enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None, "notes": []},
 }

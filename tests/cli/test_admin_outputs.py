@@ -44,9 +44,9 @@ def printed(run: Run, server: Server, command: str, **answers: Any) -> list[str]
 
 LONG = "[-]runtime failed: " + "é" * 200 + "\n"
 STATUSES = [
-    (CANNED["/readyz"], 0, "ready: 2 checks passed"),
-    (DEGRADED, 1, "degraded: disabled, invalid_files: cpuset; x.json"),
-    ((503, UNREADY), 1, "not ready: runtime, disabled: nothing listens at /run/c.sock; cpuset"),
+    (CANNED["/readyz"], 0, "ready: 11 checks passed"),
+    (DEGRADED, 1, "degraded: disabled_plugins, invalid_files: disabled by hand: cpuset; rejected..."),
+    ((503, UNREADY), 1, "not ready: runtime, disabled_plugins: nothing listens at /run/c.sock; disable..."),
     ((503, LONG), 1, "not ready: runtime: " + "?" * 57 + "..."),
     ((500, {"error": "the channel broke"}), 1, "not ready: the channel broke"),
     ("nonsense", 3, "no answer: the answer of /readyz cannot be read: is it a proxy of this version?"),
@@ -66,7 +66,11 @@ def test_status_as_data_has_all_checks(run: Run, server: Server) -> None:
     code, out, _ = ask(run, server, "status -o json", readyz=(503, UNREADY))
     told = json.loads(out)
     assert (code, told["status"], told["text"][:8]) == (1, "not ready", "runtime,")
-    assert told["checks"][0] == {"name": "disabled", "verdict": "degraded", "reason": "cpuset"}
+    assert told["checks"][0] == {
+        "name": "disabled_plugins",
+        "verdict": "degraded",
+        "reason": "disabled by hand: cpuset",
+    }
 
 
 # -- hook servers ------------------------------------------------------------------------------------------------------
@@ -78,7 +82,7 @@ PreStartContainer
 2   gpu        Ignore   breaker open   -        -      PreCreateContainer
 3   rdt        Fail     disabled       0.41ms   21ms   it hangs (until 11-25 11:20:00); PreCreateContainer, \
 PreStartContainer
--   bad.json   -        invalid        -        -      not JSON
+-   bad.json   -        invalid        -        -      remote-endpoint is missing
 -   gone       -        disabled       -        -      not registered
 """
 
@@ -99,20 +103,20 @@ SWITCHED = [
         "hook disable rdt --reason=hangs",
         "/hooks/rdt/disable",
         {"reason": "hangs"},
-        "rdt is disabled until 2026-11-25T11:20:00Z; sooner by: runtimeproxy hook enable rdt",
+        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt",
     ),
     (
         "hook disable rdt --reason 'it hangs' --for 1h",
         "/hooks/rdt/disable",
         {"reason": "it hangs", "for": "1h"},
-        "rdt is disabled until 2026-11-25T11:20:00Z; sooner by: runtimeproxy hook enable rdt",
+        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt",
     ),
     ("hook enable rdt", "/hooks/rdt/enable", {}, "rdt is enabled"),
     (
         "log-level DEBUG --for 20m",
         "/loglevel",
         {"level": "debug", "for": "20m"},
-        "the log level is debug until 2026-11-25T10:30:00Z, then as configured",
+        "the log level is debug until 2026-11-25T10:30:00.000Z, then as configured",
     ),
 ]
 
@@ -145,29 +149,25 @@ def test_what_the_proxy_adds_to_a_change_is_told(run: Run, server: Server) -> No
 
 # -- events ------------------------------------------------------------------------------------------------------------
 
-EDITED = "default/web-1/main: cpuset set resources.cpu_shares, resources.cpuset_cpus; gpu set envs.GPU"
+EDITED = "CreateContainer default/web-1/main: cpuset set resources.cpu_shares, resources.cpuset_cpus; gpu set envs.GPU"
 EVENT_LINES = f"""\
 TIME             KIND           CALL   DETAIL
--                gap            -      events 1 to 6 are no longer there
+-                gap            -      events 1 to 5 are no longer there
 11-25 10:11:00   plugin_added   -      cpuset
-11-25 10:11:10   edited         c41    {EDITED} (52.4ms, hooks 2.0ms)
-11-25 10:11:12   failed_open    c42    default/web-1/side: cpuset at PreCreateContainer: deadline
+11-25 10:11:09   edited         ab12-40 RunPodSandbox default/web-1: gpu set labels.tier (201.4ms, hooks 1.0ms)
+11-25 10:11:10   edited         ab12-41 {EDITED} (52.4ms, hooks 2.0ms)
+11-25 10:11:12   failed_open    ab12-42 CreateContainer default/web-1/side: cpuset at PreCreateContainer: deadline
 """.splitlines()
-TRACE_LINES = f"""\
-TIME             CALL   OPERATION         KIND          DETAIL
--                -      -                 gap           events 1 to 6 are no longer there
-11-25 10:11:10   c41    CreateContainer   edited        {EDITED} (52.4ms, hooks 2.0ms)
-11-25 10:11:12   c42    CreateContainer   failed_open   default/web-1/side: cpuset at PreCreateContainer: deadline
-""".splitlines()
+TRACE_LINES = EVENT_LINES[:2] + EVENT_LINES[3:]
 LATER = ["11-25 10:12:00   runtime_lost   -      /run/c.sock"]
-LATER += ["11-25 10:12:30   refused        c43    default/web-1: refused"]
+LATER += ["11-25 10:12:30   refused        ab12-43 CreateContainer default/web-1: refused"]
 WANTED = [
     ("events", EVENT_LINES, {}),
-    ("events --no-headers", [EVENT_LINES[4]], {"since": "8"}),
-    ("events", EVENT_LINES[:2] + EVENT_LINES[4:], {"kind": "failed_open"}),
+    ("events --no-headers", [EVENT_LINES[5]], {"since": "8"}),
+    ("events", EVENT_LINES[:2] + EVENT_LINES[5:], {"kind": "failed_open"}),
     ("hook trace", TRACE_LINES, {}),
     ("hook trace", TRACE_LINES, {"pod": "web-1"}),
-    ("hook trace", TRACE_LINES, {"hook-server": "cpuset"}),
+    ("hook trace", TRACE_LINES[:2] + TRACE_LINES[3:], {"hook-server": "cpuset"}),
 ]
 
 
@@ -221,7 +221,7 @@ def test_following_prints_the_last_ones_and_those_to_come(run: Run, server: Serv
 
 def test_followed_data_has_a_document_for_each_event(run: Run, server: Server) -> None:
     lines = ask(run, server, "hook trace -f -o json")[1].splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "failed_open", "refused"]
+    assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "edited", "failed_open", "refused"]
     documents = yaml.safe_load_all(ask(run, server, "events -f -o yaml")[1])
     assert [event["kind"] for event in documents] == [event["kind"] for event in EVENTS]
 
@@ -230,7 +230,7 @@ def test_followed_data_has_a_document_for_each_event(run: Run, server: Server) -
 
 STORE_LINES = f"""\
 ID              KIND        ATTEMPT   SET BY   NAME
-{POD[:13]}   pod         -         gpu      default/web-1
+{POD[:13]}   pod         -         -        default/web-1
 77ab000000000   container   1         cpuset   default/web-1/main
 """.splitlines()
 POD_LINES = """\
@@ -238,7 +238,7 @@ FIELD              SENT       SET BY
 annotations.team   as asked   -
 cgroup_parent      as asked   -
 labels.app         as asked   -
-labels.tier        added      gpu
+labels.tier        added      -
 """.splitlines()
 CONTAINER_LINES = """\
 FIELD                   SENT        SET BY
@@ -314,19 +314,27 @@ def test_unknown_subject_is_told(run: Run, server: Server, command: str, text: s
 
 def test_explain_tells_fields_calls_and_what_is_unknown(run: Run, server: Server) -> None:
     lines = printed(run, server, "explain web-1")
-    assert lines[:6] == [f"Pod default/web-1, id {POD[:13]}", *POD_LINES]
+    assert lines[0] == f"Pod default/web-1, id {POD[:13]}"
+    assert squeezed(lines[1:6]) == squeezed([*POD_LINES[:-1], "labels.tier added gpu"])
     explained = [line.replace("envs.GPU                added       -", SET_BY_GPU) for line in CONTAINER_LINES]
     assert lines[6:13] == ["Container default/web-1/main, id 77ab000000000", *explained]
-    calls = [line.partition("   ")[2].split()[0] for line in lines[lines.index("") + 2 : -3]]
-    assert calls == ["-", "c41", "c42"]
-    assert lines[-2] == "The proxy started at 2026-11-25T10:00:00Z. What happened before is unknown;"
+    calls = [line.split()[3] for line in lines[lines.index("") + 3 : -2]]
+    assert calls == ["ab12-40", "ab12-41", "ab12-42"]
+    assert lines[-1] == "The proxy started at 2026-11-25T10:00:00.000Z. What happened before is unknown."
+
+
+def test_explain_tells_what_is_unknown_of_a_record_that_was_read(run: Run, server: Server) -> None:
+    unknown = 'Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it.'
+    assert unknown not in printed(run, server, "explain web-1")
+    told = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
+    assert printed(run, server, "explain web-1", store=told).count(unknown) == 1
 
 
 def test_explain_of_a_container_has_its_own_calls(run: Run, server: Server) -> None:
     lines = printed(run, server, "explain 77ab")
     assert lines[0] == "Container default/web-1/main, id 77ab000000000"
-    assert ["c41" in line for line in lines].count(True) == 1
-    assert not any("c42" in line for line in lines)
+    assert ["ab12-41" in line for line in lines].count(True) == 1
+    assert not any("ab12-42" in line for line in lines)
 
 
 def test_explain_leaves_out_calls_of_others_of_that_name(run: Run, server: Server) -> None:
@@ -347,7 +355,7 @@ def test_explain_of_a_pod_that_is_gone_has_what_is_remembered(run: Run, server: 
     empty = {**STORE, "pods": [], "containers": []}
     lines = printed(run, server, "explain web-1", store=empty, events=gone)
     assert lines[0].startswith("The proxy knows no such pod or container now")
-    assert lines[3].split()[:5] == ["11-25", "10:11:00", "c9", "-", "refused"]
+    assert lines[3].split()[:4] == ["11-25", "10:11:00", "refused", "c9"]
 
 
 def test_explain_without_events_says_that_nobody_changed_it(run: Run, server: Server) -> None:
@@ -358,7 +366,7 @@ def test_explain_as_data_has_all_of_it(run: Run, server: Server) -> None:
     told = json.loads("\n".join(printed(run, server, "explain 77ab -o json")))
     assert (told["pod"], told["containers"]) == (POD_RECORD, [CONTAINER_RECORD])
     assert [event["kind"] for event in told["events"]] == ["gap", "edited"]
-    assert told["unknownBefore"] == "2026-11-25T10:00:00Z"
+    assert told["unknownBefore"] == "2026-11-25T10:00:00.000Z"
 
 
 ASKED = ["status", "hook ls", "hook trace", "events", "store ls", "store get web-1", "explain web-1", "log-level info"]

@@ -41,7 +41,8 @@ def test_any_record_comes_out_as_it_went_in(maps: list[dict[str, str]], words: l
     other = replace(one, annotations=maps[2], envs=maps[3])
     asked = PodInfo(words[0], words[1], words[2], words[3], 0, "", maps[0], maps[1], words[3])
     for read in (False, True):
-        assert texts.container(ContainerRecord(one, other)) == ContainerRecord(one, other)
+        container = texts.container(ContainerRecord(one, other, (), read))
+        assert (container, container.read) == (ContainerRecord(one, other), read)
         record = PodRecord(asked, replace(asked, labels=maps[2], overhead=None), read)
         made = texts.pod(record)
         assert (made, made.read) == (record, read)

@@ -84,6 +84,7 @@ def test_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
     pod, again = restored_pod(HOOKED_POD, KEPT_POD), restored_container(HOOKED_CONTAINER, KEPT_CONTAINER)
     assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
     assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
+    assert again.read, "its variables are not kept"
 
 
 def test_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:

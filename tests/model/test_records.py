@@ -152,6 +152,14 @@ def test_extra_update_is_in_the_runtimes_values_alone() -> None:
     assert records.prepared(subject(), {}, values.NO_ADJUSTMENT) == subject()
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_container_that_was_read_stays_so(read: bool) -> None:
+    known = Subject(subject().pod, replace(records.container_of(subject()), read=read))
+    started = records.prepared(known, {"cpu_shares": 2}, values.NO_ADJUSTMENT)
+    updated = records.updated(started, EffectiveUpdate(NOTHING), values.NO_ADJUSTMENT)
+    assert [records.container_of(made).read for made in (started, updated)] == [read, read]
+
+
 def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
     effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
     asked = RequestedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
