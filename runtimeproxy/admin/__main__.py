@@ -19,9 +19,7 @@ from runtimeproxy.admin.channel import Channel
 from runtimeproxy.admin.connections import Room
 from runtimeproxy.admin.server import Server
 from runtimeproxy.observe import logs
-
-METRICS = "metrics"
-"""The name of the socket that serves collectors only."""
+from runtimeproxy.relay.listener import METRICS
 
 
 def main() -> int:

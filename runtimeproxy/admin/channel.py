@@ -79,7 +79,7 @@ class Answers:
     async def _answer(self, number: int, name: str, arguments: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
         try:
             if name not in self._queries:
-                raise Refused(404, f"the proxy does not answer {name}")
+                raise Refused(NOT_FOUND, f"the proxy does not answer {name}")
             parts = self._queries[name](arguments)
             if isinstance(parts, Iterator):
                 await self._in_turn((_line(number, part=part) for part in parts), writer)

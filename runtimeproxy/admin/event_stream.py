@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from runtimeproxy.admin.channel import Refused
+from runtimeproxy.admin.records import is_of_pod
 
 POLL_SECONDS = 0.25
 AT_ONCE = 200
@@ -80,15 +81,14 @@ def matches(event: Event, wanted: Mapping[str, Any]) -> bool:
     """Return whether an event is one of those that ``pod``, ``hookServer`` and ``kind`` select. A gap always is."""
     return event["kind"] == "gap" or (
         wanted.get("kind") in (None, event["kind"])
-        and ("pod" not in wanted or _is_of_pod(event, wanted["pod"]))
+        and _is_of_pod(event, wanted.get("pod", ""))
         and ("hookServer" not in wanted or wanted["hookServer"] in _hook_servers(event))
     )
 
 
 def _is_of_pod(event: Event, wanted: str) -> bool:
-    namespace, slash, name = wanted.rpartition("/")
-    named = name == event.get("pod") and (not slash or namespace == event.get("namespace"))
-    return named or any(event.get(key, "").startswith(wanted) for key in ("podId", "containerId"))
+    ids = [event.get(key, "") for key in ("podId", "containerId")]
+    return is_of_pod(wanted, event.get("namespace"), event.get("pod"), *ids)
 
 
 def _hook_servers(event: Event) -> set[str]:

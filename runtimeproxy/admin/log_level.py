@@ -9,10 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from runtimeproxy.observe import logs
 from runtimeproxy.observe.logs import UNLIMITED
+from runtimeproxy.observe.times import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +28,14 @@ class LogLevel:
         self._wall_clock = wall_clock
         self._back: asyncio.TimerHandle | None = None
 
-    def change(self, level: str, seconds: float) -> datetime:
-        """Set a level at once, for so many seconds, instead of one set earlier; return when the configured one is
-        back."""
+    def change(self, level: str, seconds: float) -> str:
+        """Set a level at once, for so many seconds, instead of one set earlier; return the time at which the configured
+        one is back."""
         if self._back is not None:
             self._back.cancel()
         self._back = self._loop.call_later(seconds, self._fall_back)
-        until = datetime.fromtimestamp(self._wall_clock() + seconds, UTC)
-        shown = until.isoformat(timespec="seconds").replace("+00:00", "Z")
-        _set(level, f"the log level is {level} until {shown}, then {self._configured} again")
+        until = rfc3339(self._wall_clock() + seconds)
+        _set(level, f"the log level is {level} until {until}, then {self._configured} again")
         return until
 
     def _fall_back(self) -> None:

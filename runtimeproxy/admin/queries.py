@@ -11,7 +11,6 @@ import platform
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,8 +23,10 @@ from runtimeproxy.core.sync import Sync
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
 from runtimeproxy.observe.events import Events
+from runtimeproxy.observe.histogram import Histogram, quantile
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.observe.times import rfc3339
 from runtimeproxy.plugins.breaker import BreakerState
 from runtimeproxy.plugins.manager import LastError, Manager, Plugin
 from runtimeproxy.plugins.reach import Reach
@@ -75,7 +76,7 @@ def table(sources: Sources) -> Mapping[str, Query]:
         "python": platform.python_version(),
         "mode": sources.mode,
         "pid": os.getpid(),
-        "startedAt": _time(datetime.now(UTC)),
+        "startedAt": rfc3339(time.time()),
     }
     readiness = _Readiness(sources)
     return {
@@ -96,10 +97,6 @@ def table(sources: Sources) -> Mapping[str, Query]:
 def _metrics(metrics: Metrics, readiness: "_Readiness", arguments: Mapping[str, Any]) -> Iterator[Part]:
     readiness.look()
     return series(metrics)
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _setting(setting: Setting) -> Part:
@@ -213,16 +210,22 @@ def _hook(
         "disabled": disabled and disabled.shown(),
         "calls": sums.get(("hook_calls", name), 0) if own else None,
         "failures": sums.get(("hook_failures", name), 0) if own else None,
-        "p50Seconds": None if times is None else times.quantile(0.5),
-        "p99Seconds": None if times is None else times.quantile(0.99),
+        "p50Seconds": _quantile(times, 0.5),
+        "p99Seconds": _quantile(times, 0.99),
         "lastError": _last_error(known.last_error) if isinstance(known, Plugin) else None,
     }
+
+
+def _quantile(times: Histogram | None, share: float) -> float | None:
+    """Return a quantile in seconds; the highest bound for one above it, as JSON has no infinity."""
+    found = None if times is None else quantile(times.bounds, times.counts, share)
+    return None if times is None or found is None else min(found, times.bounds[-1])
 
 
 def _last_error(error: LastError) -> Part | None:
     if not error.reason:
         return None
-    return {"time": _time(datetime.fromtimestamp(error.time, UTC)), "hook": error.hook, "reason": error.reason}
+    return {"time": rfc3339(error.time), "hook": error.hook, "reason": error.reason}
 
 
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
@@ -269,7 +272,8 @@ def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
     pods, containers = store.snapshot()
     wanted = set[str]()
     for some_pods in _pieces_of(pods):
-        ids = [info.id for record in some_pods if records.is_of_pod(pod, info := record.effective)]
+        infos = [record.effective for record in some_pods]
+        ids = [info.id for info in infos if records.is_of_pod(pod, info.namespace, info.name, info.id)]
         wanted.update(ids)
         yield [one for one in ids if one.startswith(beginning)]
     for some in _pieces_of(containers):
@@ -316,7 +320,7 @@ def _log_level(log_level: LogLevel, arguments: Mapping[str, Any]) -> Iterator[Pa
     seconds = _seconds(arguments["for"]) if "for" in arguments else LEVEL_SECONDS
     if not LEAST_LEVEL_SECONDS <= seconds <= LONGEST_LEVEL_SECONDS:
         raise Refused(BAD_REQUEST, "for is from 1s to 24h")
-    yield {"level": level, "until": _time(log_level.change(level, seconds))}
+    yield {"level": level, "until": log_level.change(level, seconds)}
 
 
 def _seconds(text: str) -> float:

@@ -86,12 +86,10 @@ def _values(info: PodInfo | ContainerInfo) -> Names:
 # -- what is selected ------------------------------------------------------------------------------------------------
 
 
-def is_of_pod(wanted: str, pod: PodInfo) -> bool:
-    """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of its id; "" is every pod's."""
-    namespace, slash, name = wanted.partition("/")
-    if slash:
-        return (namespace, name) == (pod.namespace, pod.name)
-    return wanted == pod.name or pod.id.startswith(wanted)
+def is_of_pod(wanted: str, namespace: str | None, name: str | None, *ids: str) -> bool:
+    """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of one of the ids; "" is every
+    pod's."""
+    return wanted in (name, f"{namespace}/{name}") or any(one.startswith(wanted) for one in ids)
 
 
 class Page:

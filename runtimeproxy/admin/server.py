@@ -15,7 +15,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 from aiohttp.typedefs import Middleware
 
-from runtimeproxy.admin.channel import INTERNAL_ERROR, UNAVAILABLE, Channel, Refused
+from runtimeproxy.admin.channel import BAD_REQUEST, INTERNAL_ERROR, NOT_FOUND, UNAVAILABLE, Channel, Refused
 from runtimeproxy.admin.connections import Connection
 from runtimeproxy.admin.event_stream import Event, Events, stream
 from runtimeproxy.admin.exposition import CONTENT_TYPE, Exposition
@@ -108,7 +108,7 @@ class Server:
         if route.method == "POST":
             who["by"] = _peer(request)
             if request.query:
-                raise Refused(400, f"{route.path} takes a JSON object as its body, and no query")
+                raise Refused(BAD_REQUEST, f"{route.path} takes a JSON object as its body, and no query")
             async with asyncio.timeout(BODY_SECONDS):
                 given = members(await request.read())
         answer = await self._channel.ask(route.asks, route.question(given) | request.match_info | who)
@@ -134,7 +134,7 @@ def _answered(there_are: str) -> Middleware:
         except Refused as refused:
             return _error(refused.status, refused.text)
         except web.HTTPNotFound:
-            return _error(404, there_are)
+            return _error(NOT_FOUND, there_are)
         except web.HTTPMethodNotAllowed as wrong:
             allowed = ", ".join(sorted(wrong.allowed_methods))
             return _error(405, f"this path takes {allowed}", Allow=allowed)

@@ -1,23 +1,23 @@
 """What ``runtimeproxy top`` shows, from what the proxy said at two moments.
 
-Owns the rates and quantiles of an interval, and which events are errors.
+Owns the rates and latencies of an interval, and which events are errors.
 Must not know: the terminal, the socket, the clock.
 Invariant: the figures of an interval are differences between two answers of one process; where that began anew, or
 there is one answer only, they are those since its start.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtimeproxy.observe.events import PARTS
+from runtimeproxy.observe.histogram import quantile
 from runtimeproxy.observe.metric_table import PREFIX
 
 Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """The samples of /metrics by their shown names: labels and value of each."""
 
-PARTS = ("own", "turn", "hooks", "runtime", "post")
 OUTCOMES = ("agreed", "failed", "refused", "unsettled", "ended")
 GOOD_OUTCOMES = ("agreed", "ended")
 GOOD_EVENTS = frozenset(
@@ -160,18 +160,6 @@ def is_error(event: Mapping[str, Any]) -> bool:
     return event.get("kind") not in GOOD_EVENTS
 
 
-def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return a quantile of cumulative counts by upper bound, as Prometheus' histogram_quantile does: linear within a
-    bucket. None without observations, infinite above the last finite bound."""
-    rank = share * buckets.get(math.inf, 0.0)
-    below = lower = 0.0
-    for bound in sorted(buckets):
-        if buckets[bound] >= rank > 0:
-            return bound if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (buckets[bound] - below)
-        below, lower = buckets[bound], bound
-    return None
-
-
 def _operations(before: Samples, now: Samples, seconds: float | None) -> list[Operation]:
     totals = _sums(now, "calls_total", "operation", "outcome")
     grown = _grown(before, now, "calls_total", "operation", "outcome")
@@ -220,8 +208,10 @@ def _error(event: Mapping[str, Any]) -> Error:
 
 def _latency(before: Samples, now: Samples, name: str, label: str, value: str) -> Latency:
     grown = _grown(before, now, f"{name}_bucket", label, "le")
-    buckets = {float(bound): count for (found, bound), count in grown.items() if found == value}
-    return Latency(quantile(buckets, 0.5), quantile(buckets, 0.99))
+    cumulative = sorted((float(bound), count) for (found, bound), count in grown.items() if found == value)
+    bounds = [bound for bound, _ in cumulative[:-1]]
+    counts = [count - below for (_, count), (_, below) in zip(cumulative, [(0.0, 0.0), *cumulative], strict=False)]
+    return Latency(quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.99))
 
 
 def _rate(count: float, seconds: float | None) -> float | None:

@@ -8,11 +8,12 @@ request is in it, and no text of a hook server, of the runtime or of another lib
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from enum import Enum
 from itertools import chain, islice
 from struct import Struct
 from typing import Any, NamedTuple
+
+from runtimeproxy.observe.times import rfc3339
 
 MOST_EVENTS = 4096
 MOST_BYTES = 2 << 20
@@ -161,7 +162,7 @@ def _shown(
     pairs = texts[len(_NAMES) :]
     shown = {
         "number": number,
-        "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": rfc3339(at),
         "kind": kind.value,
         "operation": operation,
         **dict(zip(_NAMES, texts, strict=False)),

@@ -15,9 +15,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.observe.times import rfc3339
 
 OWN_LOGGER = "runtimeproxy"
 LINES_WAITING = 4096
@@ -174,7 +174,7 @@ class Lines(logging.Formatter):
 
     def time(self, record: logging.LogRecord) -> str:
         """Return the record's time in UTC, with milliseconds (RFC 3339)."""
-        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return rfc3339(record.created)
 
 
 class TextLines(Lines):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtimeproxy.observe.events import PARTS, Events
+from runtimeproxy.observe.histogram import Histogram
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER,
     HOOK_SERVER_SERIES,
@@ -57,28 +58,6 @@ class CallTimes:
     post: float = 0.0
     id: str = ""
     """The call's id in log lines and events."""
-
-
-class Histogram:
-    """The observations of one series: ``counts`` by bucket, the last one for those above all bounds."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def quantile(self, share: float) -> float | None:
-        """Return the value that this share of the observations is not above, read off the buckets by a straight line in
-        each, in seconds; the highest bound for one above it. None without observations."""
-        rank = share * sum(self.counts)
-        lower = below = 0.0
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            if count and below + count >= rank:
-                return lower + (bound - lower) * (rank - below) / count
-            lower, below = bound, below + count
-        return lower if rank else None
 
 
 class Metrics:

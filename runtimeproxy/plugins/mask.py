@@ -12,10 +12,11 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
+from runtimeproxy.observe.times import EPOCH, rfc3339
 from runtimeproxy.relay.listener import FOLDER_FLAGS, folder_fault, make_folder
 
 SCHEMA_VERSION = 1
@@ -29,7 +30,6 @@ LONGEST_REASON, LONGEST_BY = 200, 100
 """Most characters of a reason, and of who gave it."""
 LONGEST_SECONDS = 365 * 86400
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -56,8 +56,8 @@ class Disabled:
 
     def shown(self) -> dict[str, str | None]:
         """Return the object of the file, with times as in RFC 3339."""
-        until = None if self.until is None else _time(self.until)
-        return {"reason": self.reason, "by": self.by, "since": _time(self.since), "until": until}
+        until = None if self.until is None else rfc3339(self.until)
+        return {"reason": self.reason, "by": self.by, "since": rfc3339(self.since), "until": until}
 
 
 def check_name(name: str) -> None:
@@ -80,13 +80,8 @@ def _check(what: str, text: object, longest: int) -> None:
         raise ConfigError(f"{what}: write 1 to {longest} printable characters")
 
 
-def _time(seconds: float) -> str:
-    moment = _EPOCH + timedelta(seconds=seconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _seconds(text: str) -> float:
-    return (datetime.fromisoformat(text) - _EPOCH).total_seconds()
+    return (datetime.fromisoformat(text) - EPOCH).total_seconds()
 
 
 def written(disabled: Mapping[str, Disabled]) -> bytes:

@@ -1,7 +1,6 @@
 """The questions about a proxy made of objects, without sockets: its state can be set, its answers come as a whole."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from runtimeproxy.admin.channel import Part
@@ -70,9 +69,9 @@ class FakeLogLevel:
     def __init__(self) -> None:
         self.set: list[tuple[str, float]] = []
 
-    def change(self, level: str, seconds: float) -> datetime:
+    def change(self, level: str, seconds: float) -> str:
         self.set.append((level, seconds))
-        return datetime(2026, 1, 2, tzinfo=UTC)
+        return "2026-01-02T00:00:00.000Z"
 
 
 class Asked:

@@ -53,9 +53,9 @@ async def test_level_changes_at_once_and_falls_back_by_itself(written: Written) 
     LOG.debug("shown too")
     await asyncio.sleep(2)
     LOG.debug("not shown")
-    assert until == datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC)
+    assert until == "2026-01-02T03:14:05.000Z"
     assert written.lines() == [
-        "WARNING runtimeproxy.admin.log_level: the log level is debug until 2026-01-02T03:14:05Z, then info again",
+        "WARNING runtimeproxy.admin.log_level: the log level is debug until 2026-01-02T03:14:05.000Z, then info again",
         "DEBUG runtimeproxy.some.part: shown",
         "DEBUG runtimeproxy.some.part: shown too",
         "WARNING runtimeproxy.admin.log_level: the log level is info again, as configured",
@@ -79,7 +79,7 @@ async def test_change_is_told_at_the_level_that_shows_more(written: Written) -> 
     level.change("info", 1.0)
     await asyncio.sleep(2)
     assert [line.partition(": ")[2] for line in written.lines()] == [
-        "the log level is info until 2026-01-02T03:04:06Z, then error again",
+        "the log level is info until 2026-01-02T03:04:06.000Z, then error again",
         "the log level is error again, as configured",
     ]
 

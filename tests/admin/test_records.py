@@ -119,7 +119,7 @@ def test_environment_that_is_shown_is_not_kept_decoded() -> None:
     ],
 )
 def test_pod_is_meant_by_its_name_or_the_beginning_of_its_id(wanted: str, found: bool) -> None:
-    assert is_of_pod(wanted, POD) is found
+    assert is_of_pod(wanted, POD.namespace, POD.name, POD.id) is found
 
 
 def all_pages(pieces: list[list[str]], limit: int) -> Any:

@@ -8,7 +8,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.cli.top_figures import (
-    PARTS,
     Error,
     HookServer,
     Latency,
@@ -16,11 +15,11 @@ from runtimeproxy.cli.top_figures import (
     Snapshot,
     View,
     is_error,
-    quantile,
     readiness,
     samples_of,
     view,
 )
+from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
 
 START = 1000.0
@@ -186,18 +185,3 @@ READY = [
 @pytest.mark.parametrize(("text", "ready", "notes"), READY)
 def test_lines_of_readyz_that_are_not_well_are_told(text: str, ready: bool | None, notes: list[str]) -> None:
     assert readiness(text) == (ready, notes)
-
-
-QUANTILES: list[tuple[dict[float, float], float, float | None]] = [
-    ({}, 0.5, None),
-    ({1.0: 0, math.inf: 0}, 0.5, None),
-    ({1.0: 4, math.inf: 4}, 0.5, 0.5),
-    ({1.0: 0, 2.0: 4, math.inf: 4}, 0.75, 1.75),
-    ({1.0: 1, 2.0: 1, 4.0: 2, math.inf: 2}, 0.75, 3.0),
-    ({1.0: 1, math.inf: 2}, 0.99, math.inf),
-]
-
-
-@pytest.mark.parametrize(("buckets", "share", "value"), QUANTILES)
-def test_quantile_is_read_off_the_buckets(buckets: dict[float, float], share: float, value: float | None) -> None:
-    assert quantile(buckets, share) == value

@@ -8,8 +8,9 @@ from textwrap import indent
 import pytest
 from rich.console import Console
 
-from runtimeproxy.cli.top_figures import PARTS, Error, HookServer, Latency, Operation, View
+from runtimeproxy.cli.top_figures import Error, HookServer, Latency, Operation, View
 from runtimeproxy.cli.top_screen import duration, screen, shared
+from runtimeproxy.observe.events import PARTS
 from tests.docs import DOCS
 
 NOTHING = Latency(None, None)

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from runtimeproxy.admin.event_stream import matches
+from runtimeproxy.admin.records import is_of_pod
+
 Json = Mapping[str, Any]
 Answer = Json | Sequence[Json] | str | tuple[int, Json | str] | Callable[["Handler"], None]
 """An object; events, of which those behind ``since`` are told; a text; one of these with a status other than 200; or a
@@ -83,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         behind = [e for e in events if e.get("number", e.get("to")) > int(query.get("since", 0))]
-        wanted = [e for e in behind if bool(e.get("later")) == ("follow" in query) and _is_wanted(e, query)]
+        wanted = [e for e in behind if bool(e.get("later")) == ("follow" in query) and matches({**e}, query)]
         for event in wanted[: int(query.get("limit", 1000))]:
             self.chunk(json.dumps({name: value for name, value in event.items() if name != "later"}).encode() + b"\n")
         self.chunk(b"")
@@ -96,25 +99,13 @@ def _selected(store: Json, query: Mapping[str, str]) -> Json:
     """Return the records that ``pod`` and ``id`` select, one pod and one container a page."""
     pods, containers = store["pods"], store["containers"]
     if "pod" in query:
-        pods = [pod for pod in pods if _is_of_pod(pod["namespace"], pod["name"], [pod["id"]], query["pod"])]
+        pods = [pod for pod in pods if is_of_pod(query["pod"], pod["namespace"], pod["name"], pod["id"])]
         containers = [one for one in containers if one["podId"] in [pod["id"] for pod in pods]]
     pods = [pod for pod in pods if pod["id"].startswith(query.get("id", ""))]
     containers = [one for one in containers if one["id"].startswith(query.get("id", ""))]
     at = int(query.get("after", 0))
     more = str(at + 1) if at + 1 < max(len(pods), len(containers)) else None
     return {**store, "pods": pods[at : at + 1], "containers": containers[at : at + 1], "next": more}
-
-
-def _is_wanted(event: Json, query: Mapping[str, str]) -> bool:
-    servers = [event.get("hookServer"), *(field["hookServer"] for field in event.get("fields", ()))]
-    ids = [event.get("podId", ""), event.get("containerId", "")]
-    of_pod = "pod" not in query or _is_of_pod(event.get("namespace"), event.get("pod"), ids, query["pod"])
-    wanted = query.get("kind") in (None, event["kind"]) and query.get("hookServer") in (None, *servers)
-    return event["kind"] == "gap" or (of_pod and wanted)
-
-
-def _is_of_pod(namespace: str | None, name: str | None, ids: list[str], wanted: str) -> bool:
-    return wanted in (name, f"{namespace}/{name}") or any(one.startswith(wanted) for one in ids)
 
 
 Fault = Callable[[Handler], None]

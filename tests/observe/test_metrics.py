@@ -1,6 +1,5 @@
 """Metrics return what was counted, and refuse what the table does not have."""
 
-from bisect import bisect_left
 from itertools import count, product
 
 import pytest
@@ -10,7 +9,7 @@ from runtimeproxy.docker import routes as docker_routes
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Kind
-from runtimeproxy.observe.metrics import RECENT_CALLS, CallTimes, Histogram, Metrics
+from runtimeproxy.observe.metrics import RECENT_CALLS, CallTimes, Metrics
 from runtimeproxy.plugins.call_guard import LEFT, OK
 
 
@@ -220,27 +219,6 @@ def test_normalised_values_are_counted_for_the_owner_of_their_field(metrics: Met
     metrics.normalised(["cpu_quota", "cpu_period"], {"resources.cpu_quota": "a", "envs.cpu_period": "b"})
     labels = {"hook_server": "a", "field": "resources.cpu_quota"}
     assert metrics.counted("values_normalised", **labels) == metrics.total("values_normalised") == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "share", "found"),
-    [
-        ([], 0.5, None),
-        ([0.003] * 4, 0.5, 0.0035),
-        ([0.003] * 4, 0.25, 0.00275),
-        ([0.003] * 4, 1.0, 0.005),
-        ([0.0001], 0.5, 0.00025),
-        ([0.003] * 99 + [1.0], 0.99, 0.005),
-        ([0.003] * 98 + [1.0] * 2, 0.99, 1.25),
-        ([1000.0], 0.5, 10.0),
-        ([0.003, 1000.0], 0.99, 10.0),
-    ],
-)
-def test_quantile_is_read_off_the_buckets(values: list[float], share: float, found: float | None) -> None:
-    histogram = Histogram(SECONDS)
-    for value in values:
-        histogram.counts[bisect_left(SECONDS, value)] += 1
-    assert histogram.quantile(share) == (None if found is None else pytest.approx(found))
 
 
 def test_hook_server_is_shown_by_its_name_as_long_as_there_is_room(metrics: Metrics) -> None:
