@@ -42,7 +42,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.plugins.mask import MaskFile
+from runtimeproxy.plugins.mask import MaskFile, path_in
 from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
@@ -335,10 +335,8 @@ def _originals_file(config: Config) -> File | None:
 
 
 def _mask_file(config: Config) -> MaskFile | None:
-    """Return the file for the disabled hook servers; None if the configuration turns it off. Each socket has a file of
-    its own."""
-    name = config.listen_endpoint.strip("/").replace("/", "-")
-    return MaskFile(os.path.join(config.state_dir, f"{name}.disabled.json")) if config.state_dir else None
+    """Return the file for the disabled hook servers; None if the configuration turns it off."""
+    return MaskFile(path_in(config.state_dir, config.listen_endpoint)) if config.state_dir else None
 
 
 def _settle_memory() -> None:

@@ -13,6 +13,7 @@ import click
 from runtimeproxy.cli.output import TABLE, row_options, row_text
 from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
 
 
@@ -42,12 +43,7 @@ def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
         raise click.ClickException(str(error)) from None
     for line in settings.warnings:
         click.echo(f"warning: {line}", err=True)
-    from runtimeproxy.doctor import machine, table  # heavy: the clients of runtimes and hook servers
-
-    rows = [
-        {"check": c.id, "verdict": f.verdict.value, "why": _line(f.why), "do": _line(f.do) or None, "doc": c.place}
-        for c, f in table.examine(machine.Machine(settings))
-    ]
+    rows = findings(settings)
     if output == TABLE:
         told = [row | {"why": f"{row['why']}\n-> {row['do']}" if row["do"] else row["why"]} for row in rows]
         click.echo(row_text(told, ("check", "verdict", "why"), output, no_headers))
@@ -57,6 +53,16 @@ def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
     if verdicts["unknown"]:
         click.echo(f"runtimeproxy: doctor could not look everywhere: {verdicts['unknown']} unknown", err=True)
     return FAILED if verdicts["warning"] or verdicts["failed"] else 0
+
+
+def findings(settings: Config) -> list[dict[str, str | None]]:
+    """Return what the checks found, a row for each finding."""
+    from runtimeproxy.doctor import machine, table  # heavy: the clients of runtimes and hook servers
+
+    return [
+        {"check": c.id, "verdict": f.verdict.value, "why": _line(f.why), "do": _line(f.do) or None, "doc": c.place}
+        for c, f in table.examine(machine.Machine(settings))
+    ]
 
 
 def _line(text: str) -> str:

@@ -26,6 +26,7 @@ import click
 
 from runtimeproxy.cli import subjects
 from runtimeproxy.cli.admin_client import AdminClient
+from runtimeproxy.cli.doctor import findings
 from runtimeproxy.cli.events import remembered
 from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags, words
 from runtimeproxy.cli.version import versions
@@ -75,12 +76,9 @@ def _json(value: Any) -> str:
 
 
 def _doctor(node: Node) -> str:
-    from runtimeproxy.doctor import machine, table  # heavy: the clients of runtimes and hook servers
-
     if node.fault:
         raise ConfigError(node.fault)
-    examined = table.examine(machine.Machine(node.config))
-    return _json([{"check": c.id, "verdict": f.verdict.value, "why": f.why, "do": f.do or None} for c, f in examined])
+    return _json(findings(node.config))
 
 
 def _versions(node: Node) -> str:

@@ -8,7 +8,8 @@ not exist: hook servers take a Post call for something that has happened.
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
 
 from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
@@ -18,7 +19,8 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse
+from runtimeproxy.plugins.mask import Disabled, MaskError, MaskFile, path_in
+from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse, plugin_name
 from runtimeproxy.plugins.registry import Content, UnreadableFile
 from runtimeproxy.relay.listener import folder_fault
 
@@ -29,9 +31,11 @@ INVENTED = HookRequest(
 TRIED = ("PreCreateContainer", "PreRunPodSandbox", "PreUpdateContainerResources", "PreStartContainer")
 """The hook points that may be called; the first one that a server registered for is."""
 
+_WAY_OUT = "`runtimeproxy hook disable` lets calls go on without it"
+_MASK = "remove it, and disable again what must not be asked"
 _TO_DO = {
-    Reason.UNREACHABLE: "start the hook server, or remove its registration file",
-    Reason.DEADLINE: "look why it hangs; until then remove its registration file, or restart it",
+    Reason.UNREACHABLE: f"start the hook server, or remove its registration file; until then {_WAY_OUT}",
+    Reason.DEADLINE: f"restart it, or look why it hangs; until then {_WAY_OUT}",
     Reason.UNIMPLEMENTED: "take the hook point out of the registration file, or update the hook server",
     Reason.UNTRUSTED_SOCKET: "let only root, or the proxy's own user, own the socket and its directory",
 }
@@ -73,11 +77,26 @@ def _parsed(name: str, content: Content) -> Registration | str:
 
 
 def hook_servers(machine: Machine) -> Iterator[Finding]:
-    """Call each hook server that is registered."""
+    """Call each hook server that is registered and not disabled."""
     contents = directory.read(machine.config.hookserver_config_dir)
     parsed = (_parsed(name, contents[name]) for name in sorted(contents))
-    good = [entry for entry in parsed if isinstance(entry, Registration)]
-    yield from asyncio.run(_tried(machine, good)) if good else [ok("no hook server is registered")]
+    good = {plugin_name(entry.name): entry for entry in parsed if isinstance(entry, Registration)}
+    disabled: Mapping[str, Disabled] = {}
+    mask = path_in(machine.config.state_dir, machine.config.listen_endpoint)
+    try:
+        if denied(mask):
+            yield unknown(f"{mask}: Permission denied", AS_ROOT)
+        elif machine.config.state_dir:
+            disabled = MaskFile(mask).read()
+    except MaskError as error:
+        yield warning(f"{error}: at its next start the proxy disables no hook server by it", _MASK)
+    for name, entry in disabled.items():
+        to_do = f"`runtimeproxy hook enable {name}` when it is well again"
+        yield warning(f"{name} is disabled by hand ({entry.reason}) and was not called", to_do)
+    if not good:
+        yield ok("no hook server is registered")
+    elif asked := [replace(entry, name=name) for name, entry in good.items() if name not in disabled]:
+        yield from asyncio.run(_tried(machine, asked))
 
 
 async def _tried(machine: Machine, registered: list[Registration]) -> list[Finding]:

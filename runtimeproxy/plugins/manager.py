@@ -28,7 +28,7 @@ from runtimeproxy.plugins.breaker import Breaker, BreakerState
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.disabling import Disabling
 from runtimeproxy.plugins.mask import Disabled, MaskFile
-from runtimeproxy.plugins.registration import FailurePolicy, Registration
+from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Manager:
     @property
     def masked(self) -> Mapping[str, Registration]:
         """Return the registrations of the disabled hook servers by name, with the timeout that would be in force."""
-        found = {_plugin_name(entry.name): entry for entry in self._registry.registrations}
+        found = {plugin_name(entry.name): entry for entry in self._registry.registrations}
         return {
             name: replace(entry, timeout_seconds=entry.timeout_seconds or self._timeout_seconds)
             for name, entry in found.items()
@@ -271,7 +271,7 @@ class Manager:
         result, kind = _TOLD[change.kind]
         self._metrics.count("config_reloads", result)
         registration = change.registration
-        name = _plugin_name(change.name)
+        name = plugin_name(change.name)
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
             log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
@@ -298,7 +298,7 @@ class Manager:
     def _rebuild(self) -> None:
         """Make the tables anew if a registration that counts has changed."""
         before = self._plugins
-        wanted = tuple(entry for entry in self._registry.registrations if _plugin_name(entry.name) not in self.disabled)
+        wanted = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
         if wanted == self._built:
             return
         unchanged = set(self._built)
@@ -316,7 +316,7 @@ class Manager:
             self.on_change()
 
     def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
-        name = _plugin_name(registration.name)
+        name = plugin_name(registration.name)
         same = before is not None and before.endpoint == registration.endpoint
         client = before.client if before and same else self._client_factory(name, registration.endpoint)
         self._clients.add(client)
@@ -341,10 +341,6 @@ class Manager:
         task = asyncio.create_task(client.close(), name="close hook client")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _plugin_name(file_name: str) -> str:
-    return file_name.removesuffix(".json")
 
 
 def _names(points: Set[str]) -> str:

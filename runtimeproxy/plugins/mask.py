@@ -116,6 +116,11 @@ def _entries(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Di
         )
 
 
+def path_in(state_dir: str, listen_endpoint: str) -> str:
+    """Return the path of a proxy's mask, of which each socket has its own."""
+    return os.path.join(state_dir, f"{listen_endpoint.strip('/').replace('/', '-')}.disabled.json")
+
+
 class MaskFile:
     """The file at a path, and its directory; both are made by the first write."""
 

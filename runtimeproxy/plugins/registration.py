@@ -53,6 +53,11 @@ class Registration:
     warnings: tuple[str, ...] = ()
 
 
+def plugin_name(file_name: str) -> str:
+    """Return the name that a registration file gives its hook server."""
+    return file_name.removesuffix(".json")
+
+
 def parse(name: str, content: bytes) -> Registration:
     """Parse the content of the file ``name``. Unknown keys and hook names are accepted with a warning. Raises
     ConfigError naming the file, the key and the rule."""

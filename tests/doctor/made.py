@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.doctor.unix_sockets import UnixSocket
+from runtimeproxy.plugins.mask import MaskFile, path_in
 from runtimeproxy.settings import config
 
 KERNEL = "6.1.0-9-amd64"
@@ -25,7 +26,8 @@ class Made:
         """What the kernel tells of sockets and peers, each time that it is asked; nothing if it does not know how."""
         self.namespaces: list[set[str]] = []
         """The network namespaces of which it was asked."""
-        self.flags: dict[str, str] = {"hook-timeout": "20s"}
+        self.mask = MaskFile(path_in(str(folder / "state"), str(self.ours)))
+        self.flags: dict[str, str] = {"hook-timeout": "20s", "state-dir": str(folder / "state")}
         self.units: list[Sequence[str]] = []
         """What systemctl was asked."""
         self.unit = ""

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.doctor import hookservers
-from runtimeproxy.doctor.findings import Finding
+from runtimeproxy.doctor.findings import Finding, Verdict
+from runtimeproxy.plugins.mask import Disabled
 from tests.doctor.conftest import PATIENCE_SECONDS
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only, told
@@ -28,6 +29,37 @@ async def called(made: Made) -> list[Finding]:
 def test_no_directory_means_no_hook_server(made: Made) -> None:
     assert only(hookservers.registrations, made)[0] == "ok"
     assert only(hookservers.hook_servers, made) == ("ok", "no hook server is registered")
+
+
+async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
+    for name in ("a.json", "b.json"):
+        register(made, name, registration.text("/run/nobody.sock", policy="Fail"))
+    made.mask.write({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)})
+    disabled, tried = await called(made)
+    assert "hook server 'b' at" in tried.why
+    assert (disabled.verdict, disabled.why) == (Verdict.WARNING, "a is disabled by hand (it hangs) and was not called")
+    assert (tried.verdict, "calls are refused" in tried.why) == (Verdict.FAILED, True)
+    assert "runtimeproxy hook disable" in tried.do
+
+
+async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made) -> None:
+    register(made, "a.json", registration.text("/run/nobody.sock"))
+    made.mask.write({})
+    Path(made.mask.path).write_text("{")
+    mask, tried = await called(made)
+    assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
+    assert tried.why.startswith("hook server 'a' at ")
+
+
+async def test_mask_is_not_looked_for_where_there_is_none(made: Made) -> None:
+    register(made, "a.json", registration.text("/run/nobody.sock"))
+    made.flags["state-dir"] = "none"
+    assert len(await called(made)) == 1
+
+
+def test_mask_that_may_not_be_read_is_unknown(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hookservers, "denied", lambda path: path == made.mask.path)
+    assert [verdict for verdict, _ in told(hookservers.hook_servers(made.machine))] == ["unknown", "ok"]
 
 
 FILES = [
@@ -72,7 +104,7 @@ async def test_hook_server_is_called_once_at_a_pre_point(made: Made, endpoint: s
         assert finding.verdict.value == "ok"
         (call,) = server.calls
         assert call.point.name == ("PreCreateContainer" if "PreCreateContainer" in points else "PreRunPodSandbox")
-        assert finding.why.startswith(f"a.json: {endpoint} answered {call.point.name} in ")
+        assert finding.why.startswith(f"a: {endpoint} answered {call.point.name} in ")
 
 
 async def test_post_hook_points_are_not_called(made: Made, endpoint: str) -> None:
@@ -157,9 +189,9 @@ async def test_hook_server_without_rights_is_unknown(
     made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(made, "a.json", registration.text(endpoint))
-    monkeypatch.setattr(hookservers, "denied", lambda path: True)
+    monkeypatch.setattr(hookservers, "denied", lambda path: path == endpoint)
     (finding,) = await called(made)
-    assert (finding.verdict.value, finding.why) == ("unknown", f"a.json: {endpoint}: Permission denied")
+    assert (finding.verdict.value, finding.why) == ("unknown", f"a: {endpoint}: Permission denied")
 
 
 def test_skip_label_is_told(made: Made) -> None:
