@@ -66,7 +66,7 @@ class Launcher:
         try:
             process, channel = self._process()
         except OSError as error:
-            log.error("the admin server cannot be started: %s", error.strerror)
+            log.error("the admin server cannot be started (%s); the next request tries again", error.strerror)
         else:
             await self._attend(process, channel)
             log.warning("the admin server ended (exit code %d); the next request starts it again", process.returncode)

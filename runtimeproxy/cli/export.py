@@ -7,6 +7,7 @@ Invariant: whatever is wrong with the flags is a click.ClickException, raised be
 
 import click
 
+from runtimeproxy.cli.run import Command
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
 from runtimeproxy.settings.options import parse_endpoint
@@ -20,7 +21,7 @@ def export_command() -> click.Command:
     return _export
 
 
-@click.command("export", short_help="Serve the proxy's metrics over TCP.")
+@click.command("export", cls=Command, short_help="Serve the proxy's metrics over TCP.")
 @click.option("--listen", metavar="ADDRESS:PORT", default=LISTEN, help=f"Where to listen.  [default: {LISTEN}]")
 @click.option(
     "--metrics-endpoint",

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from runtimeproxy.cli.hook_ls import STATES
 from runtimeproxy.cli.top_figures import (
     GOOD_OUTCOMES,
     GOOD_STATE,
@@ -196,7 +197,8 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
         servers = sorted(servers, key=lambda server: (server.state == GOOD_STATE, not server.worse))
     rows, more = _cut(servers, most)
     for row in rows:
-        state = _text(row.state, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
+        words = STATES.get(row.state, row.state).removeprefix("breaker ")
+        state = _text(words, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
         kind = [_text(row.policy) for _ in policy]
         latency = duration(row.latency.p50), duration(row.latency.p99)
         last = [_text(row.last_error) for _ in told]

@@ -58,7 +58,7 @@ async def test_program_that_is_not_there_is_told_and_tried_again(
     async with launching(tmp_path) as path:
         with connected(path) as client:
             await until(lambda: len(caplog.records) >= 2)
-            line = "the admin server cannot be started: No such file or directory"
+            line = "the admin server cannot be started (No such file or directory); the next request tries again"
             assert {record.getMessage() for record in caplog.records} == {line}
             monkeypatch.setattr(sys, "executable", real)
             assert (await ask(client)).endswith(b"\r\n\r\nok")

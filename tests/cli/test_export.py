@@ -12,7 +12,7 @@ WRONG = [
     ("--listen=[::1]:9654 --client-ca=/ca", "TLS needs all of"),
     ("--metrics-endpoint=metrics.sock", "--metrics-endpoint: 'metrics.sock' is not a unix socket"),
     ("--listen=0.0.0.0:1 --tls-cert=/no --tls-key=/no --client-ca=/no", "--tls-cert: /no cannot be read"),
-    ("--listen", "Option '--listen' requires an argument."),
+    ("--listen", "Option '--listen' requires an argument. (runtimeproxy export --help"),
 ]
 
 

@@ -64,7 +64,7 @@ def test_without_a_terminal_one_plain_frame_is_printed(run: Run, tmp_path: Path,
     assert "runtimeproxy 0.9.0 Containerd   ready" in out
     assert "since its start" in out
     assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
-    assert re.search(r"^gpu +closed +Fail ", out, re.MULTILINE)
+    assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
 
