@@ -102,10 +102,11 @@ def test_docs_show_a_frame_as_it_is() -> None:
     own, hooks = Latency(0.000251, 0.0009), Latency(0.00312, 0.0172)
     parts = {**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": Latency(0.0891, 0.972)}
     good = {**OUTCOMES, "agreed": 889, "refused": 0}
+    notes = ["[~]disabled_plugins degraded: disabled by hand: cpuset"]
     view = replace(
         EMPTY,
         **{"uptime": 88980.0, "interval": 10.0, "held": 1, "oldest": 0.0412, "passing": 13.7, "connections": 4},
-        **{"pods": 112, "containers": 187, "parts": parts, "notes": ["[~]disabled_plugins degraded: cpuset"]},
+        **{"pods": 112, "containers": 187, "parts": parts, "notes": notes},
         operations=[
             replace(OPERATION, rate=0.4, outcomes={**good, "refused": 2, "failed": 1}),
             Operation("RunPodSandbox", 0.2, {**good, "agreed": 431}),
