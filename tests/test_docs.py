@@ -82,6 +82,7 @@ def test_readme_has_the_kubelets_flags() -> None:
     assert table(README, "Run it") == told
 
 
+@pytest.mark.slow
 def test_commands_have_the_outputs_that_the_page_shows() -> None:
     """``python -m scripts.outputs`` writes them."""
     assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]

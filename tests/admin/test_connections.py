@@ -101,7 +101,7 @@ async def leaving(site: Site, stack: ExitStack, number: int) -> None:
     await asyncio.to_thread(connect)
 
 
-@pytest.mark.parametrize(("crowd", "number"), [(silent, 300), (leaving, 10_000)])
+@pytest.mark.parametrize(("crowd", "number"), [(silent, 300), pytest.param(leaving, 10_000, marks=pytest.mark.slow)])
 async def test_crowd_that_asks_nothing_keeps_nobody_out(
     tmp_path: Path, crowd: Callable[[Site, ExitStack, int], Awaitable[None]], number: int
 ) -> None:

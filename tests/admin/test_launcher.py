@@ -14,6 +14,8 @@ from runtimeproxy.admin.launcher import Launcher
 from tests.admin.site import request, rest, told
 from tests.patience import until
 
+pytestmark = pytest.mark.slow
+
 QUERIES = {"livez": told({"checks": []})}
 
 

@@ -35,22 +35,27 @@ COMMANDS = [
 
 NOBODY = 65534
 HANGS = "the proxy took the connection and does not answer (waited 0.3 s)"
+HANGS_WITHIN = "the proxy hangs within its answer (waited 1 s)"
 UNREADABLE = "the answer cannot be read: is it a proxy of this version?"
 FAULTS: list[tuple[Fault, str]] = [
-    (canned_admin.hang_before_the_head, HANGS),
-    (canned_admin.hang_in_the_head, HANGS),
-    (canned_admin.hang_in_the_body, "the proxy hangs within its answer (waited 1 s)"),
     (canned_admin.cut_before_the_head, "the proxy broke off before its answer"),
     (canned_admin.cut_in_the_body, "the proxy broke off within its answer"),
     (canned_admin.speak_no_http, UNREADABLE),
     (canned_admin.answer_no_json, UNREADABLE),
 ]
-WAITED = {HANGS: 0.3, "the proxy hangs within its answer (waited 1 s)": 1.0}
-"""Seconds to wait for what never comes; before a body hangs, its head must come on a busy machine too."""
-NOT_THERE: list[tuple[Callable[[Path], AbstractContextManager[object]], str]] = [
-    (nullcontext, "nothing listens at {}: does the proxy run?"),
-    (canned_admin.not_listening, "nothing listens at {}: does the proxy run?"),
-    (canned_admin.not_accepting, "{}: the proxy takes no connection (waited 0.3 s)"),
+READINGS = ["status", "hook ls", "hook enable rdt", "events -f"]
+"""A command for each way in which an answer is read."""
+HANGING: list[tuple[str, Fault, str, float]] = [
+    *((command, canned_admin.hang_before_the_head, HANGS, 0.3) for command in COMMANDS),
+    ("hook ls", canned_admin.hang_in_the_head, HANGS, 0.3),
+    *((command, canned_admin.hang_in_the_body, HANGS_WITHIN, 1.0) for command in READINGS),
+]
+"""With the seconds to wait for what never comes; before a body hangs, its head must come on a busy machine too."""
+Listening = Callable[[Path], AbstractContextManager[object]]
+NOT_THERE: list[tuple[Listening, str, float]] = [
+    (nullcontext, "nothing listens at {}: does the proxy run?", 2.0),
+    (canned_admin.not_listening, "nothing listens at {}: does the proxy run?", 2.0),
+    (canned_admin.not_accepting, "{}: the proxy takes no connection (waited 0.05 s)", 0.05),
 ]
 
 
@@ -58,12 +63,6 @@ NOT_THERE: list[tuple[Callable[[Path], AbstractContextManager[object]], str]] = 
 def path(tmp_path: Path) -> Path:
     """Return a short path of an admin socket."""
     return tmp_path / "a"
-
-
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands wait a shorter time."""
-    monkeypatch.setattr(admin_client, "SECONDS", 0.3)
 
 
 def ask(run: Run, command: str, path: Path | str) -> tuple[int, str, str]:
@@ -94,30 +93,45 @@ def test_command_is_answered(run: Run, path: Path, command: str) -> None:
 
 @pytest.mark.parametrize(("fault", "words"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.parametrize("command", COMMANDS)
-def test_proxy_that_fails_is_one_line(
-    run: Run, path: Path, command: str, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admin_client, "SECONDS", WAITED.get(words, admin_client.SECONDS))
+def test_proxy_that_fails_is_one_line(run: Run, path: Path, command: str, fault: Fault, words: str) -> None:
     with serving(path, CANNED, fault):
         code, line = error(run, command, path)
     assert code == 3
     assert is_told(line, f"{path}: {words}") or (command == "status" and UNREADABLE.endswith(line[-10:]))
 
 
-@pytest.mark.parametrize(("listening", "words"), NOT_THERE)
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.usefixtures("hurry")
-def test_no_proxy_is_one_line(
-    run: Run, path: Path, command: str, listening: Callable[[Path], AbstractContextManager[object]], words: str
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "fault", "words", "seconds"), HANGING)
+def test_proxy_that_hangs_is_one_line(
+    run: Run, path: Path, command: str, fault: Fault, words: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admin_client, "SECONDS", seconds)
+    with serving(path, CANNED, fault):
+        code, line = error(run, command, path)
+    assert (code, is_told(line, f"{path}: {words}")) == (3, True)
+
+
+@pytest.mark.parametrize(("listening", "words", "seconds"), NOT_THERE)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_proxy_is_one_line(
+    run: Run,
+    path: Path,
+    command: str,
+    listening: Listening,
+    words: str,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_client, "SECONDS", seconds)
     with listening(path):
         code, line = error(run, command, path)
     assert code == 3
     assert is_told(line, words.format(path))
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "number"), [*((each, errno.EACCES) for each in COMMANDS), ("hook ls", errno.EPERM)]
+)
 def test_no_rights_is_one_line(
     run: Run, path: Path, command: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,11 +156,11 @@ def test_other_user_is_told_to_be_root() -> None:
             os.seteuid(0)
 
 
-TOLD = [(400, 2), (404, 1), (405, 1), (409, 1), (500, 1)]
+TOLD = [("hook ls", 400, 2), *(("hook ls", status, 1) for status in (405, 409, 500))]
+TOLD += [(command, 404, 1) for command in COMMANDS if command != "status"]
 
 
-@pytest.mark.parametrize(("status", "code"), TOLD)
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "status"])
+@pytest.mark.parametrize(("command", "status", "code"), TOLD)
 def test_error_of_the_proxy_is_its_line(run: Run, path: Path, command: str, status: int, code: int) -> None:
     with serving(path, CANNED, lambda handler: handler.send(status, "application/json", '{"error": "so it is"}')):
         assert error(run, command, path) == (code, "so it is")

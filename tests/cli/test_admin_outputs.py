@@ -396,12 +396,14 @@ def shell(script: str, environ: dict[str, str]) -> subprocess.CompletedProcess[s
     return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["hook ls", "events", "events -f", "store ls", "explain web-1"])
 def test_pipe_that_is_closed_early_is_no_traceback(environ: dict[str, str], command: str) -> None:
     assert shell(f"p {command} | exec 0<&-", environ).stderr == ""
     assert shell(f"p {command} | head -n 1", environ).stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "name"), [("utf-8", "名?[31m?"), ("latin-1", r"\u540d?[31m?")])
 def test_name_that_cannot_be_written_is_escaped(
     server: Server, environ: dict[str, str], encoding: str, name: str
@@ -422,12 +424,14 @@ def go_on(handler: Handler) -> None:
     handler.close_connection = True
 
 
+@pytest.mark.slow
 def test_following_ends_with_who_reads_it(tmp_path: Path, environ: dict[str, str]) -> None:
     with serving(tmp_path / "b", {}, go_on):
         done = shell("p events -f | head -n 2", {**environ, "RUNTIMEPROXY_ADMIN_ENDPOINT": str(tmp_path / "b")})
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 2, "")
 
 
+@pytest.mark.slow
 def test_interrupt_ends_following_without_a_word(tmp_path: Path, environ: dict[str, str]) -> None:
     with serving(tmp_path / "b", {}, go_on):
         environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = str(tmp_path / "b")

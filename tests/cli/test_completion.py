@@ -65,13 +65,27 @@ ANSWERS = [
 ]
 
 
+Told = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def told(run: Run, capfd: pytest.CaptureFixture[str]) -> Told:
+    """Return a function that answers a shell; it returns output and errors."""
+
+    def told(shell: str, line: str, word: str, **more: str) -> tuple[str, str]:
+        asked = {"_RUNTIMEPROXY_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": word}
+        with pytest.raises(SystemExit):
+            run("runtimeproxy", **asked, **more)
+        out, err = capfd.readouterr()
+        return out, err
+
+    return told
+
+
 @pytest.mark.parametrize(("shell", "line", "word", "answers"), ANSWERS)
-def test_shell_is_answered(shell: str, line: str, word: str, answers: set[str]) -> None:
-    asked = environ(_RUNTIMEPROXY_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=word)
-    command = [sys.executable, "-m", "runtimeproxy"]
-    done = subprocess.run(command, env=asked, capture_output=True, text=True, check=True, timeout=60)
-    assert answers == set(done.stdout.splitlines())
-    assert done.stderr == ""
+def test_shell_is_answered(told: Told, shell: str, line: str, word: str, answers: set[str]) -> None:
+    out, err = told(shell, line, word)
+    assert (set(out.splitlines()), err) == (answers, "")
 
 
 NAMED = [
@@ -88,13 +102,6 @@ NAMED = [
     ("explain nothing-like-it", set()),
 ]
 """A line up to the cursor, and the names that are offered."""
-
-
-def completed(line: str, **more: str) -> "subprocess.CompletedProcess[str]":
-    """Return the answer to a shell for a line with the cursor at its end."""
-    asked = {"_RUNTIMEPROXY_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    command = [sys.executable, "-m", "runtimeproxy"]
-    return subprocess.run(command, env=environ(**asked, **more), capture_output=True, text=True, check=True, timeout=60)
 
 
 @pytest.fixture
@@ -134,19 +141,19 @@ WITHOUT: dict[str, Canned] = {
 
 
 @pytest.mark.parametrize("canned", WITHOUT.values(), ids=WITHOUT)
-def test_proxy_that_cannot_be_asked_offers_nothing(tmp_path: Path, canned: Canned) -> None:
+def test_proxy_that_cannot_be_asked_offers_nothing(told: Told, tmp_path: Path, canned: Canned) -> None:
     with serving(tmp_path / "admin.sock", canned):
-        done = completed("runtimeproxy hook disable ", RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
-    assert (done.stdout, done.stderr) == ("\n", "")
+        endpoint = {"RUNTIMEPROXY_ADMIN_ENDPOINT": f"{tmp_path}/admin.sock"}
+        assert told("bash", "runtimeproxy hook disable ", "3", **endpoint) == ("\n", "")
 
 
 NO_PROXY = ["{}/admin.sock", "none", "not a socket"]
 
 
 @pytest.mark.parametrize("endpoint", NO_PROXY)
-def test_without_a_proxy_nothing_is_offered(tmp_path: Path, endpoint: str) -> None:
-    done = completed("runtimeproxy explain ", RUNTIMEPROXY_ADMIN_ENDPOINT=endpoint.format(tmp_path))
-    assert (done.stdout, done.stderr) == ("\n", "")
+def test_without_a_proxy_nothing_is_offered(told: Told, tmp_path: Path, endpoint: str) -> None:
+    out = told("bash", "runtimeproxy explain ", "2", RUNTIMEPROXY_ADMIN_ENDPOINT=endpoint.format(tmp_path))
+    assert out == ("\n", "")
 
 
 def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
@@ -159,6 +166,7 @@ def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
         assert names.SECONDS <= time.monotonic() - began < admin_client.SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "completed"), [("config ch", "check"), ("hook disable c", "cpuset")])
 def test_bash_completes_with_the_script(run: Run, tmp_path: Path, line: str, completed: str) -> None:
     program = tmp_path / "runtimeproxy"

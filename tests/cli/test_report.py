@@ -102,6 +102,7 @@ def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> N
     assert all(f"\nnot got  {name}: nothing listens at {tmp_path}/admin.sock" in found[MANIFEST] for name in ADMIN)
 
 
+@pytest.mark.slow
 def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: dict[str, Answer], tmp_path: Path) -> None:
     proxy |= {"/metrics": hang_before_the_head, "/hooks": hang_before_the_head}
     code, out, _ = write()

@@ -175,6 +175,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("end", ENDS)
 def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None:
@@ -186,6 +187,7 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
         assert "Traceback" not in shown.read
 
 
+@pytest.mark.slow
 def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("since its start")
@@ -197,6 +199,7 @@ def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> No
         assert shown.ended() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("proxy")
 def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
@@ -207,6 +210,7 @@ def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
         assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
 
 
+@pytest.mark.slow
 def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("ERRORS, UTC")

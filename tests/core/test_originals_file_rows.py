@@ -306,6 +306,7 @@ def writer(file: File, name: str, rounds: int = 0) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_two_processes_write_in_turn(file: File) -> None:
     rounds = Amount(50, 1_000).now
     both = [writer(file, name, rounds) for name in ("a", "b")]
@@ -315,6 +316,7 @@ def test_two_processes_write_in_turn(file: File) -> None:
     assert loaded(file) == {f"{name}-{each}": some(rounds - 1) for name in ("a", "b") for each in range(50)}
 
 
+@pytest.mark.slow
 def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
     pause = random.Random(0)
     for _ in range(KILLS.now):

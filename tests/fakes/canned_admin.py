@@ -147,7 +147,7 @@ def answer_no_json(handler: Handler) -> None:
 def serving(path: Path, canned: Canned, fault: Fault | None = None) -> Iterator[Server]:
     """Run a server in a thread."""
     with Server(path, canned, fault) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.001,))
         thread.start()
         try:
             yield server

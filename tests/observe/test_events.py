@@ -163,7 +163,10 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     assert told == [lost[0], back, lost[1], back]
 
 
-@pytest.mark.parametrize(("count", "wide"), [(0, ""), (3, "ä"), (30, "\U0001f600")])
+@pytest.mark.parametrize(
+    ("count", "wide"),
+    [(0, ""), *(pytest.param(*full, marks=pytest.mark.slow) for full in [(3, "ä"), (30, "\U0001f600")])],
+)
 def test_a_full_ring_takes_no_more_memory_than_it_counts(count: int, wide: str) -> None:
     """All texts are made anew for each event, as those of pods that are gone."""
     clock = iter(range(1_764_000_000, 1 << 40))
