@@ -7,6 +7,7 @@ import pytest
 from tests import skips
 
 pytest_plugins = "pytester"
+pytestmark = pytest.mark.slow
 MACHINE = (
     "import os, platform; os.geteuid = lambda: {uid}; platform.freedesktop_os_release = lambda: dict(ID='{system}')"
 )
@@ -56,7 +57,7 @@ def run(pytester: pytest.Pytester, uid: int, system: str, *arguments: str) -> py
     return pytester.runpytest_subprocess(*plugins, "--continue-on-collection-errors", *arguments, timeout=120)
 
 
-XDIST = pytest.param(("-p", "xdist", "-n", "2"), id="xdist", marks=pytest.mark.slow)
+XDIST = pytest.param(("-p", "xdist", "-n", "2"), id="xdist")
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one process"), XDIST])

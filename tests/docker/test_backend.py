@@ -301,12 +301,13 @@ async def test_path_that_is_none_is_an_error() -> None:
 
 
 @every_question
-async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str) -> None:
+async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCARCE_RETRY_SECONDS", SCARCE_RETRY_SECONDS / 10)
     backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
     daemon.script(ASKS[route][0], reply(status=404))
     with no_descriptors():
         asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
-        await asyncio.sleep(3 * SCARCE_RETRY_SECONDS)
+        await asyncio.sleep(0.3 * SCARCE_RETRY_SECONDS)
         assert not asking.done()
     await asyncio.gather(asking, return_exceptions=True)
     assert len(daemon.requests) == 1
@@ -328,9 +329,9 @@ HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
 
 @pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in ASKS), *((one, HALF_REPLY) for one in SHORT)])
 async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str, begun: bytes) -> None:
-    backend = Backend(daemon.path, seconds=0.2)
+    backend = Backend(daemon.path, seconds=0.1)
     daemon.script(ASKS[route][0], begun, Then.WAIT)
-    assert await failure(backend, route, 0.2) == ("no answer in 0.2 s", LATE)
+    assert await failure(backend, route, 0.1) == ("no answer in 0.1 s", LATE)
     await daemon.left()
     await backend.close()
 
@@ -392,6 +393,7 @@ async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) ->
     assert (request.query["since"], json.loads(request.query["filters"])) == ("1700000000.000000123", wanted)
 
 
+@pytest.mark.slow
 @limited
 async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon) -> None:
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)

@@ -474,6 +474,7 @@ print(*(f"{name}={os.path.basename(found[name].path)}" for name in order))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "names", "told"), NAMES)
 def test_handed_over_sockets_are_told_apart_by_their_names(tmp_path: Path, count: int, names: str, told: str) -> None:
     with contextlib.ExitStack() as stack:
@@ -487,6 +488,7 @@ def test_handed_over_sockets_are_told_apart_by_their_names(tmp_path: Path, count
     assert (run.stdout or run.stderr).startswith(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o660, 0o604, 0o777])
 def test_handed_over_admin_socket_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     with bind(tmp_path / "0") as held:

@@ -39,14 +39,22 @@ PODS = {
 """The pod as it is run, and the cgroup parent that the kubelet asks for in its containers' creates."""
 HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
 """The hook servers' answers, and their points."""
+QUIETLY = [
+    pytest.param(
+        *(front, hooks, points),
+        id=f"{front.name}-{hooks} at {len(points)}",
+        marks=() if front is FRONTS[0] or hooks == "koordlet" else pytest.mark.slow,
+    )
+    for front in FRONTS
+    for hooks, points in HOOKS
+]
 
 
 async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
     assert (await node.passed(verb, request))[1] == request
 
 
-@pytest.mark.parametrize(("hooks", "points"), HOOKS, ids=[f"{name} at {len(points)}" for name, points in HOOKS])
-@EVERY
+@pytest.mark.parametrize(("front", "hooks", "points"), QUIETLY)
 async def test_quiet_hook_server_changes_nothing(
     front: Front, hooks: str, points: Sequence[str], tmp_path: Path
 ) -> None:
