@@ -374,6 +374,7 @@ def test_an_address_that_is_not_loopback_needs_tls(host: str, files: tuple[str |
         assert exporter.tls_files(host, *files) == (TlsFiles(*map(str, files)) if files[0] else None)
 
 
+@pytest.mark.slow
 async def test_program_serves_until_it_is_asked_to_end(proxy: FakeProxy) -> None:
     program = [sys.executable, "-m", "runtimeproxy", "export", f"--metrics-endpoint={proxy.path}"]
     process = await asyncio.create_subprocess_exec(

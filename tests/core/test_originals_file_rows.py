@@ -244,6 +244,7 @@ def check_broken(file: File, data: bytes) -> None:
     os.unlink(file.path)
 
 
+@pytest.mark.slow
 def test_file_that_is_cut_anywhere(file: File) -> None:
     """At each of its bytes in a soak."""
     file.write(SOME)
@@ -254,6 +255,7 @@ def test_file_that_is_cut_anywhere(file: File) -> None:
         check_broken(file, data[:length])
 
 
+@pytest.mark.slow
 def test_file_filled_with_noise(file: File) -> None:
     file.write(SOME)
     file.close()

@@ -39,22 +39,24 @@ LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "
 UNIT = (DEPLOY / "systemd" / "runtimeproxy-exporter.service").read_text()
 
 
-@pytest.mark.parametrize("place", QUERIES)
-def test_query_names_metrics_and_labels_that_there_are(place: str) -> None:
-    named = metrics(QUERIES[place])
-    assert named
-    assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN
-    assert labels(QUERIES[place]) <= LABELS
+def test_queries_name_metrics_and_labels_that_there_are() -> None:
+    for place, query in QUERIES.items():
+        named = metrics(query)
+        assert named, place
+        assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN, place
+        assert labels(query) <= LABELS, place
 
 
 HISTOGRAMS = {row.shown for row in METRICS.values() if row.kind is Kind.HISTOGRAM}
 
 
-@pytest.mark.parametrize("place", [place for place, query in QUERIES.items() if "histogram_quantile" in query])
-def test_quantile_is_of_the_buckets_of_a_histogram(place: str) -> None:
-    named = {name for name in metrics(QUERIES[place]) if name.endswith("_bucket")}
-    assert named
-    assert {table_name(name) for name in named} <= HISTOGRAMS
+def test_quantiles_are_of_the_buckets_of_a_histogram() -> None:
+    quantiles = [(place, query) for place, query in QUERIES.items() if "histogram_quantile" in query]
+    assert quantiles
+    for place, query in quantiles:
+        named = {name for name in metrics(query) if name.endswith("_bucket")}
+        assert named, place
+        assert {table_name(name) for name in named} <= HISTOGRAMS, place
 
 
 SELECTED = {
@@ -68,14 +70,13 @@ def test_selectors_of_a_query_are_found(query: str, expected: list[str]) -> None
     assert selectors(query) == expected
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_alert_has_a_severity_a_summary_and_a_runbook_that_is_there(alert: str) -> None:
-    rule = ALERTS[alert]
-    assert rule["labels"]["severity"] in ("critical", "warning")
-    assert rule["annotations"]["summary"].endswith(".")
-    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert page == "docs/troubleshooting.rst"
-    assert f"\n.. _{anchor}:\n\n{alert}\n{'~' * len(alert)}\n" in DOCS["troubleshooting"]
+def test_alerts_have_a_severity_a_summary_and_a_runbook_that_is_there() -> None:
+    for alert, rule in ALERTS.items():
+        assert rule["labels"]["severity"] in ("critical", "warning"), alert
+        assert rule["annotations"]["summary"].endswith("."), alert
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert page == "docs/troubleshooting.rst", alert
+        assert f"\n.. _{anchor}:\n\n{alert}\n{'~' * len(alert)}\n" in DOCS["troubleshooting"]
 
 
 def test_every_runbook_belongs_to_an_alert() -> None:
@@ -84,12 +85,11 @@ def test_every_runbook_belongs_to_an_alert() -> None:
     assert set(re.findall(r"(alert-[a-z-]+)_\b", DOCS["troubleshooting"])) <= anchors
 
 
-@pytest.mark.parametrize("place", PANELS)
-def test_panel_has_a_unit_a_description_and_queries(place: str) -> None:
-    panel = PANELS[place]
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["description"].endswith(".")
-    assert all(target["expr"] for target in panel["targets"])
+def test_panels_have_a_unit_a_description_and_queries() -> None:
+    for place, panel in PANELS.items():
+        assert panel["fieldConfig"]["defaults"]["unit"], place
+        assert panel["description"].endswith("."), place
+        assert all(target["expr"] for target in panel["targets"]), place
 
 
 def test_dashboard_of_the_fleet_reads_recorded_series_alone() -> None:
@@ -111,9 +111,8 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
 SANDBOX = ["DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "MemoryMax="]
 
 
-@pytest.mark.parametrize("setting", SANDBOX)
-def test_unit_has_no_right(setting: str) -> None:
-    assert re.search(rf"^{setting}", UNIT, re.MULTILINE)
+def test_unit_has_no_right() -> None:
+    assert [setting for setting in SANDBOX if not re.search(rf"^{setting}", UNIT, re.MULTILINE)] == []
     assert not re.search(r"^(User=root|AmbientCapabilities=.+)", UNIT, re.MULTILINE)
 
 

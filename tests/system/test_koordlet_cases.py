@@ -26,6 +26,9 @@ LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONT
 """The fronts with runtimes that accept -1 in an update."""
 
 
+SOME_AND_ALL = [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]]
+
+
 async def released(node: ShapedNode, case: Case) -> bytes:
     """Make the case's call; return the request as the runtime got it."""
     node.hooks.answers.clear()
@@ -64,7 +67,7 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
-@pytest.mark.parametrize("front", FRONTS, ids=named)
+@pytest.mark.parametrize("front", SOME_AND_ALL, ids=named)
 async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo()) as node:
         await node.known()

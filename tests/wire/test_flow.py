@@ -109,7 +109,9 @@ def waiting_for_credit(*streams: int) -> FlowControlledSender:
         (lambda sender, number: sender.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
         (lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
         (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
-        (lambda sender, _: sender.settings_announced([]), flow.QUEUED_SETTINGS - 1),
+        pytest.param(
+            *(lambda sender, _: sender.settings_announced([]), flow.QUEUED_SETTINGS - 1), marks=pytest.mark.slow
+        ),
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
 )
