@@ -166,9 +166,8 @@ def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
 
 # ---- shortages: descriptors, a reader of the log, room on the disk
 
-CLIENTS = 64
-DESCRIPTORS = CLIENTS + 2
-"""Not all of so many clients can be served: each takes two. Two more are of the admin socket and its lock."""
+DESCRIPTORS = CLIENTS = 64
+"""Not all of so many clients can be served: each takes two descriptors."""
 
 
 def limited(front: Front, folder: Path, **flags: str) -> ProxyProcess:
