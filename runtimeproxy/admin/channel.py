@@ -29,7 +29,8 @@ PART_BYTES = 1 << 20
 """Longest line of an answer."""
 QUESTIONS = 64
 """Most questions that are answered at once; the server has a request each, and one for all followers."""
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 1.5
+"""Less than a command waits, so that it can tell that the loop hangs."""
 BAD_REQUEST = 400
 NOT_FOUND = 404
 INTERNAL_ERROR = 500
@@ -154,6 +155,12 @@ class Channel:
         finally:
             del self._waiting[number]
         return body
+
+
+def looked_at(task: asyncio.Task[Any]) -> None:
+    """Take note of a shared task's error, which is no line of the log when all who waited for it have gone."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _line(number: int, **content: Any) -> bytes:

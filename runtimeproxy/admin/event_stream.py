@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from runtimeproxy.admin.channel import Refused
+from runtimeproxy.admin.channel import Refused, looked_at
 from runtimeproxy.admin.records import is_of_pod
 
 POLL_SECONDS = 0.25
@@ -60,6 +60,7 @@ class Events:
                 self._window, self._from, self._at = [], at, at  # this is the newest one
             if self._polling is None or self._polling.done():
                 self._polling = asyncio.create_task(self._poll())
+                self._polling.add_done_callback(looked_at)
             await asyncio.shield(self._polling)
 
     async def _poll(self) -> None:

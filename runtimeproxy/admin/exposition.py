@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from runtimeproxy.admin.channel import looked_at
 from runtimeproxy.observe.metric_table import METRICS, RUNTIME, Kind, Metric
 
 FRESH_SECONDS = 0.25
@@ -67,6 +68,7 @@ class Exposition:
         now, made = asyncio.get_running_loop().time(), self._made
         if made is None or (made.done() and (now - self._since > FRESH_SECONDS or made.exception())):
             self._made = made = asyncio.create_task(self._make())
+            made.add_done_callback(looked_at)
             self._since = now
         return await asyncio.shield(made)
 

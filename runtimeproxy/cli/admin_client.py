@@ -217,13 +217,18 @@ class _Socket(socket.socket):
         self.settimeout(left)
 
 
+_ERRORS: Mapping[int, type[Exception]] = {_BAD_REQUEST: click.ClickException, _UNWELL: NoProxy}
+"""What an error's status means, if not that the proxy will not do it."""
+
+
 def _target(path: str, query: Query) -> str:
     given = urlencode({name: value for name, value in query.items() if value is not None})
     return f"{path}?{given}" if given else path
 
 
 def _told(answer: "HTTPResponse") -> "HTTPResponse":
-    """Return an answer that is no error. Raises click.ClickException or RuntimeProxyError with the proxy's words."""
+    """Return an answer that is no error. Raises click.ClickException, NoProxy or RuntimeProxyError with the proxy's
+    words."""
     if answer.status < _BAD_REQUEST:
         return answer
     body = answer.read()
@@ -231,7 +236,7 @@ def _told(answer: "HTTPResponse") -> "HTTPResponse":
         words = str(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):  # not the proxy's own words
         words = f"the proxy answers {answer.status} {answer.reason}"
-    raise click.ClickException(words) if answer.status == _BAD_REQUEST else RuntimeProxyError(words)
+    raise _ERRORS.get(answer.status, RuntimeProxyError)(words)
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The text for Prometheus: all series of the table, equal to the daemon's own figures, shared for a moment."""
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -102,6 +103,29 @@ async def test_requests_of_a_moment_share_one_text(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(exposition, "FRESH_SECONDS", -1.0)
     await shown.text()
     assert asked == 2
+
+
+async def test_failure_after_all_have_gone_is_no_line_of_the_log() -> None:
+    """The loop would tell of an error that nobody has seen when the task is dropped."""
+    told, loop = list[object](), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    hanging = asyncio.Event()
+
+    async def ask() -> dict[str, Any]:
+        await hanging.wait()
+        raise Refused(503, "it hangs")
+
+    shown = Exposition(ask, os.getpid())
+    request = asyncio.create_task(shown.text())
+    await asyncio.sleep(0)
+    request.cancel()
+    await asyncio.wait({request})
+    hanging.set()
+    assert shown._made is not None
+    await asyncio.wait({shown._made})
+    del shown, request
+    gc.collect()
+    assert told == []
 
 
 async def test_failure_is_each_requests_own_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_other_user_is_told_to_be_root() -> None:
             os.seteuid(0)
 
 
-TOLD = [("hook ls", 400, 2), *(("hook ls", status, 1) for status in (405, 409, 500))]
+TOLD = [("hook ls", status, code) for status, code in ((400, 2), (405, 1), (409, 1), (500, 1), (503, 3))]
 TOLD += [(command, 404, 1) for command in COMMANDS if command != "status"]
 
 
