@@ -111,11 +111,12 @@ def _check(check: health.Check) -> Part:
 
 
 class _Readiness:
-    """The checks of readyz, looked at once a second at most, however many ask."""
+    """The checks of readyz, looked at once a second at most, however many ask, and when what is disabled changed."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._looked = -LOOK_SECONDS
+        self._disabled: tuple[str, ...] = ()
         self._checks: list[Part] = []
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
@@ -125,9 +126,9 @@ class _Readiness:
 
     def look(self) -> None:
         """Make the checks anew if they are old, and set the gauge of readiness."""
-        now = self._sources.clock()
-        if now - self._looked >= LOOK_SECONDS:
-            self._looked = now
+        now, disabled = self._sources.clock(), tuple(self._sources.manager.disabled)
+        if now - self._looked >= LOOK_SECONDS or disabled != self._disabled:
+            self._looked, self._disabled = now, disabled
             checks = health.readiness(facts(self._sources))
             self._checks = [_check(check) for check in checks]
             ready = all(check.state is not health.State.FAILED for check in checks)

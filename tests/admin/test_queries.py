@@ -107,6 +107,16 @@ def test_state_is_looked_at_once_a_second_at_most() -> None:
     assert asked.looks == 2
 
 
+async def test_whoever_disables_or_enables_sees_it_at_once() -> None:
+    asked = Asked()
+    asked.manager.add("a")
+    asked.ask("readyz")
+    for action, state in (("disable", "degraded"), ("enable", "ok")):
+        await switched(asked, action, name="a", **({"reason": "hangs", "by": "uid 0"} if action == "disable" else {}))
+        (check,) = (check for check in asked.ask("readyz")["checks"] if check["name"] == "disabled_plugins")
+        assert check["state"] == state
+
+
 def test_metrics_say_whether_it_is_ready_as_readyz_does() -> None:
     asked, found = Asked(), []
     asked.sync.filling = True  # degraded alone
