@@ -143,7 +143,7 @@ def _answered(there_are: str) -> Middleware:
         except TimeoutError:
             return _error(408, f"the body did not come within {BODY_SECONDS:g} s")
         except ConnectionError:
-            raise  # the client is gone
+            return _error(UNAVAILABLE, "the client is gone")  # nobody gets it; aiohttp would log the error
         except Exception:
             log.exception("a request failed")
             return _error(INTERNAL_ERROR, "an error in the admin server; see the proxy's log")

@@ -4,10 +4,12 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from runtimeproxy.admin import server
 from runtimeproxy.admin.channel import Part, Query, Refused
@@ -127,6 +129,24 @@ async def test_error_inside_is_one_line_and_logged_without_its_text(
     async with Site(tmp_path, QUERIES) as site:
         assert await site.ask("/version") == (500, "{}")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a request failed"]
+
+
+async def test_client_that_leaves_within_its_answer_is_no_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stream(request: web.Request, *_: Any) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        assert request.transport is not None
+        request.transport.abort()
+        await response.write(b"{}")
+        return response
+
+    monkeypatch.setattr(server, "stream", stream)
+    async with Site(tmp_path, {"events": told({"events": []})}) as site:
+        with suppress(ConnectionError):
+            await site.send(request("/events"))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 GARBAGE = [
