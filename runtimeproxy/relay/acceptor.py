@@ -13,8 +13,8 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.1
-"""Several follow each other where the backlog is full of clients that have left: each takes descriptors until it is seen
-to be gone, and whoever waits behind them is to be served within 1 s."""
+"""Several follow each other where the backlog is full of clients that have left: each takes descriptors until it is
+seen to be gone, and whoever waits behind them is to be served within 1 s."""
 BATCH = 64
 
 
