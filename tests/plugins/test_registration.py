@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.plugins.registration import MAX_BYTES, FailurePolicy, Registration, parse
+from runtimeproxy.plugins.registration import MAX_BYTES, FailurePolicy, Registration, parse, plugin_name
 
 SOCKET = "/run/plugin.sock"
 POINT = "PreCreateContainer"
@@ -130,3 +130,8 @@ def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
     registration = read(zeta=1, runtime_hooks=hooks, alpha={"secret": "canary"})
     assert registration == read(alpha={"secret": "canary"}, runtime_hooks=hooks[::-1], zeta=1)
     assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
+
+
+@pytest.mark.parametrize(("file", "name"), [("koordlet.json", "koordlet"), ("a.json.json", "a.json")])
+def test_hook_server_has_the_name_of_its_file(file: str, name: str) -> None:
+    assert plugin_name(file) == name
