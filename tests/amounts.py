@@ -10,7 +10,7 @@ ones."""
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100
 """A property test's full number of examples relative to its usual one."""
-QUICK_TIMES = 4
+QUICK_TIMES = 6
 """Without slow tests, a property test's number of examples is the usual one divided by this."""
 
 quick = False

@@ -435,7 +435,8 @@ def test_following_ends_with_who_reads_it(tmp_path: Path, environ: dict[str, str
 def test_interrupt_ends_following_without_a_word(tmp_path: Path, environ: dict[str, str]) -> None:
     with serving(tmp_path / "b", {}, go_on):
         environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = str(tmp_path / "b")
-        command = [sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]
+        # A shell's background job ignores SIGINT, and so would what it starts.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]
         with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert b"plugin_added" in process.stdout.readline()

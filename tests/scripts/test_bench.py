@@ -261,6 +261,7 @@ def test_what_a_call_is_about_is_counted_with_it(mode: str, route: str, made: di
         assert +served.made[DIRECT] == made
 
 
+@pytest.mark.slow
 def test_answers_are_whole_and_ids_are_new() -> None:
     with programs.served(CRI, [DIRECT], list_bytes=3 << 20) as served:
         client = served.client(DIRECT)
