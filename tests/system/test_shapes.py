@@ -27,6 +27,9 @@ from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, 
 from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
 
 EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
+ONE_OF_EACH = [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]]
+ONE_QUICKLY = pytest.mark.parametrize("front", ONE_OF_EACH, ids=named)
+"""Without slow tests one CRI runtime and one dockerd are enough."""
 
 # ---- what no hook server changes
 
@@ -214,7 +217,7 @@ TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
-@EVERY
+@ONE_QUICKLY
 async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
     front: Front, restarted: bool, tmp_path: Path
 ) -> None:
