@@ -1,4 +1,4 @@
-"""No log line, metric or error text contains a value of a request, and nothing heavy is loaded without need.
+"""Nothing that the proxy tells contains a value of a request, and nothing heavy is loaded without need.
 
 That is fault matrix X4, promise 16.
 """
@@ -19,7 +19,9 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
+from tests.system import asking
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
+from tests.system.proxy import ProxyProcess
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,45 @@ async def test_stderr_holds_no_value_and_no_foreign_library_is_loaded(
     assert [library for library in front.never_loaded if library in maps] == []
     assert "'plugin'" in proxy.output()
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
+
+
+LOOKS = [
+    *["status", "hook ls", "hook ls -o json", "hook trace", "hook trace -o json", "events", "events -o json"],
+    *["store ls", "store ls -o json", "store get {pod}", "store get {pod} -o json", "store get {container}"],
+    *["store get {container} -o json", "explain {pod}", "explain {pod} -o json", "explain {container}"],
+    *["explain {container} -o json", "status -o json", "top --once", "doctor", "doctor -o json", "version"],
+    *["config show --origin", "config show -o json", "config check", "log-level info", "log-level info -o json"],
+    *["hook disable plugin --reason=x", "hook ls -o yaml", "status -o yaml", "hook enable plugin"],
+    "report {folder}/r.gz",
+]
+
+
+async def test_no_admin_answer_command_or_report_holds_a_value(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
+) -> None:
+    """Two commands follow all that happens, because the ring of events forgets."""
+    proxy = front.process(tmp_path)
+    proxy.register("plugin.json", hooks.socket_path, timeout="500ms")
+    async with proxy, front.caller(proxy.socket) as caller:
+        with asking.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
+            made = Calls(caller, runtime, hooks)
+            while made.count < Amount(100, 10_000).now:
+                await made.all_there_are()
+            hooks.default = hookanswers.echo(plant)
+            pod_id = await caller.run_pod(pod("seen"))
+            container_id = await caller.create(pod_id, CONTAINER)
+            told = await asyncio.to_thread(everything, proxy, "seen", container_id)
+        told |= {"followed": followed.read_text(), "log": proxy.output()}
+    for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
+        assert "envs" in told[name], name
+    assert [name for name, text in told.items() if CANARY in text or WORDS in text] == []
+
+
+def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
+    """Return what commands print, the report's files and the admin endpoint's answers, each by what was asked."""
+    names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
+    told = {each: asking.printed(proxy, each.format(**names)) for each in LOOKS}
+    return told | asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
 
 
 TEXTS = {"secret": CANARY}
