@@ -1,0 +1,211 @@
+"""Every command as a new user types it, before real engines: exit codes, 80 columns, and one plain line of an error.
+
+The locale is C. What the commands print of canned answers: tests/cli.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from tests.admin.test_process import NOBODY, ask, servers
+from tests.fakes import hookanswers
+from tests.system.asking import MAIN, SECONDS, begun, environment
+from tests.system.node import PLUGIN
+from tests.system.proxy import ProxyProcess, wait_until
+from tests.system.real import CONTAINERD, DOCKERD, RealNode, on
+from tests.system.test_secrets import RESPONSE
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+BOTH = on(CONTAINERD, DOCKERD)
+CHANGED = hookanswers.reply(RESPONSE(container_envs={"HOOKED": "1"}))
+COLUMNS = 80
+LONG_WORD = 30
+"""So long a word, as a path, is not broken."""
+WELL, FOUND, WRONG_USE, NO_PROXY = range(4)
+ON_A_NODE = [
+    ("status", WELL),
+    ("hook ls", WELL),
+    ("hook trace", WELL),
+    ("events", WELL),
+    ("events --kind=edited --pod={pod}", WELL),
+    ("store ls", WELL),
+    ("store get {id}", WELL),
+    ("explain {id}", WELL),
+    ("explain {pod}", WELL),
+    ("top --once", WELL),
+    ("log-level info --for=1m", WELL),
+    (f"hook disable {PLUGIN} --for=1h --reason='it hangs'", WELL),
+    ("status", FOUND),
+    ("hook ls", WELL),
+    (f"hook enable {PLUGIN}", WELL),
+    ("status", WELL),
+    ("report --force {folder}/report.tar.gz", WELL),
+    ("config check", WELL),
+    ("config show --origin", WELL),
+    ("version", WELL),
+    ("explain no-such-pod", FOUND),
+    ("store get no-such-pod", FOUND),
+    ("hook enable no-such-server", FOUND),
+    ("hook disable", WRONG_USE),
+    ("events --kind=odd", WRONG_USE),
+    ("log-level loud", WRONG_USE),
+    ("store lost", WRONG_USE),
+    ("doctor", {WELL, FOUND}),
+]
+"""Commands in the order in which they are typed; what doctor finds is the machine's."""
+PATHS = ("config show --origin",)
+"""They print paths, which are as wide as they are."""
+ASKING = [
+    *["status", "hook ls", "hook trace", "events", "events -f", "store ls", "store get x", "explain x", "top --once"],
+    *["log-level info", f"hook disable {PLUGIN} --reason=x", f"hook enable {PLUGIN}"],
+]
+"""Commands that ask the proxy, and get no answer."""
+
+
+def on_a_terminal(proxy: ProxyProcess, command: str) -> tuple[int, str]:
+    """Run a command whose outputs are a terminal of 80 columns; return its exit code and what is on it."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, COLUMNS))
+    with begun(proxy, command, stdout=theirs, stderr=theirs) as running:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # EIO: nobody has it open any more
+            while data := os.read(ours, 4096):
+                shown += data
+        code = running.wait(SECONDS)
+    os.close(ours)
+    return code, shown.decode("ascii").replace("\r\n", "\n")
+
+
+def into_head(proxy: ProxyProcess, command: str) -> tuple[str, str]:
+    """Return the first line of a command, and its errors."""
+    script = f"{shlex.join(MAIN)} {command} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment(proxy),
+        cwd=proxy.path,
+        capture_output=True,
+        encoding="ascii",
+        check=False,
+        timeout=SECONDS,
+    )
+    return done.stdout, done.stderr
+
+
+def too_wide(shown: str) -> list[str]:
+    """Return the lines that are wider than the terminal, though words could be moved; one sentence alone may be."""
+    lines = shown.splitlines()
+    return [line for line in lines[1:] if len(line) > COLUMNS and len(max(line.split(), key=len)) < LONG_WORD]
+
+
+@BOTH
+def test_commands_end_as_listed(node: RealNode, client: Any) -> None:
+    proxy = node.proxy
+    wait_until(lambda: "[+]store ok" in ask(proxy.admin, "/readyz?verbose")[1], "the runtime's state is read")
+    node.hooks.on("PreCreateContainer", CHANGED)
+    pod = node.plain_pod("typed")
+    container_id = client.create(client.run_pod(pod), node.plain_container(), pod)
+    names = {"pod": "typed", "id": container_id[:13], "folder": str(proxy.path)}
+    for command, expected in ON_A_NODE:
+        typed = command.format(**names)
+        code, shown = on_a_terminal(proxy, typed)
+        assert code in (expected if isinstance(expected, set) else {expected}), (typed, shown)
+        assert (bool(shown), "Traceback" in shown, "\x1b" in shown) == (True, False, False), typed
+        assert command in PATHS or too_wide(shown) == [], typed
+        first, errors = into_head(proxy, typed)
+        assert (bool(first), "Traceback" in errors) == ("error: " not in shown, False), typed
+        assert errors.count("\n") <= 1, typed
+
+
+@BOTH
+@pytest.mark.parametrize("command", ["events -f", "hook trace -f"])
+def test_ctrl_c_ends_what_follows(node: RealNode, client: Any, command: str) -> None:
+    node.hooks.on("PreCreateContainer", CHANGED)
+    pod = node.plain_pod("followed")
+    client.create(client.run_pod(pod), node.plain_container(), pod)
+    with begun(node.proxy, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("TIME ")
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=SECONDS)
+    assert (running.returncode, "Traceback" in errors) == (130, False)
+
+
+# ---- nobody to ask
+
+
+@contextmanager
+def gone(proxy: ProxyProcess) -> Iterator[dict[str, Any]]:
+    yield {"env": environment(proxy) | {"RUNTIMEPROXY_ADMIN_ENDPOINT": f"{proxy.path}/gone.sock"}}
+
+
+@contextmanager
+def stopped(proxy: ProxyProcess) -> Iterator[dict[str, Any]]:
+    """Stop the proxy, whose admin server goes on."""
+    assert ask(proxy.admin, "/livez")[0] == 200
+    with _stopped(proxy.pid):
+        yield {}
+
+
+@contextmanager
+def all_stopped(proxy: ProxyProcess) -> Iterator[dict[str, Any]]:
+    """Stop the proxy's admin server, too."""
+    assert ask(proxy.admin, "/livez")[0] == 200
+    (server,) = servers(proxy.pid)
+    with _stopped(proxy.pid), _stopped(server):
+        yield {}
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def no_rights(proxy: ProxyProcess) -> Iterator[dict[str, Any]]:
+    """Run commands as nobody, who may read all files, as Python may be in root's own directory."""
+    may = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    yield {"program": ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *may, *MAIN)}
+
+
+HINDRANCES = [
+    (gone, "nothing listens at ", NO_PROXY),
+    (stopped, "its event loop hangs", FOUND),
+    (all_stopped, "the proxy took the connection and d", NO_PROXY),
+    (no_rights, "permission denied: run as root", NO_PROXY),
+]
+"""What hinders, what commands say, and the exit code of status: to a hanging proxy's server it is not ready."""
+
+
+@BOTH
+@pytest.mark.parametrize(("hindrance", "words", "status"), HINDRANCES)
+def test_who_gets_no_answer_is_told_why(
+    node: RealNode, hindrance: Callable[[ProxyProcess], Any], words: str, status: int
+) -> None:
+    began = time.monotonic()
+    with hindrance(node.proxy) as more:
+        both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running = [begun(node.proxy, command, **both, **more) for command in ASKING]
+        told = [(process.communicate(timeout=SECONDS)[0], process.returncode) for process in running]
+    assert time.monotonic() - began < 2 + STARTS_SECONDS
+    assert told[0][1] == status, told[0]
+    for text, code in told[1:]:
+        assert (code, words in text, text.count("\n")) == (NO_PROXY, True, 1), text
+    wait_until(lambda: ask(node.proxy.admin, "/livez")[0] == 200, "the proxy goes on")
+
+
+STARTS_SECONDS = 8.0
+"""How long it may take on a busy machine until all commands are started; each of them waits 2 s."""
