@@ -226,7 +226,7 @@ CRI = Front(
     lost=grpc.StatusCode.UNAVAILABLE,
     life=("start", "update", "stop", "remove", "update_pod", "stop_pod", "remove_pod"),
     default_socket="run/containerd/containerd.sock",
-    never_loaded=("grpc/_cython", "aiohttp"),
+    never_imported=("runtimeproxy.docker", "aiohttp"),
 )
 
 CRI_SHAPES = tuple(replace(CRI, name=f"cri {shape.name}", runtime=partial(CriRuntime, shape=shape)) for shape in SHAPES)

@@ -252,7 +252,7 @@ DOCKER = Front(
     lost=None,
     life=("start", "update", "stop", "remove", "stop_pod", "remove_pod"),
     default_socket="run/docker.sock",
-    never_loaded=("grpc/_cython",),
+    never_imported=("runtimeproxy.cri",),
 )
 
 

@@ -168,7 +168,7 @@ class Front:
     """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
 
     ``life`` are a kubelet's calls after run_pod and create, to the end of both. ``default_socket`` is where the runtime
-    listens by default, relative to the root. ``never_loaded`` are compiled parts of foreign libraries.
+    listens by default, relative to the root. ``never_imported`` are modules of other modes.
     """
 
     name: str
@@ -181,7 +181,7 @@ class Front:
     lost: Any
     life: Sequence[str]
     default_socket: str
-    never_loaded: Sequence[str]
+    never_imported: Sequence[str]
 
     def process(self, folder: Path, **more: Any) -> ProxyProcess:
         """Return a proxy of this front as a program; ``more`` as in ``ProxyProcess``."""

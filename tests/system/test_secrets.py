@@ -5,6 +5,8 @@ That is fault matrix X4, promise 16.
 
 import asyncio
 import logging
+import re
+import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from tests.admin.test_process import ask
 from tests.amounts import Amount
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
@@ -21,7 +24,7 @@ from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
 from tests.system import asking
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
-from tests.system.proxy import ProxyProcess
+from tests.system.proxy import PROGRAM, ProxyProcess
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +34,8 @@ WORDS = "spoken-5d20c4"
 OURS = "runtimeproxy: "
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
+NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.server")
+"""What a daemon of neither mode imports, whatever it is asked."""
 
 
 async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
@@ -85,17 +90,20 @@ async def test_no_line_figure_or_error_text_holds_a_value(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_stderr_holds_no_value_and_no_foreign_library_is_loaded(
+async def test_stderr_holds_no_value_and_nothing_foreign_is_imported(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
 ) -> None:
     """The libraries are several times the proxy's own memory; Docker mode reads the daemon's state with aiohttp."""
-    proxy = front.process(tmp_path, log_format=log_format)
+    program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
+    proxy = front.process(tmp_path, program=program, log_format=log_format)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
         await Calls(caller, runtime, hooks).all_there_are()
-        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
-    assert "uvloop" in maps  # so a library's compiled part is in this list
-    assert [library for library in front.never_loaded if library in maps] == []
+        for asked in ("/metrics", "/readyz", "/hooks", "/store", "/events"):
+            assert (await asyncio.to_thread(ask, proxy.admin, asked))[0] == 200
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
+    assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
+    assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
     assert "'plugin'" in proxy.output()
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
