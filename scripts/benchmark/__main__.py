@@ -6,20 +6,26 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from scripts.benchmark import cases, hooks, measure
+from scripts.benchmark import admin, cases, hooks, measure
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure, print_table, show
 
-NAMES = (*cases.MODES, hooks.NAME)
+OTHERS = {
+    hooks.NAME: (hooks.bench, "each asked as the proxy asks, in turns with one that does nothing"),
+    admin.NAME: (admin.bench, "calls beside clients of the admin socket, every condition in turns"),
+}
+"""What is measured besides the modes: how, and what its table shows."""
+NAMES = (*cases.MODES, *OTHERS)
 
 
 def bench(name: str, check: bool, share: float) -> Iterator[Figure]:
     """Measure and print; yield the figures. Limits are judged by the median of five rounds. Raises DemoError."""
     rounds = measure.ROUNDS if check else 1
     title = f"{name}, median of {rounds} rounds" if check else f"{name}, one round"
-    if name == hooks.NAME:
-        measured, figures = hooks.bench(rounds, share)
-        print_table(f"{title}, each asked as the proxy asks, in turns with one that does nothing", measured)
+    if name in OTHERS:
+        measure_other, shown = OTHERS[name]
+        measured, figures = measure_other(rounds, share)
+        print_table(f"{title}, {shown}", measured)
     else:
         found, figures = measure.bench(name, rounds, share)
         print_table(f"{title}, every way in turns", cases.figure_table(found))
@@ -34,9 +40,12 @@ def bench(name: str, check: bool, share: float) -> Iterator[Figure]:
 def main() -> int:
     """Return the exit code: 0 if it measured and no checked limit was missed, else 1."""
     parser = argparse.ArgumentParser(
-        prog="scripts/bench", description="Measure the proxy beside a bare pipe, and the hook servers."
+        prog="scripts/bench",
+        description="Measure the proxy beside a bare pipe, the hook servers, and the admin socket.",
     )
-    parser.add_argument("--mode", choices=NAMES, help="one mode of the proxy only, or only the hook servers")
+    parser.add_argument(
+        "--mode", choices=NAMES, help="one mode of the proxy only, or only the hook servers, or the admin socket"
+    )
     parser.add_argument("--check", action="store_true", help="five rounds, and exit code 1 if a limit is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls; rough figures")
     arguments = parser.parse_args()

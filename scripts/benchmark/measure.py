@@ -119,11 +119,12 @@ def resident(mode: str, share: float) -> list[Figure]:
     ]
 
 
-def start_seconds(running: Served, name: str) -> float:
-    """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
+def start_seconds(running: Served, name: str, *flags: str) -> float:
+    """Start a proxy of that name with more flags; return the seconds from the start of its process to its first
+    answer."""
     began = time.perf_counter()
     with (
-        running.running(name, running.proxy_command(name)),
+        running.running(name, [*running.proxy_command(name), *flags]),
         closing(CLIENTS[running.mode](running.socket(name))) as client,
     ):
         client.prepare(cases.SMALL[running.mode].route)()

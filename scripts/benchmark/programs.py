@@ -26,6 +26,7 @@ REGISTRATION = "set-cpuset.json"
 """The name must not be contained in a path in the proxy's log before the file is read."""
 PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
 """The interpreter of the proxies and the pipe."""
+PROXY_MODULE = ("runtimeproxy", "run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Served:
     mode: str
     transfer_bytes: int = TRANSFER_BYTES
     flags: Sequence[str] = ()
+    module: Sequence[str] = PROXY_MODULE
     programs: dict[str, Program] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     """Calls of a load by route, which the runtime counts."""
@@ -46,6 +48,9 @@ class Served:
 
     def socket(self, name: str) -> Path:
         return self.folder / f"{name}.sock"
+
+    def admin_socket(self, name: str) -> Path:
+        return self.folder / f"{name}-admin.sock"
 
     def registrations(self, name: str) -> Path:
         return self.folder / f"{name}-hooks" / "hookserver.d"
@@ -64,11 +69,11 @@ class Served:
 
     def proxy_command(self, name: str) -> list[str]:
         return [
-            *(PYTHON, "-m", "runtimeproxy", "run", *self.flags),
+            *(PYTHON, "-m", *self.module, *self.flags),
             *(["--backend-runtime-mode=Docker"] if self.mode == DOCKER else []),
             f"--remote-runtime-service-endpoint={self.socket(DIRECT)}",
             f"--koord-runtimeproxy-endpoint={self.socket(name)}",
-            f"--admin-endpoint={self.folder / name}-admin.sock",
+            f"--admin-endpoint={self.admin_socket(name)}",
             f"--hookserver-config-dir={self.registrations(name)}",
         ]
 
@@ -104,15 +109,17 @@ def served(
     points: Sequence[str] = tuple(POINTS),
     policy: str = "Ignore",
     flags: Sequence[str] = (),
+    module: Sequence[str] = PROXY_MODULE,
 ) -> Iterator[Served]:
     """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at.
 
     ``list_bytes`` is the size of the runtime's list, minimal if 0; ``share`` is that of a transfer's bytes. ``runtime``
-    is the module and the arguments of another runtime, which counts nothing. Raises DemoError.
+    is the module and the arguments of another runtime, which counts nothing, ``module`` those of another proxy. Raises
+    DemoError.
     """
     transfer_bytes = max(int(TRANSFER_BYTES * share) // BUFFER_BYTES, 1) * BUFFER_BYTES
     with tempfile.TemporaryDirectory(prefix="rp-bench-") as made:
-        running = Served(Path(made), mode, transfer_bytes, flags)
+        running = Served(Path(made), mode, transfer_bytes, flags, module)
         peer = [sys.executable, "-m", "scripts.benchmark.peers"]
         commands = {
             DIRECT: [*peer, mode, str(running.socket(DIRECT)), "0", str(list_bytes), str(transfer_bytes)],

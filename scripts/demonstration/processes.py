@@ -48,6 +48,14 @@ class Program(NamedTuple):
                 raise DemoError(f"{self.name} does not listen on {path}; its output ends: {self.output()[-1500:]}")
             time.sleep(LOOK_SECONDS)
 
+    def wait_until_it_says(self, text: str, seconds: float = START_SECONDS) -> None:
+        """Wait until a text is in the program's output. Raises DemoError with the output's end."""
+        deadline = time.monotonic() + seconds
+        while text not in self.output():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"{self.name} does not say {text!r}; its output ends: {self.output()[-1500:]}")
+            time.sleep(10 * LOOK_SECONDS)
+
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -59,9 +67,13 @@ class Program(NamedTuple):
         """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()
 
+    def children(self) -> list[int]:
+        """Return the ids of the processes that the program's main thread has started."""
+        return [int(pid) for pid in self.proc(f"task/{self.process.pid}/children").split()]
+
     def memory(self, figure: str = "VmRSS") -> int:
         """Return the program's present resident bytes; with VmHWM the most since ``start_peak``."""
-        return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
+        return resident(self.process.pid, figure)
 
     def start_peak(self) -> None:
         """Reset the program's peak of memory: proc(5), clear_refs."""
@@ -69,8 +81,18 @@ class Program(NamedTuple):
 
     def cpu_nanoseconds(self) -> int:
         """Return the CPU time that the program has used."""
-        # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
-        return time.clock_gettime_ns(~self.process.pid << 3 | 2)
+        return cpu_nanoseconds(self.process.pid)
+
+
+def resident(pid: int, figure: str = "VmRSS") -> int:
+    """Return a figure of a process's memory in bytes (proc(5), status)."""
+    return int(Path("/proc", str(pid), "status").read_text().partition(f"{figure}:")[2].split()[0]) * 1024
+
+
+def cpu_nanoseconds(pid: int) -> int:
+    """Return the CPU time that a process has used."""
+    # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
+    return time.clock_gettime_ns(~pid << 3 | 2)
 
 
 @contextmanager
@@ -164,11 +186,7 @@ def registrations(folder: Path) -> Path:
 
 def wait_for_registration(proxy: Program, plugin: str) -> None:
     """Wait until the proxy's log names a plugin. Raises DemoError."""
-    deadline = time.monotonic() + REGISTRATION_SECONDS
-    while plugin not in proxy.output():
-        if proxy.process.poll() is not None or time.monotonic() > deadline:
-            raise DemoError(f"the proxy's log does not name {plugin}; it ends: {proxy.output()[-1500:]}")
-        time.sleep(0.02)
+    proxy.wait_until_it_says(plugin, REGISTRATION_SECONDS)
 
 
 def _answers(path: Path) -> bool:

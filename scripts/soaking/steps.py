@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from scripts.benchmark import cases, hooks, measure
+from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
 from scripts.soaking import day, endurance, tested, under_load
@@ -21,6 +21,8 @@ RECORDS_PODS = 2_500
 """10,000 records in all, with as many containers per pod."""
 READY_SECONDS, KNOWN_SECONDS = 1, 5
 RECORDS_MIB = 64
+BESIDE = {hooks.NAME: hooks.bench, admin.NAME: admin.bench}
+"""What the bench measures besides the modes."""
 
 
 class Step(NamedTuple):
@@ -50,8 +52,8 @@ def bench(mode: str, share: float) -> Found:
     return Found(figures, cases.figure_table(measured))
 
 
-def bench_hooks(share: float) -> Found:
-    table, figures = hooks.bench(*rounds(share))
+def bench_beside(name: str, share: float) -> Found:
+    table, figures = BESIDE[name](*rounds(share))
     return Found(unless_all(figures, share), table)
 
 
@@ -111,7 +113,7 @@ STEPS = (
             Step(f"bench-{mode}", f"{ROUNDS.full} rounds", partial(bench, mode)),
         )
     ),
-    Step("bench-hooks", f"{ROUNDS.full} rounds", bench_hooks),
+    *(Step(f"bench-{name}", f"{ROUNDS.full} rounds", partial(bench_beside, name)) for name in BESIDE),
     _step("stalled", f"{STALL_SECONDS.full} s without a reader", under_load.stalled),
     *_each("hung", f"{under_load.HUNG} hung hook calls", under_load.hung),
     *_each("slow", f"{under_load.SLOW} calls that the runtime does not answer", under_load.slow),

@@ -18,7 +18,7 @@ from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.wire import http2
 from scripts.benchmark import __main__ as benchmark
-from scripts.benchmark import cases, ends, fullnode, hooks, loads, measure, node, peers, programs, way
+from scripts.benchmark import admin, cases, ends, fullnode, hooks, loads, measure, node, peers, programs, way
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, EXPORT, HOOKED, IMPORT, PIPE, PROXY, Case, Figures, Round
 from scripts.benchmark.loads import BUFFER_BYTES, LAST_CHUNK, H2load, Kubelet, Run, Transfer
 from scripts.benchmark.programs import HOOKS, Served
@@ -124,7 +124,7 @@ def test_missed_limit_fails_only_with_check(monkeypatch: Patch, capsys: Out, che
 
 
 FAILED = [
-    ("", [(CRI, 1.0), (DOCKER, 1.0), (hooks.NAME, 1.0)]),
+    ("", [(CRI, 1.0), (DOCKER, 1.0), (hooks.NAME, 1.0), (admin.NAME, 1.0)]),
     *(("--mode docker", [(DOCKER, 1.0)]), ("--mode hooks --quick", [(hooks.NAME, 0.1)])),
 ]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from scripts.benchmark import hooks
+from scripts.benchmark import admin, hooks
 from scripts.benchmark.cases import CRI, DOCKER, HOOKED, PROXY
 from scripts.benchmark.loads import Run
 from scripts.benchmark.peers import Gate
@@ -439,6 +439,7 @@ MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 @pytest.mark.parametrize("step", MEASURED, ids=lambda step: step.name)
 def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: Patch) -> None:
     monkeypatch.setattr(hooks, "one_round", partial(hooks.one_round, servers=hooks.HOOK_SERVERS[-1:]))
+    monkeypatch.setattr(admin, "TURNS", 1)
     for name, value in {"TURNS": 2, "HOLD_SECONDS": 0.3, "CROWD_TURNS": 1, "STALLED_TURNS": 2}.items():
         monkeypatch.setattr(under_load, name, value)
     ended = step.run(0.002)

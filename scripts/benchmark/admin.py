@@ -1,0 +1,308 @@
+"""The cost of being seen: calls through a proxy whose admin socket nobody asks, one scraper asks, 100 clients ask.
+
+The conditions come in turns at one running proxy, each first in turn, so that other load on the machine affects all
+alike. The clients, the admin server (a process of its own), the kubelet, the runtime and the hook server share the
+machine's cores with the proxy: with few cores clients slow calls by taking the cores, whatever the proxy does for them.
+As a control the same clients ask another proxy, which serves no calls, in front of the same runtime; what calls lose
+then is not the asked proxy's doing. (Followers of that one get no new events, so that it is less work.)
+
+The longest turn of the event loop is that of a proxy with a callback in each turn (``turns``), which serves the same
+calls and clients. A garbage collection is told beside it, since it comes after so many calls, not with a question.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
+from time import sleep
+from typing import NamedTuple
+
+from runtimeproxy.observe.events import MOST_EVENTS
+from scripts.benchmark import cases, clients, turns
+from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
+from scripts.benchmark.loads import Kubelet, Run
+from scripts.benchmark.measure import SETTLE_SECONDS, STARTS, WARM_UP_CALLS, start_seconds
+from scripts.benchmark.programs import HOOKS, Served, counts, served
+from scripts.demonstration.processes import DemoError, Program, cpu_nanoseconds, program, resident
+from scripts.figures import MIB, Figure, at_most
+
+NAME = "admin"
+OTHER = "other"
+"""The proxy that serves no calls, in the control."""
+TURNS = 5
+CALLS = {**dict.fromkeys(cases.SMALL.values(), 8_000), **dict.fromkeys(cases.CREATES.values(), 1_600)}
+"""Calls of a turn: a second or more, so that every scraper comes in each."""
+CONTAINERS = 1_000
+"""So many containers are created before the memory is measured, more than a node's, and updated until the ring of
+events is full."""
+UPDATES = {cases.CRI: cases.UPDATE, cases.DOCKER: cases.DOCKER_UPDATE}
+P99_RATIO = 1.10
+CPU_MICROSECONDS = 3.0
+TURN_MS, PAUSE_MS = 2.0, 20.0
+START_SECONDS = 0.4
+RESIDENT_MIB = 60
+
+
+class Condition(NamedTuple):
+    """Clients of a proxy's admin socket while calls are made."""
+
+    name: str
+    scrapers: int = 0
+    followers: int = 0
+    asked: str = HOOKED
+
+
+CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
+    Condition("nobody asks"),
+    Condition("1 scraper", 1),
+    Condition("100 clients", 90, 10),
+    Condition("100 clients of another proxy", 90, 10, OTHER),
+)
+
+
+class Part(NamedTuple):
+    """Calls of a case in a condition, and the CPU nanoseconds meanwhile: of the proxy, of the asked admin server, of
+    the clients."""
+
+    run: Run
+    proxy: int
+    server: int
+    clients: int = 0
+
+    @property
+    def p99(self) -> int:
+        return self.run.percentile(99)
+
+    @property
+    def cpu(self) -> float:
+        """Return the proxy's CPU microseconds per call."""
+        return self.proxy / 1000 / len(self.run.microseconds)
+
+    def percent(self, nanoseconds: int) -> float:
+        """Return CPU time in percent of a core."""
+        return nanoseconds / 1e7 / self.run.seconds
+
+
+class Longest(NamedTuple):
+    """The longest turn of the event loop in milliseconds: by the clock, and of CPU time without that of the garbage
+    collection, whose longest is beside it."""
+
+    wall: float
+    cpu: float
+    garbage: float
+
+
+Turn = Mapping[tuple[Case, Condition], Part]
+"""All cases in all conditions, one after the other."""
+
+
+class Round(NamedTuple):
+    """``found`` are the bench's turns, ``scrape`` the milliseconds that 99 % of the 100 clients' scrapes did not exceed
+    in the median turn; ``turns`` are the longest turns of the event loop by condition, ``pause`` that after the start.
+    Seconds from the start to the first answer; resident bytes of the proxy and of its admin server."""
+
+    found: Sequence[Turn]
+    scrape: float
+    turns: Mapping[Condition, Longest]
+    pause: Longest
+    start: float
+    daemon: int
+    server: int
+
+
+def one_round(mode: str, share: float) -> Round:
+    """Start all programs anew and measure, with ``share`` of the calls. Raises DemoError."""
+    with served(mode, (DIRECT, HOOKED, OTHER, HOOKS), hooked=(HOOKED, OTHER)) as running:
+        loads = {way: _loads(running, way) for way in (HOOKED, OTHER)}  # so both tell as many series
+        with _asking(running, ELSEWHERE), _asking(running, CROWD):  # both admin servers run from here on
+            loads[HOOKED][cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
+            updates = Kubelet(running.client(HOOKED), UPDATES[mode].route)
+            updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
+        proxy, metrics = running.programs[HOOKED], f"--metrics-endpoint={running.folder}/metrics.sock"
+        daemon, server = proxy.memory(), resident(_admin_server(proxy))
+        scrapes = list[int]()
+        found = [_turn(running, loads[HOOKED], turn, share, scrapes) for turn in range(TURNS)]
+        start = median(start_seconds(running, f"start-{number}", metrics) for number in range(STARTS))
+    with served(mode, (DIRECT, HOOKED, HOOKS), module=(turns.__name__,)) as running:
+        pause, longest = longest_turns(running, share)
+    return Round(found, median(scrapes) / 1000, longest, pause, start, daemon, server)
+
+
+def _loads(running: Served, way: str) -> dict[Case, Kubelet]:
+    """Return the loads of both cases, warm."""
+    loads = {}
+    for case in (cases.SMALL[running.mode], cases.CREATES[running.mode]):
+        loads[case] = Kubelet(running.client(way), case.route)
+        loads[case].run(WARM_UP_CALLS)
+    return loads
+
+
+def _calls(case: Case, share: float) -> int:
+    return max(int(CALLS[case] * share), 1)
+
+
+def _admin_server(proxy: Program) -> int:
+    """Return the process id of a proxy's admin server. Raises DemoError if there is none."""
+    children = proxy.children()
+    if len(children) != 1:
+        raise DemoError(f"{proxy.name} has {len(children)} processes in place of the admin server's")
+    return children[0]
+
+
+@contextmanager
+def _asking(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[list[int]]:
+    """Run a condition's clients until the end of the block, which begins once all were answered; yield their process
+    id, if there are any. Raises DemoError if one is answered badly or not at all."""
+    if not condition.scrapers:
+        yield []
+        return
+    socket, numbers = running.admin_socket(condition.asked), (str(condition.scrapers), str(condition.followers))
+    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers]
+    with program("clients", command, running.folder) as asking:
+        asking.wait_until_it_says(clients.READY)
+        yield [asking.process.pid]
+    told = counts(asking.output())
+    if told is None or told["failed"]:
+        raise DemoError(f"clients of the admin socket: {told}; their output ends: {asking.output()[-500:]}")
+    if scrapes is not None:
+        scrapes.append(told["p99"])
+
+
+def _turn(running: Served, loads: Mapping[Case, Kubelet], number: int, share: float, scrapes: list[int]) -> Turn:
+    """Measure each case in each condition; add the p99 of the crowd's scrapes."""
+    found, first = {}, number % len(CONDITIONS)
+    for condition in CONDITIONS[first:] + CONDITIONS[:first]:
+        server = _admin_server(running.programs[condition.asked])
+        with _asking(running, condition, scrapes if condition == CROWD else None) as asking:
+            processes = [running.programs[HOOKED].process.pid, server, *asking]
+            for case, load in loads.items():
+                before = [cpu_nanoseconds(process) for process in processes]
+                run = load.run(_calls(case, share))
+                spent = [cpu_nanoseconds(process) - at for process, at in zip(processes, before, strict=True)]
+                found[case, condition] = Part(run, *spent)
+    return found
+
+
+def longest_turns(running: Served, share: float) -> tuple[Longest, dict[Condition, Longest]]:
+    """Return the longest turn after the start, with the start of the admin server in it, and those by condition."""
+    proxy = running.programs[HOOKED]
+    sleep(SETTLE_SECONDS)
+    with _asking(running, ONE):
+        pass
+    pause, longest = _longest(proxy), {}
+    loads = _loads(running, HOOKED)
+    for condition in (ALONE, ONE, CROWD):
+        with _asking(running, condition):
+            _longest(proxy)
+            for case, load in loads.items():
+                load.run(_calls(case, share))
+            longest[condition] = _longest(proxy)
+    return pause, longest
+
+
+def _longest(proxy: Program) -> Longest:
+    """Return the longest turn since the last time."""
+    number = (counts(proxy.output()) or {"number": 0})["number"] + 1
+    os.kill(proxy.process.pid, turns.SHOW)
+    proxy.wait_until_it_says(json.dumps({"number": number})[:-1])
+    shown = counts(proxy.output())
+    assert shown is not None
+    return Longest(*(shown[key] / 1000 for key in Longest._fields))
+
+
+# ---- what was found
+
+
+def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
+    """Run the rounds of both modes; return the table of their medians, and the comparison with the limits. Raises
+    DemoError."""
+    table, figures = [HEADER], list[Figure]()
+    for mode in MODES:
+        measured = []
+        for number in range(rounds):
+            print(f"{NAME}, {mode}, round {number + 1}", flush=True)
+            measured.append(one_round(mode, share))
+        table += figure_table(measured)
+        figures += judge(mode, measured)
+    return table, figures
+
+
+HEADER: Sequence[str] = (
+    *("call", "admin socket", "p50 us", "p99 us", "CPU us/call"),
+    *("admin server CPU %", "clients CPU %"),
+)
+
+
+def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
+    """Return the medians over the turns, with one row for every case and condition."""
+    called = dict.fromkeys(case for case, _ in rounds[0].found[0])
+    return [_row(case, condition, rounds) for case in called for condition in CONDITIONS]
+
+
+def _row(case: Case, condition: Condition, rounds: Sequence[Round]) -> Sequence[str]:
+    parts = [turn[case, condition] for measured in rounds for turn in measured.found]
+    return (
+        *(case.name, condition.name),
+        *(f"{median(part.run.percentile(percent) for part in parts):.0f}" for percent in (50, 99)),
+        f"{median(part.cpu for part in parts):.1f}",
+        f"{median(part.percent(part.server) for part in parts):.0f}",
+        f"{median(part.percent(part.clients) for part in parts):.0f}",
+    )
+
+
+def judge(mode: str, rounds: Sequence[Round]) -> list[Figure]:
+    """Return the medians of the rounds compared with the limits."""
+    small, create = cases.SMALL[mode], cases.CREATES[mode]
+
+    def middle(figure: Callable[[Round], float]) -> float:
+        return median(figure(measured) for measured in rounds)
+
+    found = [turn for measured in rounds for turn in measured.found]
+    more = median(turn[small, ONE].cpu - turn[small, ALONE].cpu for turn in found)
+    figures = [
+        *(_slower(case, found) for case in (small, create)),
+        at_most(f"{small.name}: CPU of a call, 1 scraper more than nobody", more, CPU_MICROSECONDS, " us"),
+        *(_longest_figure(condition, rounds) for condition in (ONE, CROWD)),
+        _pause([each.pause for each in rounds]),
+        at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
+        at_most(
+            f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events",
+            middle(lambda each: each.daemon / MIB),
+            RESIDENT_MIB,
+            " MiB",
+            digits=1,
+        ),
+        Figure("resident, the admin server", f"{middle(lambda each: each.server / MIB):.1f} MiB"),
+        Figure("p99 of 100 clients' scrapes, from when they are due", f"{middle(lambda each: each.scrape):.0f} ms"),
+    ]
+    return [figure._replace(what=f"{mode}, {figure.what}") for figure in figures]
+
+
+def _slower(case: Case, found: Sequence[Turn]) -> Figure:
+    """Compare p99 beside the crowd with that alone, within each turn; tell also what the control found."""
+    crowd, control = (
+        median(turn[case, condition].p99 / turn[case, ALONE].p99 for turn in found) for condition in (CROWD, ELSEWHERE)
+    )
+    shown = f"{crowd:.2f} (where they ask another proxy {control:.2f})"
+    return Figure(f"{case.name}: p99, 100 clients to nobody", shown, f"below {P99_RATIO:.2f}", crowd < P99_RATIO)
+
+
+def _longest_figure(condition: Condition, rounds: Sequence[Round]) -> Figure:
+    """Judge the longest turn's CPU time: by the clock it has the time of other programs in it."""
+    here, alone = ([each.turns[one] for each in rounds] for one in (condition, ALONE))
+    found = median(each.cpu for each in here)
+    shown = (
+        f"{found:.2f} ms (with nobody {median(each.cpu for each in alone):.2f} ms; a garbage collection "
+        f"{median(each.garbage for each in here):.2f} ms, with nobody {median(each.garbage for each in alone):.2f} ms; "
+        f"by the clock {median(each.wall for each in here):.2f} ms)"
+    )
+    return Figure(f"longest turn's CPU, {condition.name}", shown, f"at most {TURN_MS:g} ms", found <= TURN_MS)
+
+
+def _pause(found: Sequence[Longest]) -> Figure:
+    wall, cpu, garbage = (median(values) for values in zip(*found, strict=True))
+    what = "longest turn after the start, the admin server's start in it"
+    shown = f"{wall:.1f} ms (CPU {cpu:.1f} ms, garbage collection {garbage:.1f} ms)"
+    return Figure(what, shown, f"at most {PAUSE_MS:g} ms", wall <= PAUSE_MS)
