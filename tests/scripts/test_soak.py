@@ -50,7 +50,7 @@ def test_amount_scales(full: int, share: float, amount: int) -> None:
 
 @pytest.mark.parametrize(
     ("share", "quick", "found"),
-    [(None, False, (30, 100, 1_000)), ("0.5", False, (1500, 5000, 50_000)), (None, True, (7, 25, 1_000))],
+    [(None, False, (30, 100, 1_000)), ("0.5", False, (1500, 5000, 50_000)), (None, True, (5, 16, 1_000))],
 )
 def test_amounts_are_the_usual_ones_unless_a_soak_says_its_share(
     monkeypatch: Patch, share: str | None, quick: bool, found: tuple[int, ...]
