@@ -8,6 +8,7 @@ the group or the unit leaves it, since a proxy that drains is still to be seen.
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -21,11 +22,15 @@ from runtimeproxy.admin.server import Server
 from runtimeproxy.observe import logs
 from runtimeproxy.relay.listener import METRICS
 
+YIELDING = 10
+"""Niceness: where the cores are few the daemon's calls come first (nice(2))."""
+
 
 def main() -> int:
     """Serve until the daemon ends; return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    os.nice(YIELDING)
     handed = json.loads(sys.argv[1])
     handler = logs.configure(**handed["log"])
     try:

@@ -47,7 +47,7 @@ ON_A_NODE = [
     ("status", FOUND),
     ("hook ls", WELL),
     (f"hook enable {PLUGIN}", WELL),
-    ("status", WELL),
+    ("status", {WELL, FOUND}),  # the runtime's state is read again, now that somebody is to know it
     ("report --force {folder}/report.tar.gz", WELL),
     ("config check", WELL),
     ("config show --origin", WELL),
