@@ -6,6 +6,7 @@ import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.core.memory_budget import NO_ROOM
+from runtimeproxy.docker import routes
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange, Known
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import JOINED_BYTES, http1
@@ -304,6 +305,16 @@ def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
             play.daemon.sends(OK)
     counted = {labels[0]: count for (name, labels), count in play.known.counters.items() if name == "calls_passed"}
     assert counted == {"GET /info": 3, "POST /containers/{id}/wait": 3, "other": 3}
+
+
+@pytest.mark.parametrize("template", [labels[0] for _, labels in routes.PASSING[1:]])
+def test_each_route_is_counted_by_its_own_name(template: str) -> None:
+    """With and without an API version, and whatever its query."""
+    method, _, path = template.replace("{id}", ID).replace("{name}", "registry:5000/library/busybox:1").partition(" ")
+    for target in (path, f"/v1.41{path}", f"{path}?a=/info"):
+        play = Play(holds=(), known=Known(1024))
+        play.client.sends(request(method, target))
+        assert play.known.counters == {("calls_passed", (template,)): 1}, target
 
 
 def test_held_request_is_not_a_passing_one() -> None:

@@ -105,5 +105,7 @@ async def test_end_of_a_stream_is_counted_as_failed(tmp_path: Path) -> None:
 def test_longest_turns_of_a_real_proxy_are_found() -> None:
     with served(cases.CRI, (DIRECT, HOOKED, HOOKS), module=(turns.__name__,)) as running:
         pause, longest = admin.longest_turns(running, 0.002)
-    assert all(found.cpu > 0 and found.wall > 0 for found in (pause, *longest.values()))
+    assert pause.cpu > 0 < pause.wall
+    # The clocks are read one behind the other, and shown in whole microseconds.
+    assert all(0 < found.cpu <= found.wall + 0.01 for found in longest.values())
     assert set(longest) == {ALONE, ONE, CROWD}

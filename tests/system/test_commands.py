@@ -47,7 +47,6 @@ ON_A_NODE = [
     ("status", FOUND),
     ("hook ls", WELL),
     (f"hook enable {PLUGIN}", WELL),
-    ("status", {WELL, FOUND}),  # the runtime's state is read again, now that somebody is to know it
     ("report --force {folder}/report.tar.gz", WELL),
     ("config check", WELL),
     ("config show --origin", WELL),
@@ -124,6 +123,8 @@ def test_commands_end_as_listed(node: RealNode, client: Any) -> None:
         first, errors = into_head(proxy, typed)
         assert (bool(first), "Traceback" in errors) == ("error: " not in shown, False), typed
         assert errors.count("\n") <= 1, typed
+    wait_until(lambda: "[+]store ok" in ask(proxy.admin, "/readyz?verbose")[1], "it is read again for who is enabled")
+    assert on_a_terminal(proxy, "status") == (WELL, "ready: 11 checks passed\n")
 
 
 @BOTH
