@@ -90,7 +90,7 @@ def test_commands_have_the_outputs_that_the_page_shows() -> None:
 
 def test_page_of_commands_names_each_of_them() -> None:
     named = set(re.findall(r"``(?:runtimeproxy )?([a-z-]+)", DOCS["commands"]))
-    assert named >= Commands.LOADERS.keys()
+    assert named >= Commands.PLACES.keys()
     assert [[shell, f"``{command}``"] for shell, command in INSTALL.items()] == table(DOCS["commands"], "Completion")
 
 

@@ -123,7 +123,7 @@ _concurrency_option = click.option(
 @_file_option
 @_timeout_option
 @_example_option
-def _call(server: str, point: HookPoint, file: str | None, timeout: str | None) -> None:
+def call_command(server: str, point: HookPoint, file: str | None, timeout: str | None) -> None:
     """Ask a hook server as the proxy does, and print what its answer changes.
 
     The output is YAML. "applied" is what the proxy would change, "without-effect" what cannot be changed at this hook
@@ -147,7 +147,7 @@ def _call(server: str, point: HookPoint, file: str | None, timeout: str | None) 
 @_file_option
 @_timeout_option
 @_restart_option
-def _verify(
+def verify_command(
     server: str, points: tuple[HookPoint, ...], file: str | None, timeout: str | None, restart_command: str | None
 ) -> int:
     """Check a hook server, in whatever language it is written, by the rules of the hook protocol.
@@ -172,7 +172,9 @@ def _verify(
 @_concurrency_option
 @_file_option
 @_timeout_option
-def _bench(server: str, point: HookPoint, calls: int, concurrency: int, file: str | None, timeout: str | None) -> int:
+def bench_command(
+    server: str, point: HookPoint, calls: int, concurrency: int, file: str | None, timeout: str | None
+) -> int:
     """Measure how fast a hook server answers, after up to 100 calls to warm it up.
 
     The exit code is 1 if a call failed.
@@ -199,13 +201,9 @@ def _bench(server: str, point: HookPoint, calls: int, concurrency: int, file: st
     default=Path(),
     help="Where the folder is made.  [default: here]",
 )
-def _new(name: str, directory: Path) -> None:
+def new_command(name: str, directory: Path) -> None:
     """Write the folder NAME with a hook server of ten lines, its test, a systemd unit and its registration file."""
     from runtimeproxy_hooks.tools.new import new
 
     folder = new(name, directory)
     click.echo(f"{folder}: README.rst says how to test, try and install it")
-
-
-COMMANDS = {command.name: command for command in (_call, _verify, _bench, _new)}
-"""The commands by name; ``runtimeproxy hook`` has them beside those that ask the proxy."""

@@ -11,38 +11,37 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 
 import click
 
-from runtimeproxy.cli.admin_client import NO_PROXY, NoProxy
-from runtimeproxy.cli.lazy import LazyGroup, Loader
-from runtimeproxy.cli.run import FAILED, INTERRUPTED, run_command, words
+from runtimeproxy.cli.admin_client import NoProxy
+from runtimeproxy.cli.exit_codes import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE
+from runtimeproxy.cli.lazy import LazyGroup
+from runtimeproxy.cli.run import run_command, words
 from runtimeproxy.version import VERSION
 
 PROGRAM = "runtimeproxy"
-WRONG_USE = 2
 
 
 class Commands(LazyGroup):
     """The commands by name."""
 
-    LOADERS: Mapping[str, Loader] = {
-        "run": run_command,
-        "config": lambda: import_module("runtimeproxy.cli.config").config_group(),
-        "kubelet-args": lambda: import_module("runtimeproxy.cli.kubelet_args").kubelet_args_command(),
-        "version": lambda: import_module("runtimeproxy.cli.version").version_command(),
-        "completion": lambda: import_module("runtimeproxy.cli.completion").completion_command(),
-        "doctor": lambda: import_module("runtimeproxy.cli.doctor").doctor_command(),
-        "status": lambda: import_module("runtimeproxy.cli.status").status_command(),
-        "hook": lambda: import_module("runtimeproxy.cli.hook").hook_group(),
-        "events": lambda: import_module("runtimeproxy.cli.events").events_command(),
-        "store": lambda: import_module("runtimeproxy.cli.store").store_group(),
-        "explain": lambda: import_module("runtimeproxy.cli.explain").explain_command(),
-        "log-level": lambda: import_module("runtimeproxy.cli.log_level").log_level_command(),
-        "top": lambda: import_module("runtimeproxy.cli.top").top_command(),
-        "report": lambda: import_module("runtimeproxy.cli.report").report_command(),
-        "export": lambda: import_module("runtimeproxy.cli.export").export_command(),
+    PLACES: Mapping[str, str] = {
+        "run": "runtimeproxy.cli.run:RUN",
+        "config": "runtimeproxy.cli.config:config_group",
+        "kubelet-args": "runtimeproxy.cli.kubelet_args:kubelet_args_command",
+        "version": "runtimeproxy.cli.version:version_command",
+        "completion": "runtimeproxy.cli.completion:completion_command",
+        "doctor": "runtimeproxy.cli.doctor:doctor_command",
+        "status": "runtimeproxy.cli.status:status_command",
+        "hook": "runtimeproxy.cli.hook:HOOK",
+        "events": "runtimeproxy.cli.events:events_command",
+        "store": "runtimeproxy.cli.store:store_group",
+        "explain": "runtimeproxy.cli.explain:explain_command",
+        "log-level": "runtimeproxy.cli.log_level:log_level_command",
+        "top": "runtimeproxy.cli.top:top_command",
+        "report": "runtimeproxy.cli.report:report_command",
+        "export": "runtimeproxy.cli.export:export_command",
     }
 
 

@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 
 import click
 
-from runtimeproxy.cli.run import FAILED, Command, configuration_file, flags_given, option_flags
+from runtimeproxy.cli.exit_codes import FAILED
+from runtimeproxy.cli.run import Command, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
@@ -26,8 +27,6 @@ from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-NO_PROXY = 3
-"""The exit code of a command that found no proxy to ask."""
 SECONDS = 2.0
 """The time limit of a command in seconds: of all its questions, and of a stream until its first byte."""
 SCHEMA_VERSION = 1

@@ -18,11 +18,6 @@ INSTALL = {
 """How the script of each shell is installed, for all new shells."""
 
 
-def completion_command() -> click.Command:
-    """Return the command."""
-    return _completion
-
-
 @click.command(
     "completion",
     cls=Command,
@@ -30,7 +25,7 @@ def completion_command() -> click.Command:
     epilog="\b\n" + "\n".join(INSTALL.values()),
 )
 @click.argument("shell", type=click.Choice(list(INSTALL)), metavar="|".join(INSTALL))
-def _completion(shell: str) -> None:
+def completion_command(shell: str) -> None:
     """Print the script by which a shell completes runtimeproxy's commands and flags; its last line installs it."""
     from runtimeproxy.cli import PROGRAM, command_group
 

@@ -10,16 +10,9 @@ from functools import partial
 
 import click
 
+from runtimeproxy.cli.exit_codes import FAILED
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import (
-    FAILED,
-    Command,
-    complete_value,
-    configuration,
-    configuration_file,
-    flags_given,
-    option_flags,
-)
+from runtimeproxy.cli.run import Command, complete_value, configuration, configuration_file, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
@@ -29,17 +22,6 @@ _DEFAULT_HEAD = f"""\
 # A key that is left out has the default, which is shown. A flag --KEY and an environment
 # variable ({ENVIRONMENT_PREFIX} and the key in capitals with _) win over this file.
 """
-
-
-def config_group() -> click.Group:
-    """Return the group of commands."""
-    return click.Group(
-        "config",
-        commands=[_check, _show, _default],
-        help="Check, show and write the configuration. No proxy need run, and none is asked.",
-        short_help="Check, show and write the configuration.",
-        no_args_is_help=False,
-    )
 
 
 @click.command("check", cls=Command, short_help="Find all errors of a file and the environment.")
@@ -96,3 +78,12 @@ def _default_lines(option: Option) -> str:
         f"#{option.name}:  # {option.default_words}" if option.default is None else f"{option.name}: {option.default}"
     )
     return f"# {option.help}\n{value}\n"
+
+
+config_group = click.Group(
+    "config",
+    commands=[_check, _show, _default],
+    help="Check, show and write the configuration. No proxy need run, and none is asked.",
+    short_help="Check, show and write the configuration.",
+    no_args_is_help=False,
+)

@@ -10,23 +10,19 @@ from collections import Counter
 
 import click
 
+from runtimeproxy.cli.exit_codes import FAILED
 from runtimeproxy.cli.output import TABLE, row_options, row_text
-from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags
+from runtimeproxy.cli.run import Command, configuration, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
-
-
-def doctor_command() -> click.Command:
-    """Return the command."""
-    return _doctor
 
 
 @click.command(
     "doctor", cls=Command, params=option_flags(OPTIONS), short_help="Look at the node and tell what is wrong."
 )
 @row_options
-def _doctor(output: str, no_headers: bool, **given: str | None) -> int:
+def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     """Look at the node around the proxy and tell what is wrong, why, and what to do. Nothing is changed.
 
     No proxy need run. Give it the flags that the proxy runs with: they say where to look. Each check waits 2 s at most.

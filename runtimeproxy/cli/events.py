@@ -14,8 +14,8 @@ import click
 
 from runtimeproxy.cli import names, times
 from runtimeproxy.cli.admin_client import AdminClient, NoProxy, ProxyCommand, Query
+from runtimeproxy.cli.exit_codes import INTERRUPTED
 from runtimeproxy.cli.output import JSON, TABLE, Table, row_options, structured_text
-from runtimeproxy.cli.run import INTERRUPTED
 
 COLUMNS = ("time", "kind", "call", "detail")
 CALLS = frozenset({"edited", "refused", "failed", "failed_open", "conflict", "slow"})
@@ -39,23 +39,13 @@ _pod_option = click.option(
 )
 
 
-def events_command() -> click.Command:
-    """Return the command that prints events."""
-    return _events
-
-
-def trace_command() -> click.Command:
-    """Return the command that prints what hook servers did to calls."""
-    return _trace
-
-
 @click.command("events", cls=ProxyCommand, short_help="Print what happened to calls, hook servers and the runtime.")
 @_follow_option
 @_since_option
 @click.option("--kind", metavar="KIND", help="Only events of this kind, like refused or breaker_open.")
 @_pod_option
 @row_options
-def _events(
+def events_command(
     proxy: AdminClient,
     follow: bool,
     since: str | None,
@@ -81,7 +71,7 @@ def _events(
     "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=names.hook_servers
 )
 @row_options
-def _trace(
+def trace_command(
     proxy: AdminClient,
     follow: bool,
     since: str | None,

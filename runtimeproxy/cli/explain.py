@@ -21,15 +21,10 @@ It was read from the runtime: it is older than the proxy, or an answer about it 
 Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it."""
 
 
-def explain_command() -> click.Command:
-    """Return the command."""
-    return _explain
-
-
 @click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
 @click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
 @output_option(TABLE, JSON, YAML)
-def _explain(proxy: AdminClient, subject: str, output: str) -> None:
+def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
 
     Fields are told by their names, without values; calls by the ids that their log lines have. POD is [NAMESPACE/]NAME,

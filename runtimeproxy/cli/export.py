@@ -16,11 +16,6 @@ LISTEN = "127.0.0.1:9654"
 METRICS_ENDPOINT = "/var/run/koord-runtimeproxy-metrics/metrics.sock"
 
 
-def export_command() -> click.Command:
-    """Return the command."""
-    return _export
-
-
 @click.command("export", cls=Command, short_help="Serve the proxy's metrics over TCP.")
 @click.option("--listen", metavar="ADDRESS:PORT", default=LISTEN, help=f"Where to listen.  [default: {LISTEN}]")
 @click.option(
@@ -32,7 +27,7 @@ def export_command() -> click.Command:
 @click.option("--tls-cert", metavar="FILE", help="The certificate to serve with, in PEM form, with its chain.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, in PEM form, not encrypted.")
 @click.option("--client-ca", metavar="FILE", help="The authorities of the clients' certificates, in PEM form.")
-def _export(
+def export_command(
     listen: str, metrics_endpoint: str, tls_cert: str | None, tls_key: str | None, client_ca: str | None
 ) -> int:
     """Pass GET /metrics, /livez and /readyz from the proxy's unix socket to TCP, for Prometheus.

@@ -21,14 +21,9 @@ STATES = {"closed": "ok", "open": "breaker open", "half_open": "breaker half ope
 _NO_ROW: Mapping[str, str | None] = dict.fromkeys(COLUMNS)
 
 
-def ls_command() -> click.Command:
-    """Return the command."""
-    return _ls
-
-
 @click.command("ls", cls=ProxyCommand, short_help="List the registered hook servers in their order.")
 @row_options
-def _ls(proxy: AdminClient, output: str, no_headers: bool) -> None:
+def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
     """List the registered hook servers in the order in which they are asked.
 
     P50 and P99 are the times of their calls since the proxy's start. DETAIL has the hook points, behind the reason of a

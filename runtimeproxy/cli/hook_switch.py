@@ -16,23 +16,13 @@ from runtimeproxy.cli.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, structured_text
 
 
-def disable_command() -> click.Command:
-    """Return the command that takes a hook server out."""
-    return _disable
-
-
-def enable_command() -> click.Command:
-    """Return the command that takes a hook server back in."""
-    return _enable
-
-
-@click.command("disable", cls=ProxyCommand, short_help="Ask a hook server no more, whatever its policy.")
+@click.command("disable", cls=ProxyCommand, short_help="Stop asking a hook server, whatever its policy.")
 @click.argument("name", metavar="NAME", shell_complete=names.enabled_hook_servers)
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever sees it; no secrets.")
 @click.option("--for", "duration", metavar="DURATION", help="For how long, like 10m or 1h.  [default: until enabled]")
 @output_option(TABLE, JSON, YAML)
-def _disable(proxy: AdminClient, name: str, reason: str, duration: str | None, output: str) -> None:
-    """Ask the hook server NAME no more, as if it were not registered; calls that its policy Fail would refuse pass.
+def disable_command(proxy: AdminClient, name: str, reason: str, duration: str | None, output: str) -> None:
+    """Stop asking the hook server NAME, as if it were not registered; calls that its policy Fail would refuse pass.
 
     That holds within half a second, over restarts of the proxy and however often the hook server registers anew, until
     `hook enable NAME` or for the time given. Pods that are made meanwhile lack what the hook server would have set.
@@ -46,7 +36,7 @@ def _disable(proxy: AdminClient, name: str, reason: str, duration: str | None, o
 @click.command("enable", cls=ProxyCommand, short_help="Ask a disabled hook server again.")
 @click.argument("name", metavar="NAME", shell_complete=names.disabled_hook_servers)
 @output_option(TABLE, JSON, YAML)
-def _enable(proxy: AdminClient, name: str, output: str) -> None:
+def enable_command(proxy: AdminClient, name: str, output: str) -> None:
     """Ask the hook server NAME again, which was disabled."""
     _print(proxy.post(_target(name, "enable"), {}), output, f"{name} is enabled")
 

@@ -101,11 +101,6 @@ ROWS = (
 )
 
 
-def kubelet_args_command() -> click.Command:
-    """Return the command."""
-    return _kubelet_args
-
-
 @click.command(
     "kubelet-args",
     cls=Command,
@@ -115,7 +110,7 @@ def kubelet_args_command() -> click.Command:
 @click.option("--kube-version", metavar="VERSION", required=True, help="The kubelet's version, like 1.27 or v1.27.3.")
 @click.option("--cri-dockerd", is_flag=True, help="The kubelet uses cri-dockerd, and the proxy runs in Docker mode.")
 @output_option(TEXT, JSON, YAML)
-def _kubelet_args(kube_version: str, cri_dockerd: bool, output: str, **given: str | None) -> None:
+def kubelet_args_command(kube_version: str, cri_dockerd: bool, output: str, **given: str | None) -> None:
     """Print the flags, a systemd drop-in with them, and the way back. Nothing is changed.
 
     Mode and socket are those of the proxy's configuration: these flags, the environment, the file.

@@ -5,21 +5,23 @@ Must not know: any command.
 Invariant: making a group imports none of its commands.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 
 import click
 
-Loader = Callable[[], click.Command]
-"""Imports a command and returns it."""
-
 
 class LazyGroup(click.Group):
-    """A group with its commands by name."""
+    """A group with its commands by name, each as ``MODULE:VARIABLE``."""
 
-    LOADERS: Mapping[str, Loader] = {}
+    PLACES: Mapping[str, str] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.LOADERS)
+        return sorted(self.PLACES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self.LOADERS[cmd_name]() if cmd_name in self.LOADERS else None
+        if cmd_name not in self.PLACES:
+            return None
+        module, _, variable = self.PLACES[cmd_name].partition(":")
+        found: click.Command = getattr(import_module(module), variable)
+        return found

@@ -12,16 +12,11 @@ from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, structured
 from runtimeproxy.settings.options import LOG_LEVELS
 
 
-def log_level_command() -> click.Command:
-    """Return the command."""
-    return _log_level
-
-
 @click.command("log-level", cls=ProxyCommand, short_help="Change the level of the proxy's log for a while.")
 @click.argument("level", type=click.Choice(LOG_LEVELS, case_sensitive=False), metavar="|".join(LOG_LEVELS))
 @click.option("--for", "duration", metavar="DURATION", help="For how long, 24h at most.  [default: 10m]")
 @output_option(TABLE, JSON, YAML)
-def _log_level(proxy: AdminClient, level: str, duration: str | None, output: str) -> None:
+def log_level_command(proxy: AdminClient, level: str, duration: str | None, output: str) -> None:
     """Have the proxy log at another level; after a while it falls back to the configured one by itself."""
     told = proxy.post("/loglevel", {"level": level, "for": duration})
     line = f"the log level is {told['level']} until {told['until']}, then as configured"

@@ -28,7 +28,8 @@ from runtimeproxy.cli import subjects
 from runtimeproxy.cli.admin_client import AdminClient
 from runtimeproxy.cli.doctor import findings
 from runtimeproxy.cli.events import remembered
-from runtimeproxy.cli.run import FAILED, Command, configuration, flags_given, option_flags, words
+from runtimeproxy.cli.exit_codes import FAILED
+from runtimeproxy.cli.run import Command, configuration, flags_given, option_flags, words
 from runtimeproxy.cli.version import versions
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.settings import config
@@ -140,11 +141,6 @@ SOURCES = (
 )
 
 
-def report_command() -> click.Command:
-    """Return the command."""
-    return _report
-
-
 @click.command(
     "report",
     cls=Command,
@@ -156,7 +152,7 @@ def report_command() -> click.Command:
 @click.option(
     "--unit", default="runtimeproxy", metavar="UNIT", help="The proxy's systemd unit.  [default: runtimeproxy]"
 )
-def _report(file: str, force: bool, unit: str, **given: str | None) -> int:
+def report_command(file: str, force: bool, unit: str, **given: str | None) -> int:
     """Write a file to attach to an issue: what doctor finds, and what the running proxy says of itself.
 
     It has the configuration, metrics, events, hook servers, the names of pods, containers and changed fields, the last

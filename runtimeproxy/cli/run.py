@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from runtimeproxy.cli.exit_codes import FAILED
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.observe import logs
 from runtimeproxy.settings import config
@@ -32,8 +33,6 @@ from runtimeproxy.settings.options import (
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-FAILED = 1
-INTERRUPTED = 130
 
 _EPILOG = (
     f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
@@ -166,3 +165,6 @@ def configuration_file(
 def _unreadable(path: str, error: Exception) -> ConfigError:
     reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
     return ConfigError(f"{path}: the configuration file cannot be read: {reason}")
+
+
+RUN = run_command()

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from runtimeproxy.cli.admin_client import NO_PROXY, AdminClient, NoProxy, ProxyCommand
+from runtimeproxy.cli.admin_client import AdminClient, NoProxy, ProxyCommand
+from runtimeproxy.cli.exit_codes import FAILED, NO_PROXY
 from runtimeproxy.cli.output import JSON, TABLE, YAML, output_option, structured_text
-from runtimeproxy.cli.run import FAILED
 from runtimeproxy.errors import RuntimeProxyError
 
 LONGEST = 80
@@ -34,14 +34,9 @@ class Check:
     reason: str
 
 
-def status_command() -> click.Command:
-    """Return the command."""
-    return _status
-
-
 @click.command("status", cls=ProxyCommand, short_help="Say in one line whether the proxy is well.")
 @output_option(TABLE, JSON, YAML)
-def _status(proxy: AdminClient, output: str) -> int:
+def status_command(proxy: AdminClient, output: str) -> int:
     """Say in one line of at most 80 characters whether the proxy is well.
 
     The exit code is 0 if it is ready and nothing is degraded, 1 if it is not ready or degraded, and 3 if no proxy

@@ -17,17 +17,6 @@ from runtimeproxy.cli.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, fiel
 COLUMNS = ("id", "kind", "attempt", "set by", "name")
 
 
-def store_group() -> click.Group:
-    """Return the group of commands."""
-    return click.Group(
-        "store",
-        commands=[_ls, _get],
-        help="Show the pods and containers that the running proxy knows, with names of fields and no values.",
-        short_help="Show the pods and containers that the proxy knows.",
-        no_args_is_help=False,
-    )
-
-
 @click.command("ls", cls=ProxyCommand, short_help="List pods and containers.")
 @click.option(
     "--pod",
@@ -85,3 +74,12 @@ def _row(kind: str, record: Record, name: str) -> dict[str, str | None]:
         "attempt": str(record["attempt"]) if "attempt" in record else None,
         "set by": ",".join(sorted(set(record["owners"].values()))) or None,
     }
+
+
+store_group = click.Group(
+    "store",
+    commands=[_ls, _get],
+    help="Show the pods and containers that the running proxy knows, with names of fields and no values.",
+    short_help="Show the pods and containers that the proxy knows.",
+    no_args_is_help=False,
+)

@@ -22,14 +22,9 @@ _KEYS = 0
 """The file descriptor that keys come from."""
 
 
-def top_command() -> click.Command:
-    """Return the command."""
-    return _top
-
-
 @click.command("top", cls=ProxyCommand, short_help="Show what the proxy does, each second.")
 @click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
-def _top(proxy: AdminClient, once: bool) -> None:
+def top_command(proxy: AdminClient, once: bool) -> None:
     """Show what the proxy does, each second; q or Ctrl-C ends it.
 
     Calls a second and latencies are those of the last 10 s, in the first frame those since the proxy's start; a

@@ -31,14 +31,9 @@ LIBRARIES = (
 """What the proxy and its hook servers run on."""
 
 
-def version_command() -> click.Command:
-    """Return the command."""
-    return _version
-
-
 @click.command("version", cls=Command, short_help="Print the versions of the proxy, Python and the libraries.")
 @row_options
-def _version(output: str, no_headers: bool) -> None:
+def version_command(output: str, no_headers: bool) -> None:
     """Print the versions of the proxy, Python, the kernel and the libraries; - for what is not installed or not known.
 
     "commit" is known where the package was installed from a git address.

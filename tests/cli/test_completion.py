@@ -52,7 +52,7 @@ def test_other_shell_is_wrong_use(run: Run) -> None:
 
 
 ANSWERS = [
-    ("bash", "runtimeproxy ", "1", {f"plain,{name}" for name in Commands.LOADERS}),
+    ("bash", "runtimeproxy ", "1", {f"plain,{name}" for name in Commands.PLACES}),
     ("bash", "runtimeproxy config ", "2", {"plain,check", "plain,show", "plain,default"}),
     ("bash", "runtimeproxy run --hook-b", "2", {"plain,--hook-budget"}),
     ("bash", "runtimeproxy version -o j", "3", {"plain,json"}),

@@ -103,7 +103,7 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
     for command in commands:
         program, name, *flags = shlex.split(command)
         assert (program, name) == ("/usr/local/bin/runtimeproxy", "export")
-        export_command().make_context("export", flags.copy())
+        export_command.make_context("export", flags.copy())
         listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
         assert exporter.address(listen)[1] == 9654
 
