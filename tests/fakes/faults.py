@@ -5,11 +5,23 @@ Without a fault every byte and every half-close passes unchanged.
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tests.fakes.server import Listener
 
 READ_BYTES = 65536
+
+
+@asynccontextmanager
+async def full_backlog(path: str) -> AsyncIterator[socket.socket]:
+    """Listen with no room for one more connection, so that connect(2) would block; yield the listener."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(path)
+        listener.listen(0)
+        waiting.connect(path)
+        yield listener
 
 
 @dataclass(slots=True)

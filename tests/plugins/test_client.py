@@ -1,7 +1,6 @@
 """The client of a hook server: what it sends, what it accepts, and the reason of every failure."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from runtimeproxy.rpc import connection as unary
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors
+from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.patience import until
 from tests.relay.peers import serve
@@ -200,15 +200,6 @@ async def test_abandoned_client_ends_its_calls_and_makes_no_more(client: HookCli
     errors = [*[await call for call in calls], await failing(client)]
     assert {(error.reason, error.detail) for error in errors} == {(Reason.DISABLED, "it was disabled meanwhile")}
     assert len(server.calls) == 3
-
-
-@asynccontextmanager
-async def full_backlog(path: str) -> AsyncIterator[None]:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
-        listener.bind(path)
-        listener.listen(0)
-        waiting.connect(path)
-        yield
 
 
 @asynccontextmanager

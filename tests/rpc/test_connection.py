@@ -8,8 +8,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from runtimeproxy.rpc import connection as unary
 from runtimeproxy.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
+from tests.fakes.faults import full_backlog
 from tests.patience import until
 from tests.relay.peers import Connection, Server, answer, serve
 from tests.relay.test_dial import scarce
@@ -49,15 +50,6 @@ async def grpc_server(
     await server.start()
     yield
     await server.stop(None)
-
-
-@contextmanager
-def full_backlog(path: str) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
-        listener.bind(path)
-        listener.listen(0)
-        waiting.connect(path)
-        yield listener
 
 
 @pytest.fixture
@@ -133,7 +125,7 @@ def test_client_works_on_uvloop(path: str) -> None:
             assert await client.call(METHOD, b"x" * 300_000, LONG_SECONDS) == b"x" * 300_000
             await client.close()
         assert (await failing(client.call(METHOD, b"", LONG_SECONDS))).kind is Kind.UNREACHABLE
-        with full_backlog(path):
+        async with full_backlog(path):
             assert (await failing_soon(client)).kind is Kind.DEADLINE
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -249,12 +241,12 @@ async def test_server_that_takes_no_connection_now_is_there(path: str, client: U
     with no_descriptors():
         assert client.absence() == "", "that is the proxy's own want"
     os.unlink(path)
-    with full_backlog(path):
+    async with full_backlog(path):
         assert client.absence() == ""
 
 
 async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
-    with full_backlog(path) as listener:
+    async with full_backlog(path) as listener:
         before = client.peer()
         assert (client.peer(), before.connection) == (before, 0)
         call = start(client)

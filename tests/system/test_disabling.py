@@ -20,12 +20,13 @@ import pytest
 from runtimeproxy.model.hookpoints import BY_NAME
 from tests.admin.test_process import UnixConnection, ask
 from tests.fakes import hookanswers
+from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
 from tests.system.node import PLUGIN
 from tests.system.proxy import ROOT, ProxyInside, ProxyProcess, until
 from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
-from tests.system.test_hook_failures import Behaving, full_backlog, half_an_answer, silent, stopped
+from tests.system.test_hook_failures import Behaving, half_an_answer, silent, stopped
 
 pytestmark = pytest.mark.slow
 

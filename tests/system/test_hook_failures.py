@@ -23,6 +23,7 @@ from runtimeproxy.wire import http2
 from runtimeproxy.wire.grpc import message
 from tests.amounts import HANGS, Amount
 from tests.fakes import hookanswers
+from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.relay.peers import HEAD, Connection
 from tests.system.fronts import Caller, Front, Runtime
@@ -62,16 +63,6 @@ async def silent(path: str) -> AsyncIterator[None]:
         yield
         for writer in writers:
             writer.close()
-
-
-@asynccontextmanager
-async def full_backlog(path: str) -> AsyncIterator[None]:
-    """Listen, but have no room for one more connection: connect(2) would block."""
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
-        listener.bind(path)
-        listener.listen(0)
-        waiting.connect(path)
-        yield
 
 
 @asynccontextmanager
