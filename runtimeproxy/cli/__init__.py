@@ -33,6 +33,7 @@ class Commands(LazyGroup):
         "version": "runtimeproxy.cli.version:version_command",
         "completion": "runtimeproxy.cli.completion:completion_command",
         "doctor": "runtimeproxy.cli.doctor:doctor_command",
+        "in-use": "runtimeproxy.cli.in_use:in_use_command",
         "status": "runtimeproxy.cli.status:status_command",
         "hook": "runtimeproxy.cli.hook:HOOK",
         "events": "runtimeproxy.cli.events:events_command",

@@ -21,7 +21,7 @@ from runtimeproxy.settings.config import Mode, parse_endpoint
 KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """An endpoint, and where it is set."""
 
     endpoint: str
@@ -52,7 +52,17 @@ def cri_dockerd(machine: Machine) -> Iterator[Finding]:
     yield from judged or [ok("no cri-dockerd runs here")]
 
 
-def _judged(machine: Machine, process: Process, told: _Told | None, flag: str) -> Finding:
+def endpoints(machine: Machine, process: Process) -> Iterator[Told]:
+    """Yield each endpoint that a running kubelet or cri-dockerd is told. Raises OSError and ConfigError."""
+    told = [
+        _flag(process, name) for name in ("container-runtime-endpoint", "image-service-endpoint", "docker-endpoint")
+    ]
+    if process.name == KUBELET:
+        told.append(_from_files(machine, process))
+    yield from (found for found in told if found is not None)
+
+
+def _judged(machine: Machine, process: Process, told: Told | None, flag: str) -> Finding:
     who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
     to_do = f"set --{flag}=unix://{ours} and restart {process.name}; README.rst, Run it"
     if told is None:
@@ -68,12 +78,12 @@ def _judged(machine: Machine, process: Process, told: _Told | None, flag: str) -
     return failed(f"{where}: that is {past}", to_do)
 
 
-def _flag(process: Process, name: str) -> _Told | None:
+def _flag(process: Process, name: str) -> Told | None:
     value = process.flag(name)
-    return None if value is None else _Told(value, f"--{name}")
+    return None if value is None else Told(value, f"--{name}")
 
 
-def _from_files(machine: Machine, process: Process) -> _Told | None:
+def _from_files(machine: Machine, process: Process) -> Told | None:
     """Return what the last of the kubelet's drop-ins that names an endpoint says, or else its file. Raises OSError.
 
     Source: Kubernetes, "Kubelet Configuration Directory Merging"; a flag wins over both.
@@ -94,10 +104,10 @@ def _seen_by(machine: Machine, process: Process, path: str) -> Path:
     return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
 
 
-def _endpoint_in(text: str, name: str) -> _Told | None:
+def _endpoint_in(text: str, name: str) -> Told | None:
     try:
         content: Any = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
     value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
-    return _Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
+    return Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None

@@ -37,24 +37,24 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
     except OSError:
         yield _counted(machine)
         return
-    ends, ends_at_proxy = _client_ends(path, sockets), _client_ends(machine.config.listen_endpoint, sockets)
+    ends, ends_at_proxy = client_ends(path, sockets), client_ends(machine.config.listen_endpoint, sockets)
     proxy, seen = machine.proxy(), set[int]()
     for process in machine.processes():
-        opened = _opened(machine, process.pid)
+        opened = sockets_of(machine, process.pid)
         if count := len(ends & opened):
-            said = f"(pid {process.pid}) has {_connections(count)} to {path}"
+            said = f"(pid {process.pid}) has {count_of(count)} to {path}"
             ours = process.pid == proxy
             yield ok(f"the proxy {said}") if ours else _judged(process.name, said, bool(ends_at_proxy & opened))
         seen |= opened
     if not ends:
         yield ok(f"nobody is connected to {path}")
     if hidden := ends - seen:
-        hidden &= _client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
+        hidden &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
     if hidden:
-        yield unknown(f"{_connections(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
+        yield unknown(f"{count_of(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
 
 
-def _opened(machine: Machine, pid: int) -> frozenset[int]:
+def sockets_of(machine: Machine, pid: int) -> frozenset[int]:
     """Return the sockets that a process has open, none if it may not be looked at: then its ends are hidden ones."""
     try:
         return machine.open_sockets(pid)
@@ -62,7 +62,7 @@ def _opened(machine: Machine, pid: int) -> frozenset[int]:
         return frozenset()
 
 
-def _client_ends(path: str, sockets: Iterable[UnixSocket]) -> frozenset[int]:
+def client_ends(path: str, sockets: Iterable[UnixSocket]) -> frozenset[int]:
     """Return the clients' ends of the connections to a path."""
     return frozenset(found.peer for found in at(path, sockets) if found.peer)
 
@@ -76,7 +76,7 @@ def _judged(name: str, said: str, at_proxy: bool) -> Finding:
     return warning(f"{name} {said}, past the proxy", _TO_DO.get(name, _ELSE))
 
 
-def _connections(count: int) -> str:
+def count_of(count: int) -> str:
     return f"{count} connection{'' if count == 1 else 's'}"
 
 
@@ -92,7 +92,7 @@ def _counted(machine: Machine) -> Finding:
     proxy = machine.proxy()
     others = count - (0 if proxy is None else len(ends & machine.open_sockets(proxy)))
     if others <= 0:
-        return ok(f"{path} has {_connections(count)}, no more than the proxy's own")
+        return ok(f"{path} has {count_of(count)}, no more than the proxy's own")
     suspects = (p for p in machine.processes(*_SUSPECTS) if not ends.isdisjoint(machine.open_sockets(p.pid)))
     who = ", ".join(sorted(f"{process.name} pid {process.pid}" for process in suspects)) or "no known client is seen"
-    return warning(f"{others} or more of {_connections(count)} to {path} go past the proxy (may be: {who})", _ELSE)
+    return warning(f"{others} or more of {count_of(count)} to {path} go past the proxy (may be: {who})", _ELSE)

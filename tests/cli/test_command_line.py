@@ -56,7 +56,7 @@ def test_version_and_commands_are_told(run: Run) -> None:
 
 LIGHT = ["--version", "--help", "run --help", "hook --help", "hook verify --help", "hook ls --help", "status --help"]
 LIGHT += ["config check --help", "kubelet-args --help", "completion --help", "doctor --help", "version --help"]
-LIGHT += ["events --help", "explain --help"]
+LIGHT += ["events --help", "explain --help", "in-use --help"]
 IMPORTS = f"""
 import sys
 from runtimeproxy.cli import main
@@ -95,6 +95,7 @@ UNENDED = [
     "run --config",
     "doctor --config",
     "kubelet-args --config",
+    "in-use --config",
     "version -o",
     "config check -o",
     "config show -o",
