@@ -15,8 +15,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 import runtimeproxy
 from runtimeproxy.admin.health import CHECKS
-from runtimeproxy.cli import Commands, kubelet_args
-from runtimeproxy.cli.completion import INSTALL
+from runtimeproxy.cli.commands import kubelet_args
+from runtimeproxy.cli.commands.completion import INSTALL
+from runtimeproxy.cli.commands.table import Commands
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind

@@ -397,7 +397,7 @@ GROUP = 54321
 AS_NOBODY = """
 import os, sys
 from runtimeproxy import cli, exporter
-from runtimeproxy.cli import export
+from runtimeproxy.cli.commands import export
 os.setgroups([int(group) for group in sys.argv.pop(1).split(",") if group])
 os.setgid(65534)
 os.setuid(65534)

@@ -9,53 +9,21 @@ Invariants: exit code 2 means that the command line, the environment or the file
 import io
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 
 import click
 
-from runtimeproxy.cli.admin_client import NoProxy
-from runtimeproxy.cli.exit_codes import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE
-from runtimeproxy.cli.lazy import LazyGroup
-from runtimeproxy.cli.run import run_command, words
+from runtimeproxy.cli.commands.run import run_command
+from runtimeproxy.cli.commands.table import PROGRAM, command_group
+from runtimeproxy.cli.shared.admin_client import NoProxy
+from runtimeproxy.cli.shared.error_text import words
+from runtimeproxy.cli.shared.exit_codes import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE
 from runtimeproxy.version import VERSION
-
-PROGRAM = "runtimeproxy"
-
-
-class Commands(LazyGroup):
-    """The commands by name."""
-
-    PLACES: Mapping[str, str] = {
-        "run": "runtimeproxy.cli.run:RUN",
-        "config": "runtimeproxy.cli.config:config_group",
-        "kubelet-args": "runtimeproxy.cli.kubelet_args:kubelet_args_command",
-        "version": "runtimeproxy.cli.version:version_command",
-        "completion": "runtimeproxy.cli.completion:completion_command",
-        "doctor": "runtimeproxy.cli.doctor:doctor_command",
-        "in-use": "runtimeproxy.cli.in_use:in_use_command",
-        "status": "runtimeproxy.cli.status:status_command",
-        "hook": "runtimeproxy.cli.hook:HOOK",
-        "events": "runtimeproxy.cli.events:events_command",
-        "store": "runtimeproxy.cli.store:store_group",
-        "explain": "runtimeproxy.cli.explain:explain_command",
-        "log-level": "runtimeproxy.cli.log_level:log_level_command",
-        "top": "runtimeproxy.cli.top:top_command",
-        "report": "runtimeproxy.cli.report:report_command",
-        "export": "runtimeproxy.cli.export:export_command",
-    }
 
 
 def main() -> int:
     """Run ``runtimeproxy`` with the process's arguments and return its exit code."""
     return _guarded(command_group(), PROGRAM)
-
-
-def command_group() -> Commands:
-    """Return the group of all commands."""
-    return Commands(
-        help="A proxy between the kubelet and the container runtime that calls hook servers.", no_args_is_help=False
-    )
 
 
 def koord_runtime_proxy() -> int:

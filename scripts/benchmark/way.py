@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import runtimeproxy
 from runtimeproxy import app
-from runtimeproxy.cli.run import configuration
+from runtimeproxy.cli.shared.configuration import configuration
 from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
 from scripts.benchmark.ends import CLIENTS
 from scripts.demonstration.processes import DemoError, program

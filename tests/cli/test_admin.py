@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cli import admin_client
-from runtimeproxy.cli.admin_client import AdminClient, NoProxy
+from runtimeproxy.cli.shared import admin_client
+from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy
 from tests.cli.admin_answers import CANNED
 from tests.cli.conftest import Run
 from tests.fakes import canned_admin

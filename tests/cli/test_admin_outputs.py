@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtimeproxy.cli import status
+from runtimeproxy.cli.commands import status
 from tests.cli.admin_answers import CANNED, CONTAINER_RECORD, DEGRADED, EVENTS, OF_POD, POD, POD_RECORD, STORE, UNREADY
 from tests.cli.conftest import Run
 from tests.docs import ROOT

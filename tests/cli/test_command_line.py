@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 import pytest
 
-from runtimeproxy.cli.run import configuration
+from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.errors import BackendError, ConfigError
 from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
@@ -176,14 +176,14 @@ def test_failure_is_one_line_and_exit_code_1(run: Run, command: tuple[str, ...],
 def test_failure_is_a_line_of_a_json_log(run: Run, error: Make, line: str) -> None:
     code, _, err = run(*KOORD, "--log-format=json", does=raising(error))
     record = json.loads(err)
-    assert (code, record["level"], record["logger"]) == (1, "error", "runtimeproxy.cli.run")
+    assert (code, record["level"], record["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
     assert re.fullmatch(line, record["message"])
 
 
 def test_surprise_leaves_its_traceback_in_a_debug_log(run: Run) -> None:
     code, _, err = run(*KOORD, "--log-level=debug", does=raising(FAILURES[3][0]))
     assert code == 1
-    assert f"DEBUG runtimeproxy.cli.run: Running failed: ValueError at {__file__}:" in err
+    assert f"DEBUG runtimeproxy.cli.commands.run: Running failed: ValueError at {__file__}:" in err
     assert "canary" not in err
     assert err.splitlines()[-1].startswith("koord-runtime-proxy: error: unexpected ValueError")
 

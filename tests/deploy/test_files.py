@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from runtimeproxy import exporter
-from runtimeproxy.cli.export import METRICS_ENDPOINT, export_command
+from runtimeproxy.cli.commands.export import METRICS_ENDPOINT, export_command
 from runtimeproxy.observe.metric_table import METRICS, Kind
 from tests.deploy.files import (
     ALERTS,

@@ -1,0 +1,90 @@
+"""``runtimeproxy config``: check a configuration, show it with the origin of each value, print the defaults.
+
+Owns the commands' arguments and output.
+Must not know: what makes a value right; that is in ``settings``.
+Invariant: no command opens or makes a socket, a lock or a directory; only the configuration file is read.
+"""
+
+import os
+from functools import partial
+
+import click
+
+from runtimeproxy.cli.shared.configuration import configuration, configuration_file
+from runtimeproxy.cli.shared.exit_codes import FAILED
+from runtimeproxy.cli.shared.flags import Command, complete_value, flags_given, option_flags
+from runtimeproxy.cli.shared.output import TABLE, row_options, row_text
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings import config
+from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
+
+_DEFAULT_HEAD = f"""\
+# The configuration of runtimeproxy; its place is {DEFAULT_FILE}.
+# A key that is left out has the default, which is shown. A flag --KEY and an environment
+# variable ({ENVIRONMENT_PREFIX} and the key in capitals with _) win over this file.
+"""
+
+
+@click.command("check", cls=Command, short_help="Find all errors of a file and the environment.")
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=partial(complete_value, FILE_OPTION))
+@row_options
+def _check(file: str | None, output: str, no_headers: bool) -> int:
+    """Print everything that is wrong with FILE and the environment variables, and open nothing but FILE.
+
+    Without FILE it is the file that the proxy would read. The exit code is 1 if there is an error, with which the proxy
+    would not start. A warning alone is exit code 0. A FILE that cannot be read as text is wrong use, exit code 2.
+    """
+    if file == "":
+        raise click.UsageError("FILE is empty: name one, or leave it out")
+    try:
+        text, path = configuration_file({} if file is None else {FILE_OPTION.name: file}, os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    from runtimeproxy.relay.listener import group_id
+
+    findings = config.check(os.environ, text, path, os.path.realpath, group_id)
+    rows = [{"severity": "error", "finding": line} for line in findings.errors]
+    rows += [{"severity": "warning", "finding": line} for line in findings.warnings]
+    if rows or output != TABLE:
+        click.echo(row_text(rows, ("severity", "finding"), output, no_headers))
+    else:
+        click.echo(f"{path}: {'nothing is wrong' if text is not None else 'not there; the defaults hold'}")
+    return FAILED if findings.errors else 0
+
+
+@click.command("show", cls=Command, params=option_flags(OPTIONS), short_help="Print each key with its value.")
+@click.option("--origin", is_flag=True, help="Print where each value comes from: flag, environment, file or default.")
+@row_options
+def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> None:
+    """Print the configuration that the proxy would have with these flags, this environment and its file."""
+    flags = flags_given(given)
+    try:
+        shown = configuration(flags, os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    for line in shown.warnings:
+        click.echo(f"warning: {line}", err=True)
+    rows = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in shown.settings]
+    click.echo(row_text(rows, ("key", "value", "origin") if origin else ("key", "value"), output, no_headers))
+
+
+@click.command("default", cls=Command, short_help="Print a configuration file with all defaults.")
+def _default() -> None:
+    """Print a commented YAML file with every key and its default."""
+    click.echo("\n".join([_DEFAULT_HEAD, *(_default_lines(option) for _, option in SETTINGS)]), nl=False)
+
+
+def _default_lines(option: Option) -> str:
+    value = (
+        f"#{option.name}:  # {option.default_words}" if option.default is None else f"{option.name}: {option.default}"
+    )
+    return f"# {option.help}\n{value}\n"
+
+
+config_group = click.Group(
+    "config",
+    commands=[_check, _show, _default],
+    help="Check, show and write the configuration. No proxy need run, and none is asked.",
+    short_help="Check, show and write the configuration.",
+    no_args_is_help=False,
+)

@@ -1,0 +1,104 @@
+"""``runtimeproxy explain``: what became of a pod or container, from the Store and the events.
+
+Owns which events belong to a pod or container, and the order of what is told.
+Must not know: how records and events are kept.
+Invariant: what the proxy cannot know, because it was before its start or is no longer remembered, is told as unknown.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from runtimeproxy.cli.shared import event_list, names, subjects
+from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
+from runtimeproxy.cli.shared.event_list import Event
+from runtimeproxy.cli.shared.output import JSON, TABLE, YAML, output_option, row_text, structured_text
+from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, Subject, field_rows
+
+_READ = """\
+It was read from the runtime: it is older than the proxy, or an answer about it was lost.
+Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it."""
+
+
+@click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
+@click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
+@output_option(TABLE, JSON, YAML)
+def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
+    """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
+
+    Fields are told by their names, without values; calls by the ids that their log lines have. POD is [NAMESPACE/]NAME,
+    CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
+    """
+    started = proxy.get("/version")["startedAt"]
+    found = subjects.find(proxy, subject)
+    happened = [
+        event for event in event_list.remembered(proxy, {"pod": _pod(found, subject)}) if _is_about(event, found)
+    ]
+    if found is None and not any(event["kind"] != "gap" for event in happened):
+        raise subjects.not_found(subject)
+    if output == TABLE:
+        click.echo("\n".join(_lines(found, happened, started)))
+    else:
+        click.echo(structured_text(_told(found, happened, started), output))
+
+
+def _pod(found: Subject | None, text: str) -> str:
+    """Return how the events of a pod are asked for: by name, as those before its create have no id."""
+    return text if found is None or found.pod is None else subjects.pod_name(found.pod)
+
+
+def _is_about(event: Event, found: Subject | None) -> bool:
+    """Return whether an event is of this pod or container. A create that was refused has no id: its name decides."""
+    if found is None or event["kind"] == "gap":
+        return True
+    container, pod = found.container, found.pod
+    if container is not None and event.get("container") != container["name"]:
+        return False
+    return (container is None or event.get("containerId", container["id"]) == container["id"]) and (
+        pod is None or event.get("podId", pod["id"]) == pod["id"]
+    )
+
+
+def _told(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:
+    pod, containers = None, []
+    if found is not None:
+        pod, containers = found.pod, list(found.containers) if found.container is None else [found.container]
+    return {"unknownBefore": started, "pod": pod, "containers": containers, "events": list(happened)}
+
+
+def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> Iterator[str]:
+    if found is None:
+        yield "The proxy knows no such pod or container now; this is what it remembers of one."
+    elif found.container is None:
+        yield from _record_lines("Pod", found, happened)
+        for container in found.containers:
+            yield from _record_lines("Container", Subject(found.pod, container), happened)
+    else:
+        yield from _record_lines("Container", found, happened)
+    yield ""
+    if happened:
+        rows: list[Mapping[str, str | None]] = [event_list.row(event) for event in happened]
+        yield row_text(rows, event_list.COLUMNS, TABLE, False)
+    else:
+        yield "No hook server changed, refused or failed a call of it, as far as is remembered."
+    yield ""
+    yield f"The proxy started at {started}. What happened before is unknown."
+
+
+def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
+    yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
+    yield row_text(field_rows(subject.record, _setters(subject.record, happened)), FIELD_COLUMNS, TABLE, False)
+    if subject.record["read"]:
+        yield _READ
+
+
+def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
+    """Return by field the hook server that set it last, as the events tell it."""
+    edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
+    return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
+
+
+def _is_of(event: Event, record: Record) -> bool:
+    """Return whether a call was about this very record, and not about another one of its name."""
+    return bool(record["id"] == event.get("containerId", None if "container" in event else event.get("podId")))

@@ -1,0 +1,53 @@
+"""``runtimeproxy export``: pass the proxy's metrics and health from their unix socket to TCP.
+
+Owns the flags, and what is refused before anything is opened.
+Must not know: how it is served; ``exporter``, and aiohttp.web with it, is imported only when it is to run.
+Invariant: whatever is wrong with the flags is a click.ClickException, raised before anything is opened.
+"""
+
+import click
+
+from runtimeproxy.cli.shared.flags import Command
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.observe import logs
+from runtimeproxy.settings.options import parse_endpoint
+
+LISTEN = "127.0.0.1:9654"
+METRICS_ENDPOINT = "/var/run/koord-runtimeproxy-metrics/metrics.sock"
+
+
+@click.command("export", cls=Command, short_help="Serve the proxy's metrics over TCP.")
+@click.option("--listen", metavar="ADDRESS:PORT", default=LISTEN, help=f"Where to listen.  [default: {LISTEN}]")
+@click.option(
+    "--metrics-endpoint",
+    metavar="SOCKET",
+    default=METRICS_ENDPOINT,
+    help=f"The proxy's --metrics-endpoint.  [default: {METRICS_ENDPOINT}]",
+)
+@click.option("--tls-cert", metavar="FILE", help="The certificate to serve with, in PEM form, with its chain.")
+@click.option("--tls-key", metavar="FILE", help="The certificate's private key, in PEM form, not encrypted.")
+@click.option("--client-ca", metavar="FILE", help="The authorities of the clients' certificates, in PEM form.")
+def export_command(
+    listen: str, metrics_endpoint: str, tls_cert: str | None, tls_key: str | None, client_ca: str | None
+) -> int:
+    """Pass GET /metrics, /livez and /readyz from the proxy's unix socket to TCP, for Prometheus.
+
+    The proxy itself has no network: this is a process of its own, and should not be root (deploy/systemd has a unit).
+    An address that is not loopback needs the three flags of TLS; then only clients with a certificate are served.
+    Certificates that are renewed are read again. If the proxy cannot be reached the answer is 502, if it takes more
+    than 2 s 504.
+    """
+    from runtimeproxy import exporter  # heavy: aiohttp.web
+
+    try:
+        at = exporter.address(listen)
+        files = exporter.tls_files(at[0], tls_cert, tls_key, client_ca)
+        path = parse_endpoint(metrics_endpoint, "--metrics-endpoint")
+        tls = exporter.Tls(files) if files else None
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    handler = logs.configure("info", "text")
+    try:
+        return exporter.run(at, path, tls)
+    finally:
+        handler.close()

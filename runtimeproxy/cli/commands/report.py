@@ -1,0 +1,266 @@
+"""``runtimeproxy report``: one file with what one attaches to an issue.
+
+Owns what is in the file, and how it is written.
+Must not know: what the sources say; each is kept as it comes.
+Invariants: a source that hangs stops nobody: after its time limit the manifest says so. The file is whole or not there,
+only its owner can read it, and it takes no other file's place unless that is asked for.
+"""
+
+import json
+import os
+import platform
+import stat
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import click
+
+from runtimeproxy.cli.shared import subjects
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.cli.shared.configuration import configuration
+from runtimeproxy.cli.shared.error_text import words
+from runtimeproxy.cli.shared.event_list import remembered
+from runtimeproxy.cli.shared.exit_codes import FAILED
+from runtimeproxy.cli.shared.findings import findings
+from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.cli.shared.versions import versions
+from runtimeproxy.errors import ConfigError, RuntimeProxyError
+from runtimeproxy.settings import config
+from runtimeproxy.settings.config import Config
+from runtimeproxy.settings.options import OPTIONS
+from runtimeproxy.version import VERSION
+
+FOLDER = "runtimeproxy-report"
+"""The directory within the archive."""
+MANIFEST = "MANIFEST"
+SECONDS = 2.5
+"""The time limit of a source; longer than that of what it asks, so that this one's own words are told."""
+DOCTOR_SECONDS = 5.0
+"""That of the doctor, who gives each check one of its own."""
+JOURNAL_LINES = 2000
+_JOURNAL_SECONDS = 2.0
+_PAGE = 500
+_OWN = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where to look: the configuration, what is wrong with it ("" if nothing), and the systemd unit."""
+
+    config: Config
+    fault: str
+    unit: str
+
+    def proxy(self) -> AdminClient:
+        """Return a client of the running proxy."""
+        return AdminClient(self.config.admin_endpoint or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of the report; ``read`` may raise, which the manifest tells."""
+
+    name: str
+    read: Callable[[Node], str]
+    seconds: float = SECONDS
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _doctor(node: Node) -> str:
+    if node.fault:
+        raise ConfigError(node.fault)
+    return _json(findings(node.config))
+
+
+def _versions(node: Node) -> str:
+    with suppress(OSError):  # a distribution without /etc/os-release
+        return _json({"distribution": platform.freedesktop_os_release()["PRETTY_NAME"], **versions()})
+    return _json({"distribution": None, **versions()})
+
+
+def _object(path: str) -> Callable[[Node], str]:
+    return lambda node: _json(node.proxy().get(path))
+
+
+def _health(path: str) -> Callable[[Node], str]:
+    return lambda node: node.proxy().health(path)
+
+
+def _store(node: Node) -> str:
+    pods, containers = subjects.records(node.proxy(), {"limit": _PAGE})
+    return _json({"pods": pods, "containers": containers})
+
+
+def _events(node: Node) -> str:
+    return "".join(json.dumps(event) + "\n" for event in remembered(node.proxy(), {}))
+
+
+def _journal(node: Node) -> str:
+    command = ["journalctl", "--quiet", "--no-pager", "--output=short-iso-precise", f"--lines={JOURNAL_LINES}"]
+    try:
+        done = subprocess.run(
+            [*command, f"--unit={node.unit}"],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_JOURNAL_SECONDS,
+        )
+    except FileNotFoundError:
+        raise OSError(0, "journalctl is not there") from None
+    except subprocess.SubprocessError as error:
+        raise OSError(0, f"journalctl does not answer ({type(error).__name__})") from None
+    if not done.stdout:
+        raise OSError(0, f"the journal has no line of the unit {node.unit}, or none that may be read; --unit names it")
+    return done.stdout
+
+
+SOURCES = (
+    Source("doctor.json", _doctor, DOCTOR_SECONDS),
+    Source("versions.json", _versions),
+    Source("version.json", _object("/version")),
+    Source("livez.txt", _health("/livez")),
+    Source("readyz.txt", _health("/readyz")),
+    Source("configz.json", _object("/configz")),
+    Source("hooks.json", _object("/hooks")),
+    Source("metrics.txt", lambda node: node.proxy().text("/metrics")),
+    Source("events.ndjson", _events),
+    Source("store.json", _store),
+    Source("journal.txt", _journal),
+)
+
+
+@click.command(
+    "report",
+    cls=Command,
+    params=option_flags(OPTIONS),
+    short_help="Write a file to attach to an issue.",
+)
+@click.argument("file", type=click.Path(), metavar="FILE.tar.gz")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--unit", default="runtimeproxy", metavar="UNIT", help="The proxy's systemd unit.  [default: runtimeproxy]"
+)
+def report_command(file: str, force: bool, unit: str, **given: str | None) -> int:
+    """Write a file to attach to an issue: what doctor finds, and what the running proxy says of itself.
+
+    It has the configuration, metrics, events, hook servers, the names of pods, containers and changed fields, the last
+    lines of the journal, and versions; no value of a request. MANIFEST in it says what could not be got, and why: then
+    the exit code is 1. No proxy need run. Give it the flags that the proxy runs with: they say where to look.
+    """
+    _check_place(file, force)
+    flags = flags_given(given)
+    node = _node(flags, unit)
+    got, missing = collect(node)
+    _write(file, force, {MANIFEST: manifest(got, missing), **got})
+    click.echo(f"{file} has {len(got)} of {len(SOURCES)} sources. Look through it before you attach it.")
+    for why in dict.fromkeys(missing.values()):
+        click.echo(f"not got: {', '.join(name for name in missing if missing[name] == why)}: {why}")
+    return FAILED if missing else 0
+
+
+def _node(flags: Mapping[str, str], unit: str) -> Node:
+    """Return where to look. If only variables or the file are wrong, the flags and defaults say it."""
+    try:
+        by_flags = config.load(flags, {}, None, "")
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        return Node(configuration(flags, os.environ), "", unit)
+    except ConfigError as error:
+        return Node(by_flags, str(error), unit)
+
+
+def collect(node: Node) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of the sources, and why the others are missing, in the table's order."""
+    began = time.monotonic()
+    got, missing = {}, {}
+    for source, running in [(source, _begun(source, node)) for source in SOURCES]:
+        try:
+            got[source.name] = running.result(max(0.0, began + source.seconds - time.monotonic()))
+        except TimeoutError:
+            missing[source.name] = f"no answer within {source.seconds:g} s"
+        except RuntimeProxyError as error:
+            missing[source.name] = str(error)
+        except click.ClickException as error:
+            missing[source.name] = error.format_message()
+        except OSError as error:
+            missing[source.name] = error.strerror or type(error).__name__
+        except Exception as error:
+            missing[source.name] = words(error)
+    return got, {name: " ".join(why.split()) for name, why in missing.items()}
+
+
+def _begun(source: Source, node: Node) -> "Future[str]":
+    """Begin to read a source in a thread that the end of the process does not wait for."""
+    future: Future[str] = Future()
+
+    def read() -> None:
+        try:
+            future.set_result(source.read(node))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=read, name=source.name, daemon=True).start()
+    return future
+
+
+def manifest(got: Mapping[str, str], missing: Mapping[str, str]) -> str:
+    """Return which files the report has, and why it has not the others."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    files = (
+        f"not got  {source.name}: {missing[source.name]}"
+        if source.name in missing
+        else f"got      {source.name}: {len(got[source.name].encode())} bytes"
+        for source in SOURCES
+    )
+    return "\n".join([f"A report of runtimeproxy {VERSION}, {at}.", "", *files, ""])
+
+
+def _check_place(file: str, force: bool) -> None:
+    """Raise click.ClickException if the report cannot come there."""
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        raise click.ClickException(f"{folder} is no directory: make it, or name another one")
+    try:
+        mode = os.lstat(file).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
+        raise click.ClickException(f"{file} is {kind}: name another file")
+    if not force:
+        raise click.ClickException(f"{file} is there already: name another file, or replace it with --force")
+
+
+def _write(file: str, force: bool, texts: Mapping[str, str]) -> None:
+    """Write the archive beside its place, then put it there in one step. Raises OSError and click.ClickException."""
+    handle, beside = tempfile.mkstemp(prefix=".runtimeproxy-report-", dir=os.path.dirname(file) or ".")
+    try:
+        with open(handle, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, text in texts.items():
+                body = text.encode(errors="replace")
+                entry = tarfile.TarInfo(f"{FOLDER}/{name}")
+                entry.size, entry.mode, entry.mtime = len(body), _OWN, int(time.time())
+                archive.addfile(entry, BytesIO(body))
+        _check_place(file, force)
+        if force:
+            os.replace(beside, file)
+        else:
+            os.link(beside, file)  # never in another file's place
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)

@@ -1,0 +1,63 @@
+"""``runtimeproxy run``: read the configuration, set up the log, hand over to the application.
+
+Owns what is refused before anything is opened, and the log's beginning.
+Must not know: how the proxy works; ``app`` is imported only when it is to run.
+Invariant: whatever is wrong with the configuration is a click.ClickException, raised before anything is opened.
+"""
+
+import logging
+import os
+
+import click
+
+from runtimeproxy.cli.shared.configuration import configuration
+from runtimeproxy.cli.shared.error_text import words
+from runtimeproxy.cli.shared.exit_codes import FAILED
+from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.observe import logs
+from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
+
+_EPILOG = (
+    f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
+    "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
+    f"{SOCKET_FORMS}; a DURATION 500ms, 2s, 1m or a number of seconds."
+)
+
+
+_logger = logging.getLogger(__name__)
+
+
+def run_command() -> click.Command:
+    """Return the command with one flag for each row of the table of options."""
+    help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
+    return Command(
+        "run", params=option_flags(OPTIONS), callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG
+    )
+
+
+def _run(**given: str | None) -> int:
+    try:
+        settings = configuration(flags_given(given), os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    handler = logs.configure(settings.log_level, settings.log_format)
+    try:
+        for line in settings.warnings:
+            _logger.warning("%s", line, extra={"kind": line})
+        from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
+
+        return app.run(settings)
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            _logger.debug("Running failed", exc_info=True)
+            error.add_note("--log-level=debug shows how it came there")
+        if settings.log_format != "json":
+            raise
+        _logger.error("%s", words(error))  # stderr is read as JSON
+        return FAILED
+    finally:
+        handler.close()
+
+
+RUN = run_command()

@@ -1,0 +1,41 @@
+"""The commands of ``runtimeproxy`` by name.
+
+Owns the names.
+Must not know: what a command does; each is a file of its own, which is imported when it is asked for.
+"""
+
+from collections.abc import Mapping
+
+from runtimeproxy.cli.shared.lazy import LazyGroup
+
+PROGRAM = "runtimeproxy"
+
+
+class Commands(LazyGroup):
+    """The commands by name."""
+
+    PLACES: Mapping[str, str] = {
+        "run": "runtimeproxy.cli.commands.run:RUN",
+        "config": "runtimeproxy.cli.commands.config:config_group",
+        "kubelet-args": "runtimeproxy.cli.commands.kubelet_args:kubelet_args_command",
+        "version": "runtimeproxy.cli.commands.version:version_command",
+        "completion": "runtimeproxy.cli.commands.completion:completion_command",
+        "doctor": "runtimeproxy.cli.commands.doctor:doctor_command",
+        "in-use": "runtimeproxy.cli.commands.in_use:in_use_command",
+        "status": "runtimeproxy.cli.commands.status:status_command",
+        "hook": "runtimeproxy.cli.commands.hook:HOOK",
+        "events": "runtimeproxy.cli.commands.events:events_command",
+        "store": "runtimeproxy.cli.commands.store:store_group",
+        "explain": "runtimeproxy.cli.commands.explain:explain_command",
+        "log-level": "runtimeproxy.cli.commands.log_level:log_level_command",
+        "top": "runtimeproxy.cli.commands.top:top_command",
+        "report": "runtimeproxy.cli.commands.report:report_command",
+        "export": "runtimeproxy.cli.commands.export:export_command",
+    }
+
+
+def command_group() -> Commands:
+    """Return the group of all commands."""
+    return Commands(
+        help="A proxy between the kubelet and the container runtime that calls hook servers.", no_args_is_help=False
+    )

@@ -1,0 +1,98 @@
+"""``runtimeproxy top``: what the proxy does, on a terminal each second, else one frame.
+
+Owns what is asked of the proxy for a frame.
+Must not know: what is shown, and how.
+Invariant: an event is read once; a proxy that began anew is read from its beginning.
+"""
+
+import os
+import time
+from collections import deque
+from dataclasses import replace
+
+import click
+
+from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
+from runtimeproxy.cli.shared.event_list import Event, number, remembered
+from runtimeproxy.cli.top.figures import Snapshot, is_error, samples_of, view
+from runtimeproxy.errors import RuntimeProxyError
+
+_KEPT_ERRORS = 200
+_KEYS = 0
+"""The file descriptor that keys come from."""
+
+
+@click.command("top", cls=ProxyCommand, short_help="Show what the proxy does, each second.")
+@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
+def top_command(proxy: AdminClient, once: bool) -> None:
+    """Show what the proxy does, each second; q or Ctrl-C ends it.
+
+    Calls a second and latencies are those of the last 10 s, in the first frame those since the proxy's start; a
+    latency is estimated from the buckets of a histogram. Outcomes and failures are counted since the proxy's start;
+    red ones grew within the 10 s. Errors are the latest events of a kind that is no good news.
+
+    Without a terminal one frame is printed, without colours.
+    """
+    from rich.console import Console  # only this command needs it
+
+    observer = _Observer(proxy)
+    first = observer.look()
+    console = Console(highlight=False, legacy_windows=False)
+    if once or not (console.is_terminal and os.isatty(_KEYS)) or console.is_dumb_terminal:
+        _print(first)
+    else:
+        from runtimeproxy.cli.top.terminal import watch  # heavy: asyncio
+
+        watch(observer.look_again, first, console)
+
+
+class _Observer:
+    """What is asked of the proxy for each frame; it keeps the latest errors."""
+
+    def __init__(self, proxy: AdminClient) -> None:
+        self._proxy = proxy
+        self._last = Snapshot(0.0, {})
+        self._since = 0
+        self._errors: deque[Event] = deque(maxlen=_KEPT_ERRORS)
+
+    def look(self) -> Snapshot:
+        """Return what the proxy says now. Raises NoProxy, and what else the client raises."""
+        try:
+            return self._look()
+        except (ValueError, LookupError, TypeError):
+            raise RuntimeProxyError("the proxy's answer cannot be read: is it a proxy of this version?") from None
+
+    def _look(self) -> Snapshot:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        proxy = self._proxy.again()
+        samples = samples_of(text_string_to_metric_families(proxy.text("/metrics")))
+        found = Snapshot(time.time(), samples, proxy.get("/hooks")["hooks"], proxy.health("/readyz"))
+        if found.started != self._last.started:  # the numbers of a new process begin anew
+            self._since = 0
+            self._errors.clear()
+        for event in remembered(proxy, {}, self._since):
+            self._since = number(event)
+            if is_error(event):
+                self._errors.append(event)
+        self._last = replace(found, errors=tuple(self._errors))
+        return self._last
+
+    def look_again(self) -> Snapshot:
+        """Return what the proxy says now, or else what it said last and why it says nothing."""
+        try:
+            return self.look()
+        except (RuntimeProxyError, click.ClickException) as error:
+            return replace(self._last, missing=str(error))
+
+
+def _print(snapshot: Snapshot) -> None:
+    from rich.console import Console
+
+    from runtimeproxy.cli.top.screen import screen
+
+    console = Console(color_system=None, force_terminal=False, highlight=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(screen(view(None, snapshot), console.width))
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    click.echo("\n".join(lines))

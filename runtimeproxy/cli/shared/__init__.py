@@ -1,0 +1,1 @@
+"""What commands share: flags, configuration, output, and the questions to the running proxy."""

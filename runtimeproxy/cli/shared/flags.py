@@ -1,0 +1,60 @@
+"""The flags of commands, made from the table of options.
+
+Owns how an option becomes a flag, what a shell offers for its value, and what is said of a wrong one.
+Must not know: what a value means; the table of options has that.
+Invariant: each option has the same flag in every command that takes it.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from runtimeproxy.settings.options import LOG_FORMATS, LOG_LEVELS, MODE_OPTION, Mode, Option
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_PATHS = ("SOCKET", "DIR", "FILE")
+_WORDS = {MODE_OPTION.name: tuple(mode.value for mode in Mode), "log-level": LOG_LEVELS, "log-format": LOG_FORMATS}
+
+
+class Command(click.Command):
+    """A command; whatever is wrong with its flags leads to its own help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+def option_flags(options: Iterable[Option]) -> list[click.Parameter]:
+    """Return a flag for each of these options."""
+    return [
+        click.Option(
+            [o.flag],
+            metavar=o.metavar,
+            help=f"{o.help}  [default: {o.shown_default}]",
+            shell_complete=partial(complete_value, o),
+        )
+        for o in options
+    ]
+
+
+def complete_value(
+    option: Option, context: click.Context, parameter: click.Parameter, begun: str
+) -> list["CompletionItem[str]"]:
+    """Return what a shell offers for an option's value: its words, or that it is a path."""
+    from click.shell_completion import CompletionItem
+
+    if option.metavar in _PATHS:
+        return [CompletionItem(begun, type="file")]
+    return [CompletionItem(word) for word in _WORDS.get(option.name, ()) if word.startswith(begun)]
+
+
+def flags_given(given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the texts of the flags that were given, by the options' names."""
+    return {name.replace("_", "-"): text for name, text in given.items() if text is not None}

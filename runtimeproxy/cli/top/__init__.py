@@ -1,0 +1,1 @@
+"""What ``runtimeproxy top`` shows: figures, how they look, and the terminal."""

@@ -1,0 +1,216 @@
+"""How ``runtimeproxy top`` looks: from the figures to rich's tables.
+
+Owns columns, colours, and what is left out where the terminal is small.
+Must not know: where the figures come from, when they are drawn.
+Invariant: a frame is no higher than the terminal, and no text of the proxy's can control the terminal.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runtimeproxy.cli.shared.breaker_words import STATES
+from runtimeproxy.cli.top.figures import GOOD_OUTCOMES, GOOD_STATE, OUTCOMES, Error, HookServer, Operation, View
+from runtimeproxy.observe.metric_table import SECONDS
+
+HEAD, TITLE, GOOD, MEDIUM, BAD, FAINT = "bold", "bold cyan", "green", "yellow", "bold red", "dim"
+NOTHING = Text("-", FAINT)
+_BESIDE = 156
+"""From so many columns on, the hook servers stand beside the operations."""
+_LEFT, _BETWEEN = 76, 4
+_COLUMNS_OF_ERRORS = 120
+"""From so many columns on, what an error is about has columns of its own."""
+_POLICY, _LAST_ERROR = 80, 98
+"""Columns from which on these two are told of a hook server."""
+_NOTES = 3
+"""Most lines of /readyz that are shown."""
+_LEAST_ERRORS = 3
+_MOST_ERRORS = 20
+"""Rows where the terminal sets no limit."""
+_LATENCY_LINES = 3
+_GAPS = 4
+_LONGEST_NAME, _SHORTEST_NAME, _STATE, _KIND, _FIGURE = 24, 21, 8, 12, 8
+"""Widths of columns; heads are filled up to them, else columns would move as figures come and go."""
+_Row = TypeVar("_Row")
+
+
+def screen(view: View, width: int, height: int | None = None) -> RenderableType:
+    """Return a frame for so many columns and lines; without a height, with all rows."""
+    head = _head(view)
+    beside = width >= _BESIDE
+    operations, hook_servers, errors, spaced = _rows(view, None if height is None else height - len(head), beside)
+    gap: list[RenderableType] = [Text()] * spaced
+    calls: list[RenderableType] = [_operations(view.operations, operations), *gap, _latency(view)]
+    servers = _hook_servers(view.hook_servers, hook_servers, width - (_LEFT + _BETWEEN) * beside)
+    last = [*gap, _errors(view.errors, errors, width)]
+    if not beside:
+        return Group(*head, *gap, *calls, *gap, servers, *last)
+    grid = Table.grid(padding=(0, _BETWEEN, 0, 0), expand=True)
+    grid.add_column(width=_LEFT)
+    grid.add_column(ratio=1)
+    grid.add_row(Group(*calls), servers)
+    return Group(*head, *gap, grid, *last)
+
+
+def _rows(view: View, lines: int | None, beside: bool) -> tuple[int, int, int, bool]:
+    """Return how many operations, hook servers and errors there is room for, and whether also for empty lines."""
+    operations, servers = max(len(view.operations), 1), max(len(view.hook_servers), 1)
+    if lines is None:
+        return operations, servers, _MOST_ERRORS, True
+    if beside:
+        most = max(lines - _LEAST_ERRORS - 3, 0)
+        operations, servers = min(operations, max(most - _LATENCY_LINES - 2, 0)), min(servers, most - 1)
+        return operations, servers, lines - max(operations + _LATENCY_LINES + 2, servers + 1) - 3, True
+    rows = lines - _LATENCY_LINES - 3
+    spaced = operations + servers + _LEAST_ERRORS <= rows - _GAPS
+    rows -= _GAPS * spaced
+    operations, servers = shared(rows - _LEAST_ERRORS, operations, servers)
+    return operations, servers, rows - operations - servers, spaced
+
+
+def shared(lines: int, *wanted: int) -> list[int]:
+    """Return how many lines each gets: what it wants, or as many as the others that get less than they want."""
+    given = [0] * len(wanted)
+    while lines > 0 and (short := [at for at, want in enumerate(wanted) if given[at] < want]):
+        for at in short[:lines]:
+            given[at] += 1
+        lines -= len(short)
+    return given
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in the unit that suits it, with two or three digits."""
+    if seconds is None:
+        return "-"
+    if math.isinf(seconds):
+        return f">{SECONDS[-1]:g} s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
+    if seconds < 99.5:
+        return f"{seconds:.3g} s"
+    minutes = int(seconds // 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // 1440} d"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0f}" if rate >= 99.95 else f"{rate:.1f}"
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text that cannot control the terminal."""
+    return Text("".join(letter if letter.isprintable() else "?" for letter in text), style)
+
+
+def _head(view: View) -> list[RenderableType]:
+    since = "since its start" if view.interval is None else f"last {view.interval:.0f} s"
+    state = {True: ("ready", GOOD), False: ("not ready", BAD), None: ("ready unknown", MEDIUM)}[view.ready]
+    if view.ready and view.notes:
+        state = "ready, degraded", MEDIUM
+    if view.missing:
+        state = "no answer, these figures are old", BAD
+    name = _text(f"runtimeproxy {view.version} {view.mode}".strip(), HEAD)
+    first = Text.assemble(name, "   ", state, f"   up {duration(view.uptime)}   {since}")
+    held = Text(f"held {view.held}", HEAD if view.held else "")
+    oldest = f", oldest {duration(view.oldest)}" if view.held else ""
+    store = f"  pods {view.pods}  containers {view.containers}  connections {view.connections}"
+    second = Text.assemble(held, oldest, f"  passing {_rate(view.passing)}/s", store)
+    notes = [_text(note, BAD if note.startswith("[-]") else MEDIUM) for note in view.notes[:_NOTES]]
+    if len(view.notes) > _NOTES:
+        notes[-1] = Text(f"and {len(view.notes) - _NOTES + 1} more in /readyz?verbose", MEDIUM)
+    if view.missing:
+        notes.insert(0, _text(view.missing, BAD))
+    lines = [first, second, *notes]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return list(lines)
+
+
+def _table(first: str, *more: str, last: str = "") -> Table:
+    """Return a table with a left column, columns of figures, and a last one that takes what is left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE, expand=bool(last))
+    table.add_column(first, no_wrap=True, overflow="ellipsis")
+    for name in more:
+        table.add_column(name, justify="right", no_wrap=True)
+    if last:
+        table.add_column(last, ratio=1, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _cut(rows: Sequence[_Row], most: int) -> tuple[Sequence[_Row], str]:
+    """Return the rows for which there is room, and the last line that says how many more there are."""
+    if len(rows) <= most:
+        return rows, ""
+    shown = max(most - 1, 0)
+    return rows[:shown], f"and {len(rows) - shown} more"
+
+
+def _operations(operations: Sequence[Operation], most: int) -> Table:
+    table = _table(f"{'OPERATION':{_LONGEST_NAME}}", "CALLS/S", *(outcome.upper() for outcome in OUTCOMES))
+    rows, more = _cut(operations, most)
+    for row in rows:
+        counts = [_count(row.outcomes[o], o not in GOOD_OUTCOMES, o in row.worse) for o in OUTCOMES]
+        table.add_row(_text(row.name), _rate(row.rate), *counts)
+    if more or not operations:
+        table.add_row(Text(more or "no call was held yet", FAINT))
+    return table
+
+
+def _count(count: int, bad: bool, worse: bool) -> Text:
+    if not count:
+        return NOTHING
+    return Text(str(count), BAD if worse else MEDIUM if bad else "")
+
+
+def _latency(view: View) -> Table:
+    table = _table("LATENCY", *(f"{part.upper():>{_FIGURE}}" for part in view.parts))
+    parts = view.parts.values()
+    table.add_row("p50", *(duration(part.p50) for part in parts))
+    table.add_row("p99", *(duration(part.p99) for part in parts))
+    return table
+
+
+def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table:
+    policy, told = [
+        [heading] * (width >= least) for heading, least in (("POLICY", _POLICY), ("LAST ERROR", _LAST_ERROR))
+    ]
+    heads = (f"{'HOOK SERVER':{_SHORTEST_NAME}}", f"{'STATE':{_STATE}}", *policy)
+    figures = (f"{'P50':>{_FIGURE}}", f"{'P99':>{_FIGURE}}")
+    table = _table(*heads, "CALLS/S", *figures, "FAILED", last="".join(told))
+    table.columns[0].max_width = _LONGEST_NAME
+    for column in table.columns[1 : 2 + len(policy)]:
+        column.justify = "left"
+    if len(servers) > most:  # the bad ones must be seen
+        servers = sorted(servers, key=lambda server: (server.state == GOOD_STATE, not server.worse))
+    rows, more = _cut(servers, most)
+    for row in rows:
+        words = STATES.get(row.state, row.state).removeprefix("breaker ")
+        state = _text(words, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
+        kind = [_text(row.policy) for _ in policy]
+        latency = duration(row.latency.p50), duration(row.latency.p99)
+        last = [_text(row.last_error) for _ in told]
+        table.add_row(
+            _text(row.name), state, *kind, _rate(row.rate), *latency, _count(row.failures, True, row.worse), *last
+        )
+    if more or not servers:
+        table.add_row(Text(more or "none registered", FAINT))
+    return table
+
+
+def _errors(errors: Sequence[Error], most: int, width: int) -> Table:
+    wide = width >= _COLUMNS_OF_ERRORS
+    table = _table("ERRORS, UTC", f"{'KIND':{_KIND}}", *["OPERATION", "HOOK SERVER", "SUBJECT"] * wide, last="WHAT")
+    for column, longest in zip(table.columns[1:-1], (15, 27, _LONGEST_NAME, width // 4), strict=False):
+        column.justify, column.overflow, column.max_width = "left", "ellipsis", longest
+    for row in errors[: max(most, 0)]:
+        about = [row.operation, row.hook_server, row.subject] if wide else []
+        what = row.text if wide else "  ".join(filter(None, (row.text, row.hook_server, row.subject, row.operation)))
+        table.add_row(_text(row.time), _text(row.kind, BAD), *(_text(text) for text in (*about, what)))
+    if not errors:
+        table.add_row(Text("none", FAINT))
+    return table

@@ -1,0 +1,118 @@
+"""``runtimeproxy top`` on a terminal: a frame each second.
+
+Owns the loop, the keys, the signals, the terminal's state.
+Must not know: what is shown, how it is got.
+Invariant: however it ends, the terminal is as it was before; a proxy that hangs does not stop the keys.
+"""
+
+import asyncio
+import os
+import signal
+import termios
+import threading
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from rich.console import Console
+from rich.live import Live
+
+from runtimeproxy.cli.top.figures import Snapshot, view
+from runtimeproxy.cli.top.screen import screen
+
+SECONDS = 1.0
+"""The time between two frames."""
+_INTERVALS = 10
+"""The seconds that rates and latencies are of; held calls are too few for one."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_QUIT = b"q"
+_KEYS = 0
+"""The file descriptor that keys come from."""
+_NO_KEY = b"\0"
+"""What a control character of the terminal is set to if no key has it."""
+
+
+class _Event(Enum):
+    """What happens beside an answer of the proxy."""
+
+    RESIZED = "resized"
+    END = "end"
+
+
+_News = Snapshot | Exception | _Event
+
+
+def watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
+    """Draw frames until a key or a signal ends it; ``look`` returns what the proxy says, and may hang."""
+    asyncio.run(_watch(look, first, console))
+
+
+async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
+    """Draw a frame for each look, and anew where the terminal's size changed, until a key or a signal ends it."""
+    loop, news = asyncio.get_running_loop(), asyncio.Queue[_News]()
+
+    def typed() -> None:
+        keys = os.read(_KEYS, 1024)
+        if not keys or _QUIT in keys.lower():
+            news.put_nowait(_Event.END)
+
+    loop.add_signal_handler(signal.SIGWINCH, news.put_nowait, _Event.RESIZED)
+    for number in _ENDING:
+        loop.add_signal_handler(number, news.put_nowait, _Event.END)
+
+    def tell(found: Snapshot | Exception) -> None:
+        loop.call_soon_threadsafe(news.put_nowait, found)
+
+    over = threading.Event()
+    seen: deque[Snapshot] = deque(maxlen=_INTERVALS + 1)
+    try:
+        with _keys_unechoed(_KEYS), Live(console=console, screen=True, auto_refresh=False) as live:
+            loop.add_reader(_KEYS, typed)
+            threading.Thread(target=_look, args=(look, tell, over), daemon=True).start()
+            came: _News = first
+            while came is not _Event.END:
+                if isinstance(came, Exception):
+                    raise came
+                if isinstance(came, Snapshot):
+                    _add(seen, came)
+                live.update(screen(view(seen[0], seen[-1]), *console.size), refresh=True)
+                came = await news.get()
+    finally:
+        over.set()
+
+
+def _add(seen: deque[Snapshot], found: Snapshot) -> None:
+    """Add what was found; what only says that nothing came takes the place of the last."""
+    if found.missing:
+        seen.pop()
+    seen.append(found)
+
+
+def _look(look: Callable[[], Snapshot], tell: Callable[[Snapshot | Exception], None], over: threading.Event) -> None:
+    """Look each second and tell what is found, or what went wrong, until it is over.
+
+    In a thread of its own: a proxy that hangs must not stop the keys.
+    """
+    while not over.wait(SECONDS):
+        try:
+            tell(look())
+        except Exception as error:
+            if not over.is_set():
+                tell(error)
+            return
+
+
+@contextmanager
+def _keys_unechoed(terminal: int) -> Iterator[None]:
+    """Have the terminal hand over each key at once and show none of them; Ctrl-Z is a key like others."""
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    attributes = termios.tcgetattr(terminal)
+    attributes[6][termios.VSUSP] = _NO_KEY
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

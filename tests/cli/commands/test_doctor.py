@@ -1,0 +1,136 @@
+"""``runtimeproxy doctor`` from a user's view: forms, exit codes, no secret."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+
+from runtimeproxy.cli.shared import output
+from runtimeproxy.doctor import table
+from runtimeproxy.doctor.findings import Check, Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.machine import Machine
+from tests.cli.conftest import Run
+from tests.doctor.made import Made
+from tests.fakes import registration
+from tests.fakes.hookanswers import HookCall
+from tests.fakes.hookserver import HookServer
+
+CANARY = "canary-4711"
+DOCTOR = ("runtimeproxy", "doctor")
+
+
+def check(check_id: str, *findings: Finding) -> Check:
+    return Check(check_id, f"what {check_id} is", lambda machine: findings)
+
+
+def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
+    def examine(machine: Machine) -> Iterator[tuple[Check, Finding]]:
+        return examined(machine, checks)
+
+    examined = table.examine
+    monkeypatch.setattr(table, "examine", examine)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the checks be two, of which one finds something in a file with a hostile name."""
+    set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
+
+
+@pytest.mark.usefixtures("found")
+def test_table_has_one_line_for_each_finding(run: Run) -> None:
+    lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
+    assert run(*DOCTOR) == (1, "\n".join(lines), "")
+    assert run(*DOCTOR, "--no-headers")[1].splitlines()[0] == "a         ok       well"
+
+
+@pytest.mark.usefixtures("found")
+def test_on_a_terminal_what_to_do_is_below_the_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_room", lambda taken: 11)
+    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
+    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
+    code, out, err = run(*DOCTOR, "-o", form)
+    assert (code, err) == (1, "")
+    assert callable(read)
+    well, bad = read(out)
+    assert (well["verdict"], well["do"]) == ("ok", None)
+    assert bad == {
+        "check": "long-id",
+        "verdict": "failed",
+        "why": "bad?[2J?name",
+        "do": "mend it",
+        "doc": "docs/troubleshooting.rst#doctor-long-id",
+    }
+
+
+def test_exit_code_is_0_if_all_is_ok(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_checks(monkeypatch, check("a", ok("well")))
+    assert run(*DOCTOR, "--no-headers") == (0, "a   ok   well\n", "")
+
+
+@pytest.mark.parametrize("finding", [warning("slow", "x"), failed("away", "x")])
+def test_exit_code_is_1_if_anything_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding) -> None:
+    set_checks(monkeypatch, check("a", ok("well")), check("b", finding))
+    assert run(*DOCTOR)[0] == 1
+
+
+@pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
+def test_unknown_is_counted_and_is_no_finding(
+    run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
+) -> None:
+    set_checks(monkeypatch, check("a", unknown("hidden", "x"), unknown("away", "x")), check("b", other))
+    code, out, err = run(*DOCTOR, "-o", "json")
+    assert (code, err) == (exit_code, "runtimeproxy: doctor could not look everywhere: 2 unknown\n")
+    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", other.verdict.value]
+
+
+def test_variable_that_is_ignored_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_checks(monkeypatch, check("a", ok("well")))
+    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
+    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 1)
+
+
+@pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])
+def test_wrong_use_is_exit_code_2_and_looks_at_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setattr(table, "examine", lambda machine: pytest.fail("it must not look"))
+    code, out, err = run(*DOCTOR, wrong)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+async def test_no_value_leaves(tmp_path: Path) -> None:
+    """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
+    made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")
+    made.registrations.mkdir(mode=0o755)
+    registration.write(made.registrations, "a.json", registration.text(endpoint))
+    made.process(40, "kubelet", "--config=/k.yaml", f"--node-labels={CANARY}")
+    made.write("proc/40/environ", f"TOKEN={CANARY}\0")
+    made.write("proc/40/root/k.yaml", f"containerRuntimeEndpoint: unix:///x.sock\nstaticPodURL: {CANARY}\n")
+
+    async def refuse(call: HookCall) -> bytes:
+        await call.context.abort(grpc.StatusCode.INTERNAL, CANARY)
+        raise AssertionError
+
+    async with HookServer(endpoint, default=refuse) as server:
+        examined = await asyncio.to_thread(lambda: list(table.examine(made.machine, seconds=20)))
+        assert server.calls
+    assert any("x.sock" in finding.why for _, finding in examined)
+    assert CANARY not in repr(examined)
+
+
+def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
+    code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
+    assert (code, err.count("\n")) == (1, 1)
+    verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
+    assert list(verdicts) == [check.id for check in table.CHECKS]
+    assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")

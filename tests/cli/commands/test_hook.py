@@ -1,0 +1,179 @@
+"""The commands of ``runtimeproxy hook`` from a user's view: both outputs, and the exit code.
+
+What each does stands in tests/hooks/tools.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtimeproxy.model.hookpoints import HOOK_POINTS
+from tests.cli.conftest import Run
+from tests.docs import ROOT
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+
+CREATE = "PreCreateContainer"
+
+
+@pytest.fixture
+def hook(run: Run) -> Run:
+    """Return what runs a command: exit code, output and errors come back."""
+    return partial(run, "runtimeproxy", "hook")
+
+
+@pytest.fixture(scope="module")
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run a fake hook server that echoes in a process of its own."""
+    socket = tmp_path_factory.mktemp("echo") / "x.sock"
+    arguments = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", str(socket), "--answer", "echo"]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert "listens on" in process.stdout.readline()
+            yield socket
+        finally:
+            process.terminate()
+
+
+WRONG = [
+    ("", "Missing command. (runtimeproxy hook --help lists what there is)"),
+    ("call /x", "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
+    ("call /x PreCreateContainr", "POINT: 'PreCreateContainr' is not a hook point; did you mean PreCreateContainer?"),
+    ("call /x ?", "POINT: '?' is not a hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
+    (f"call x.sock {CREATE}", "SERVER: 'x.sock' is not a unix socket: write /path, unix:/path or"),
+    (f"call /no/x.json {CREATE}", "/no/x.json: the registration file cannot be read: No such file"),
+    (f"call /x {CREATE} -f /no/f", "/no/f: the request cannot be read: No such file"),
+    (f"call /x {CREATE} -f -", "PreCreateContainer is about a container, and the request has"),
+    (f"call /x {CREATE} --timeout=0", "--timeout: '0' is not a time limit: write one above zero"),
+    ("verify /x --point=x", "POINT: 'x' is not a hook point"),
+    ("verify /x --timeout=soon", "--timeout: 'soon' is not a duration"),
+    ("verify /x -f -", "PreCreateContainer is about a container"),
+    ("bench /x -n 0", "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
+    ("bench /x --concurrency=0", "Invalid value for '--concurrency': 0 is not in the range x>=1."),
+    ("bench /x --point=PreRunPodSandbox -f /no/f", "/no/f: the request cannot be read"),
+    ("new 9", "NAME: '9' is not a name"),
+    ("new gpu --directory=/no", "/no/gpu cannot be made: No such file or directory"),
+    (f"new docs --directory={ROOT}", f"{ROOT}/docs is there already, and nothing is written over: take"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), WRONG)
+def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Run, command: str, words: str) -> None:
+    code, out, err = hook(*command.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"runtimeproxy: error: {words}")
+    assert err.count("\n") == 1
+
+
+AWAY = "not reachable: No such file or directory; is it running, and is this its socket?"
+
+
+@pytest.mark.parametrize(("command", "asked"), [("call", CREATE), ("verify", "verify"), ("bench", CREATE)])
+def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Run, command: str, asked: str) -> None:
+    point = [CREATE] if command == "call" else []
+    assert hook(command, "/no/x.sock", *point) == (1, "", f"runtimeproxy: error: /no/x.sock: {asked}: {AWAY}\n")
+
+
+@pytest.mark.parametrize(("command", "point"), [("call", [CREATE]), ("bench", [])])
+async def test_refusal_is_one_line_and_exit_code_1(hook: Run, tmp_path: Path, command: str, point: list[str]) -> None:
+    """A server that fails is not measured."""
+    socket, words = tmp_path / "x.sock", f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
+    async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
+        said = await asyncio.to_thread(hook, command, socket, *point)
+    assert said == (1, "", f"runtimeproxy: error: {socket}: {words}\n")
+
+
+@pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
+def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, point: str) -> None:
+    code, out, err = hook("call", echoing, point)
+    assert (code, err) == (0, "")
+    assert yaml.safe_load(out) == {"applied": {}}
+    assert "not told" not in out
+
+
+def test_example_can_be_printed_changed_and_sent(hook: Run, echoing: Path, tmp_path: Path) -> None:
+    code, example, err = hook("call", "--example")
+    assert (code, err) == (0, "")
+    file = tmp_path / "request.yaml"
+    file.write_text(example)
+    for arguments, stdin in (((file,), ""), (("-",), example)):
+        code, out, _ = hook("call", f"unix://{echoing}", "PreRunPodSandbox", "-f", *arguments, stdin=stdin)
+        assert code == 0
+        assert "# not told at this hook point: container\n" in out
+
+
+async def test_bad_answer_is_printed_and_exit_code_1(hook: Run, tmp_path: Path) -> None:
+    socket = tmp_path / "bad.sock"
+    async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
+        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
+    rule = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
+    assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [rule]}
+    assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
+
+
+def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Run, echoing: Path) -> None:
+    verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
+    given = partial(verify, "-f", "-", stdin="container: {name: main}")
+    code, out, err = given("--restart-command=true")
+    assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
+    code, out, err = verify("--restart-command=false")
+    assert (code, err) == (1, "")
+    assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
+
+
+@pytest.mark.slow
+def test_verify_tries_a_real_restart(hook: Run, tmp_path: Path) -> None:
+    socket, pid = tmp_path / "x.sock", tmp_path / "pid"
+    serve = f"cd {ROOT} && {sys.executable} -m tests.fakes.hookserver --socket {socket} --answer echo"
+    starter = tmp_path / "restart.sh"
+    starter.write_text(
+        f'[ ! -e {pid} ] || kill "$(cat {pid})"\nrm -f {socket}\n{serve} >/dev/null 2>&1 & echo $! > {pid}\n'
+        f"while [ ! -S {socket} ]; do sleep 0.05; done\n"
+    )
+    subprocess.run(["sh", str(starter)], check=True, timeout=60)
+    first = pid.read_text()
+    try:
+        code, out, err = hook("verify", socket, "--point=PreStartContainer", f"--restart-command=sh {starter}")
+        assert (code, err) == (0, "")
+        assert "\nrestart            pass  " in out
+        assert pid.read_text() != first
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+async def test_bench_prints_figures_and_tells_failures_by_the_exit_code(hook: Run, tmp_path: Path) -> None:
+    fail = hookanswers.BY_NAME["fail"]()
+    async with HookServer(str(tmp_path / "x.sock")) as server:
+        bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
+        code, out, err = await bench("--point=PostStopContainer")
+        assert (code, err) == (0, "")
+        first, *figures = out.splitlines()
+        assert first == f"5 calls of PostStopContainer at {server.socket_path}, 4 at a time"
+        assert [line.split()[0] for line in figures] == ["p50", "p90", "p99", "longest", "calls/s", "failures"]
+        assert figures[-1].split() == ["failures", "0"]
+        server.calls.clear()
+
+        async def answer(call: hookanswers.HookCall) -> bytes:
+            return await fail(call) if len(server.calls) > 7 else b""
+
+        server.default = answer
+        code, out, err = await bench()
+    assert (code, err) == (1, "")
+    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as told"
+
+
+def test_new_writes_a_folder_and_says_where(hook: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "README.rst says how to test, try and install it\n"
+    assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {said}", "")
+    monkeypatch.chdir(tmp_path)
+    assert hook("new", "other") == (0, f"other: {said}", "")
+    assert (tmp_path / "other" / "other.py").exists()

@@ -1,0 +1,230 @@
+"""``runtimeproxy report``: what is in the file, what is told of what is not, and where it may come."""
+
+import json
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.cli.commands import report
+from runtimeproxy.cli.commands.report import FOLDER, MANIFEST, SOURCES, Source
+from tests.cli.conftest import Run
+from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
+
+ADMIN = (
+    "version.json",
+    "livez.txt",
+    "readyz.txt",
+    "configz.json",
+    "hooks.json",
+    "metrics.txt",
+    "events.ndjson",
+    "store.json",
+)
+Write = Callable[..., tuple[int, str, str]]
+"""Writes a report; returns exit code, output and errors."""
+JOURNAL = '#!/bin/sh\nif [ "$5" = --unit=runtimeproxy ]; then echo "a line"; fi\n'
+RECORDS = [{"id": str(number)} for number in range(3)]
+OBJECTS: dict[str, dict[str, object]] = {
+    **{"/version": {"version": "1"}, "/configz": {"options": []}, "/hooks": {"hooks": []}},
+    "/store": {"pods": RECORDS, "containers": RECORDS[:1]},
+}
+EVENTS = [{"number": 1, "kind": "edited"}, {"kind": "gap", "from": 2, "to": 900}, {"number": 901, "kind": "sync"}]
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
+    """Yield what a proxy answers by path, at admin.sock."""
+    canned: dict[str, Answer] = {
+        **{path: {"schemaVersion": 1, **told} for path, told in OBJECTS.items()},
+        **{"/livez": "livez check passed\n", "/readyz": (503, "readyz check failed\n"), "/metrics": "a 1\n"},
+        "/events": EVENTS,
+    }
+    with serving(tmp_path / "admin.sock", canned):
+        yield canned
+
+
+@pytest.fixture
+def write(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Return a function that writes report.tar.gz; the machine is the test's: no engine, a journal of its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "journalctl").write_text(JOURNAL)
+    (programs / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    flags = [f"--koord-runtimeproxy-endpoint={tmp_path}/p.sock", f"--admin-endpoint={tmp_path}/admin.sock"]
+    flags += [f"--remote-runtime-service-endpoint={tmp_path}/r.sock", f"--hookserver-config-dir={tmp_path}/hooks.d"]
+
+    def write(*more: str, file: str = "report.tar.gz", **environ: str) -> tuple[int, str, str]:
+        return run("runtimeproxy", "report", str(tmp_path / file), *flags, *more, **environ)
+
+    return write
+
+
+def contents(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        found = {Path(entry.name): archive.extractfile(entry) for entry in archive}
+        assert {name.parent for name in found} == {Path(FOLDER)}
+        assert {(entry.mode, entry.uid, entry.uname) for entry in archive} == {(0o600, 0, "")}
+        return {name.name: file.read().decode() for name, file in found.items() if file}
+
+
+@pytest.mark.usefixtures("proxy")
+def test_report_has_what_every_source_says(write: Write, tmp_path: Path) -> None:
+    code, out, err = write()
+    path = tmp_path / "report.tar.gz"
+    assert (code, out, err) == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = contents(path)
+    assert list(found) == [MANIFEST, *(source.name for source in SOURCES)]
+    assert (found["metrics.txt"], found["readyz.txt"], found["journal.txt"]) == (
+        "a 1\n",
+        "readyz check failed\n",
+        "a line\n",
+    )
+    assert [json.loads(line) for line in found["events.ndjson"].splitlines()] == EVENTS
+    assert json.loads(found["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
+    assert {row["check"] for row in json.loads(found["doctor.json"])} >= {"socket", "runtime"}
+    assert {"distribution", "linux", "python"} <= json.loads(found["versions.json"]).keys()
+    assert found[MANIFEST].count("\ngot ") == len(SOURCES)
+
+
+def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> None:
+    code, out, err = write()
+    assert (code, err) == (1, "")
+    assert f"\nnot got: {', '.join(ADMIN)}: nothing listens at {tmp_path}/admin.sock" in out
+    found = contents(tmp_path / "report.tar.gz")
+    assert list(found) == [MANIFEST, "doctor.json", "versions.json", "journal.txt"]
+    assert all(f"\nnot got  {name}: nothing listens at {tmp_path}/admin.sock" in found[MANIFEST] for name in ADMIN)
+
+
+@pytest.mark.slow
+def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: dict[str, Answer], tmp_path: Path) -> None:
+    proxy |= {"/metrics": hang_before_the_head, "/hooks": hang_before_the_head}
+    code, out, _ = write()
+    assert (code, "does not answer (waited 2 s)" in out) == (1, True)
+    found = contents(tmp_path / "report.tar.gz")
+    assert {"metrics.txt", "hooks.json"}.isdisjoint(found)
+    assert {"store.json", "events.ndjson", "doctor.json"} <= found.keys()
+
+
+def _never(node: report.Node) -> str:
+    threading.Event().wait()
+    return ""
+
+
+def _wrong(node: report.Node) -> str:
+    raise ValueError("canary")
+
+
+FAILING = [(_never, "no answer within 0.1 s"), (_wrong, "unexpected ValueError at ")]
+
+
+@pytest.mark.parametrize(("read", "why"), FAILING)
+def test_source_that_fails_is_told_without_a_value(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[report.Node], str],
+    why: str,
+) -> None:
+    monkeypatch.setattr(report, "SOURCES", (Source("a.txt", read, 0.1), Source("b.txt", lambda node: "b")))
+    code, out, err = write()
+    assert (code, err) == (1, "")
+    assert f"has 1 of 2 sources. Look through it before you attach it.\nnot got: a.txt: {why}" in out
+    assert "canary" not in out
+
+
+JOURNALS = [
+    ("#!/bin/sh\nexit 1\n", (), "journalctl does not answer (CalledProcessError)"),
+    (JOURNAL.replace("runtimeproxy", "other"), (), "the journal has no line of the unit runtimeproxy"),
+    (JOURNAL.replace("runtimeproxy", "other"), ("--unit=other",), None),
+    (None, (), "journalctl is not there"),
+]
+
+
+@pytest.mark.usefixtures("proxy")
+@pytest.mark.parametrize(("program", "flags", "why"), JOURNALS)
+def test_journal_may_be_missing(
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: str | None,
+    flags: tuple[str, ...],
+    why: str | None,
+) -> None:
+    if program is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        (tmp_path / "bin" / "journalctl").write_text(program)
+    code, out, _ = write(*flags)
+    assert (code, f"not got: journal.txt: {why}" in out) == ((0, False) if why is None else (1, True))
+
+
+@pytest.mark.usefixtures("proxy")
+def test_wrong_configuration_costs_the_doctor_only(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("hook-timeot: 2s\n")
+    code, out, _ = write(RUNTIMEPROXY_CONFIG=f"{tmp_path}/c.yaml")
+    assert code == 1
+    assert f"not got: doctor.json: {tmp_path}/c.yaml: unknown key 'hook-timeot'" in out
+
+
+def test_what_is_there_is_replaced_only_when_asked(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    path.write_text("mine")
+    path.chmod(0o644)
+    code, out, err = write()
+    assert (code, out, path.read_text()) == (2, "", "mine")
+    assert err == f"runtimeproxy: error: {path} is there already: name another file, or replace it with --force\n"
+    assert write("--force")[0] == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert MANIFEST in contents(path)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(path.parent / "elsewhere")
+
+
+REFUSED = [
+    ("report.tar.gz", a_link, "is a symbolic link"),
+    ("report.tar.gz", Path.mkdir, "is no regular file"),
+    ("missing/report.tar.gz", lambda path: None, "is no directory"),
+]
+
+
+@pytest.mark.parametrize("flags", [(), ("--force",)])
+@pytest.mark.parametrize(("file", "make", "why"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_report_comes_in_no_other_place(
+    write: Write,
+    tmp_path: Path,
+    file: str,
+    make: Callable[[Path], None],
+    why: str,
+    flags: tuple[str, ...],
+) -> None:
+    make(tmp_path / file)
+    code, out, err = write(*flags, file=file)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert why in err
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_nothing_is_left_where_it_cannot_be_written(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    code, out, err = write()
+    assert (code, out, err) == (1, "", "runtimeproxy: error: [Errno 28] No space left on device\n")
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == []
+
+
+@pytest.mark.parametrize("flags", [(), ("--hook-timeout=soon", "x.tar.gz"), ("a", "b")])
+def test_wrong_use_writes_nothing(run: Run, flags: tuple[str, ...]) -> None:
+    code, out, err = run("runtimeproxy", "report", *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,0 +1,220 @@
+"""``runtimeproxy top`` on a terminal and without one: what it shows, what ends it, what it leaves behind."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.cli.commands import top
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.observe.metrics import Metrics
+from tests.cli.conftest import Run
+from tests.docs import ROOT
+from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
+
+SECONDS = 30.0
+"""How long a test waits for what must come."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+ALTERNATE, MAIN = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def exposition(started: float = 1000.0, failed: int = 0) -> str:
+    found = Metrics(lambda: 0.0, "Containerd")
+    found.gauge("build_info", 1, "0.9.0", "3.11.2")
+    found.count("calls", "CreateContainer", "agreed")
+    for _ in range(failed):
+        found.count("calls", "CreateContainer", "failed")
+    return "\n".join([*found.figures(), f"process_start_time_seconds {started}", ""])
+
+
+BROKEN = (500, {"schemaVersion": 1, "error": "it is broken"})
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
+    """Yield what a proxy answers by path, at admin.sock."""
+    hook = {"name": "gpu", "state": "closed", "policy": "Fail", "lastError": None}
+    canned: dict[str, Answer] = {
+        "/metrics": exposition(),
+        "/hooks": {"schemaVersion": 1, "hooks": [hook]},
+        "/readyz": "[+]listening ok\nreadyz check passed\n",
+        "/events": [],
+    }
+    with serving(tmp_path / "admin.sock", canned):
+        yield canned
+
+
+@pytest.mark.usefixtures("proxy")
+@pytest.mark.parametrize("flags", [(), ("--once",)])
+def test_without_a_terminal_one_plain_frame_is_printed(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, out, err = run("runtimeproxy", "top", *flags, f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, err) == (0, "")
+    assert "runtimeproxy 0.9.0 Containerd   ready" in out
+    assert "since its start" in out
+    assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
+    assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_without_a_proxy_it_says_so(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, out) == (3, "")
+    assert err.startswith(f"runtimeproxy: error: nothing listens at {tmp_path}/admin.sock")
+
+
+def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(
+    proxy: dict[str, Answer], tmp_path: Path
+) -> None:
+    observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
+    proxy["/events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
+    assert [event["number"] for event in observer.look().errors] == [1]
+    proxy["/events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
+    assert len(observer.look().errors) == top._KEPT_ERRORS
+    assert [event["number"] for event in observer.look().errors][-1] == 1499
+    proxy["/metrics"] = exposition(started=2000.0)
+    proxy["/events"] = [{"number": 1, "kind": "stall"}]
+    assert [event["kind"] for event in observer.look().errors] == ["stall"]
+
+
+UNREADABLE: list[tuple[str, Answer]] = [("/metrics", "a{\n"), ("/hooks", {"schemaVersion": 1})]
+
+
+@pytest.mark.parametrize(("path", "answer"), UNREADABLE)
+def test_answer_of_another_version_is_told(
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, path: str, answer: Answer
+) -> None:
+    proxy[path] = answer
+    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, out) == (1, "")
+    assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
+
+
+def test_proxy_that_goes_away_leaves_its_last_figures(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
+    before = observer.look()
+    proxy["/hooks"] = BROKEN
+    after = observer.look_again()
+    assert (after.samples, after.missing) == (before.samples, "it is broken")
+
+
+class Terminal:
+    """A program on a terminal of its own, as its only one."""
+
+    def __init__(self, path: Path, width: int, height: int) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(width, height)
+        self.before = termios.tcgetattr(self.slave)
+        self.read = ""
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env={**environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Return what was written up to a text, without the escapes' and older output; what comes behind it is kept."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.read:
+            if not select.select([self.master], [], [], deadline - time.monotonic())[0]:
+                pytest.fail(f"{text!r} did not come; the last output is {self.read[-2000:]!r}")
+            self.read += os.read(self.master, 65536).decode(errors="replace")
+        before, _, self.read = self.read.partition(text)
+        return _ESCAPES.sub("", before)
+
+    def ended(self) -> int:
+        """Return the exit code of the program, when it has left the terminal as it was."""
+        self.until(MAIN)
+        code = self.process.wait(SECONDS)
+        assert termios.tcgetattr(self.slave) == self.before
+        return code
+
+
+@contextmanager
+def terminal(path: Path, width: int = 80, height: int = 24) -> Iterator[Terminal]:
+    opened = Terminal(path, width, height)
+    try:
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+        os.close(opened.master)
+        os.close(opened.slave)
+
+
+def end_by_signal(number: int) -> object:
+    return lambda shown: os.kill(shown.process.pid, number)
+
+
+ENDS = {
+    "q": lambda shown: shown.type("q"),
+    "Ctrl-C": lambda shown: shown.type("\x03"),
+    "SIGTERM": end_by_signal(signal.SIGTERM),
+    "SIGHUP": end_by_signal(signal.SIGHUP),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("proxy")
+@pytest.mark.parametrize("end", ENDS)
+def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None:
+    with terminal(tmp_path) as shown:
+        shown.until(ALTERNATE)
+        shown.until("ERRORS, UTC")
+        ENDS[end](shown)
+        assert shown.ended() == 0
+        assert "Traceback" not in shown.read
+
+
+@pytest.mark.slow
+def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    with terminal(tmp_path) as shown:
+        shown.until("since its start")
+        proxy["/metrics"] = exposition(failed=42)
+        shown.until("42")
+        proxy["/hooks"] = BROKEN
+        shown.until("it is broken")
+        shown.type("q")
+        assert shown.ended() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("proxy")
+def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
+    with terminal(tmp_path) as shown:
+        shown.until("ERRORS, UTC")
+        shown.resize(140, 30)
+        shown.until("LAST ERROR")
+        shown.resize(80, 24)
+        assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
+
+
+@pytest.mark.slow
+def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    with terminal(tmp_path) as shown:
+        shown.until("ERRORS, UTC")
+        proxy["/metrics"] = hang_before_the_head
+        shown.until("no answer")
+        shown.type("q")
+        assert shown.ended() == 0

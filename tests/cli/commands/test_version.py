@@ -1,0 +1,62 @@
+"""``runtimeproxy version``: what it names."""
+
+import json
+import platform
+from configparser import ConfigParser
+from importlib import metadata
+
+import pytest
+
+from runtimeproxy.cli.shared.versions import LIBRARIES
+from runtimeproxy.version import VERSION
+from tests.cli.conftest import Run
+from tests.docs import ROOT
+
+
+def versions(run: Run) -> dict[str, str | None]:
+    code, out, err = run("runtimeproxy", "version", "-o", "json")
+    assert (code, err) == (0, "")
+    return {row["name"]: row["version"] for row in json.loads(out)}
+
+
+def test_proxy_python_and_libraries_are_named(run: Run) -> None:
+    told = versions(run)
+    assert (told["runtimeproxy"], told["python"]) == (VERSION, platform.python_version())
+    assert [told[name] for name in LIBRARIES] == [metadata.version(name) for name in LIBRARIES]
+
+
+def test_every_library_that_the_proxy_needs_is_named() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
+    assert sorted([*needed, "grpcio"]) == list(LIBRARIES)
+
+
+class Distribution:
+    """An installed package whose metadata are the test's."""
+
+    version = "1"
+
+    def __init__(self, noted: str | None) -> None:
+        self._noted = noted
+
+    def read_text(self, name: str) -> str | None:
+        return self._noted if name == "direct_url.json" else None
+
+
+NOTED = [
+    ([], None),
+    ([Distribution(None)], None),
+    ([Distribution('{"url": "file:///secret", "dir_info": {}}')], None),
+    ([Distribution('{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}')], "abc"),
+]
+
+
+@pytest.mark.parametrize(("installed", "commit"), NOTED)
+def test_commit_is_told_where_pip_noted_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[Distribution], commit: str | None
+) -> None:
+    monkeypatch.setattr(metadata, "distributions", lambda name: installed)
+    told = versions(run)
+    assert told["commit"] == commit
+    assert "secret" not in str(told)
