@@ -1,0 +1,101 @@
+#!/bin/sh
+# Boots a machine, and ends it when standard input ends: also after kill -9 of whoever holds the other end.
+#   boot.sh NAME TREE WORK [SOURCE:PLACE ...]
+# NAME is its cgroup in each hierarchy, TREE its read-only root, WORK an empty directory, then read-only bind mounts.
+# Writes the id of the machine's process 1 to standard output. All mounts are in the machine's own namespace.
+set -eu
+name=$1 tree=$2 work=$3
+shift 3
+
+# Each cgroup mount of this machine, on v1, v2 and hybrid ones: type, options, place.
+hierarchies() {
+    sed -n 's|^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - \(cgroup2\?\) [^ ]* \(.*\)$|\2 \3 \1|p' /proc/self/mountinfo
+}
+
+inside() {
+    read -r pid rest </proc/self/stat # of the machine's process 1, in the numbers of the outer /proc
+    cgroups=$(hierarchies)
+    mount --make-rprivate /
+    # What is written is in memory, and gone with the namespace.
+    mount -t tmpfs -o mode=755 machine "$work"
+    mkdir "$work/upper" "$work/work" "$work/root" "$work/lib"
+    mount -t overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" machine "$work/root"
+    cd "$work/root"
+    mount -t proc proc proc
+    mount --bind proc/sys proc/sys
+    mount -o remount,bind,ro proc/sys # but its own network no namespace keeps apart what is set there
+    mount --bind proc/sys/net proc/sys/net
+    mount -o remount,bind,rw proc/sys/net
+    mount -t sysfs -o ro sysfs sys
+    echo "$cgroups" | while read -r type options place; do
+        [ "$place" = /sys/fs/cgroup ] || mountpoint -q sys/fs/cgroup || mount -t tmpfs -o mode=755 cgroup sys/fs/cgroup
+        mkdir -p ".$place"
+        mount -t "$type" -o "$options" cgroup ".$place"
+    done
+    mount -t tmpfs -o mode=755 dev dev
+    mkdir dev/pts dev/shm dev/mqueue
+    for node in null:3 zero:5 full:7 random:8 urandom:9; do
+        mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"
+    done
+    mknod -m 666 dev/tty c 5 0
+    mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts dev/pts
+    ln -s pts/ptmx dev/ptmx
+    ln -s /proc/self/fd dev/fd
+    mount -t tmpfs -o mode=1777 shm dev/shm
+    mount -t tmpfs -o mode=755 run run
+    mount -t tmpfs -o mode=1777 tmp tmp
+    # The engines' layers: an overlay takes no overlay as its upper directory.
+    for engine in containerd docker; do
+        mkdir -p "$work/lib/$engine" "var/lib/$engine"
+        mount --bind "$work/lib/$engine" "var/lib/$engine"
+    done
+    for bind in "$@"; do
+        place=.${bind#*:}
+        if [ -d "${bind%%:*}" ]; then mkdir -p "$place"; else mkdir -p "${place%/*}" && : >"$place"; fi
+        mount --rbind "${bind%%:*}" "$place"
+        mount -o remount,bind,ro "$place"
+    done
+    echo machine >etc/hostname
+    pivot_root . mnt
+    echo "$pid"
+    exec >/dev/null 2>&1 </dev/null
+    # shellcheck disable=SC2016
+    exec env -i container=machine PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 chroot . \
+        sh -c 'umount -l /mnt && exec /lib/systemd/systemd --unit=multi-user.target'
+}
+
+if [ "${MACHINE_INSIDE:-}" ]; then
+    inside "$@"
+fi
+
+# Fails if a cgroup is busy, which it is for a moment after its last process.
+remove() {
+    hierarchies | while read -r _ _ place; do
+        [ ! -d "$place/$name" ] || find "$place/$name" -depth -type d -exec rmdir {} + || exit 1
+    done
+}
+
+hierarchies | while read -r _ _ place; do
+    mkdir "$place/$name"
+    for file in cpuset.cpus cpuset.mems; do
+        [ ! -e "$place/$file" ] || [ ! -e "$place/$name/$file" ] || cat "$place/$file" >"$place/$name/$file"
+    done
+done
+(
+    hierarchies | while read -r _ _ place; do echo "$place"; done >"$work/places"
+    while read -r place; do echo 0 >"$place/$name/cgroup.procs"; done <"$work/places"
+    rm "$work/places"
+    export MACHINE_INSIDE=yes
+    exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" "$name" "$tree" "$work" "$@" </dev/null
+) &
+machine=$!
+cat >/dev/null
+# With its process 1 everything in the machine ends, and then unshare.
+first=$(cat "/proc/$machine/task/$machine/children" 2>/dev/null || true)
+kill -9 ${first:-$machine} 2>/dev/null || true
+wait "$machine" 2>/dev/null || true
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    remove 2>/dev/null && exit 0
+    sleep 0.2
+done
+remove
