@@ -20,6 +20,17 @@ def table(document: str, heading: str) -> list[list[str]]:
     ]
 
 
+def tables(document: str, last: str) -> list[list[list[str]]]:
+    """Return the rows of each list-table whose last column has this heading, without the head rows."""
+    found = []
+    for body in re.split(r"^\.\. list-table::\n", document, flags=re.MULTILINE)[1:]:
+        rows = re.split(r"^   \* - ", re.split(r"\n\n(?=\S)", body)[0], flags=re.MULTILINE)[1:]
+        cells = [re.split(r"^     -", row, flags=re.MULTILINE) for row in rows]
+        head, *rest = [[" ".join(cell.split()) for cell in row] for row in cells]
+        found += [rest] if head[-1] == last else []
+    return found
+
+
 def code_blocks(language: str) -> list[str]:
     """Return the code blocks of a language in docs/hooks.rst, in their order."""
     found = re.findall(rf"^\.\. code-block:: {language}\n\n((?:(?:   .*)?\n)+)", HOOKS, re.MULTILINE)

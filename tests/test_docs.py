@@ -26,7 +26,7 @@ from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.hook import METHODS
 from scripts import outputs
-from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table
+from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table, tables
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
 
@@ -188,3 +188,15 @@ def help_of(*command: str) -> str:
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"``(--[a-z-]+)", HOOKS))))
 def test_flag_of_the_hooks_guide_exists(flag: str) -> None:
     assert flag in help_of("runtimeproxy_hooks", "all") + help_of("runtimeproxy", "run")
+
+
+def is_test(file: str, name: str) -> bool:
+    path = ROOT / "tests" / file
+    return path.exists() and re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
+
+
+def test_each_row_of_the_page_on_security_names_tests_that_there_are() -> None:
+    rows = [row for rows in tables(DOCS["security"], "Shown by") for row in rows]
+    named = [(row, re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])) for row in rows]
+    assert len(rows) > 30
+    assert [row for row, tests in named if not tests or not all(is_test(*test) for test in tests)] == []
