@@ -1,0 +1,75 @@
+"""Build the release's files: ``python -m scripts.building [--dirty] [--dist DIR] [ARTEFACT...]``.
+
+scripts/build installs what it needs. Exit code 0: all are there, with checksums.txt; 1: the build failed and dist/ is
+as before; 2: a wrong argument.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from scripts.building import archive, sources, wheel
+from scripts.building.errors import BuildError
+
+ROOT = Path(__file__).parents[2]
+CHECKSUMS = "checksums.txt"
+
+ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
+    "wheel": wheel.build,
+    "sdist": wheel.build_sdist,
+    "archive": archive.build,
+}
+"""What makes each artefact, in the order in which they are built; it gets the directories ``work`` and ``dist``."""
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="scripts/build", description="Build the files of a release.")
+    # argparse compares the default of a list of choices with the choices, too
+    parser.add_argument("artefacts", nargs="*", metavar="ARTEFACT", help=f"default: all of {', '.join(ARTEFACTS)}")
+    parser.add_argument("--dirty", action="store_true", help="build the working tree, not the last commit")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where to put the files (default: dist)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.artefacts) - set(ARTEFACTS):
+        parser.error(f"no such artefact: {', '.join(sorted(unknown))}; there are {', '.join(ARTEFACTS)}")
+    try:
+        made = build(arguments.artefacts or list(ARTEFACTS), arguments.dist, dirty=arguments.dirty)
+    except BuildError as error:
+        print(f"build: error: {error}", file=sys.stderr)
+        return 1
+    print(*made, sep="\n")
+    return 0
+
+
+def build(artefacts: Sequence[str], dist: Path, *, dirty: bool) -> list[Path]:
+    """Build the named artefacts and the file of checksums; return the files. Raises BuildError."""
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
+        work, fresh = Path(folder, "work"), Path(folder, "dist")
+        work.mkdir()
+        fresh.mkdir()
+        source = sources.extract(ROOT, work / "source", dirty=dirty)
+        # For every program that a build starts.
+        os.environ.update(
+            SOURCE_DATE_EPOCH=str(source.epoch), LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH=""
+        )
+        for name in artefacts:
+            ARTEFACTS[name](work, fresh)
+        write_checksums(fresh)
+        dist.mkdir(parents=True, exist_ok=True)
+        return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
+
+
+def write_checksums(dist: Path) -> None:
+    """Write the SHA-256 of each file of a directory in the form of sha256sum(1)."""
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dist.iterdir())]
+    (dist / CHECKSUMS).write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What the tree has of Debian: Python 3.11 and the shared libraries that it and the wheels need.
+
+Owns the list of packages and what is taken of each.
+Must not know: how the tree is begun, what runs in it.
+Invariant: a package is as apt checked it against Debian's signature; nothing of the machine's own files is taken.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scripts.building.errors import BuildError, run
+from scripts.building.parts import Part
+
+LIBRARIES: Mapping[str, Sequence[str]] = {
+    "gcc-12-base": (),  # the copyright of gcc's libraries
+    "libc6": (
+        *("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"),
+        *("libresolv.so.2", "libutil.so.1"),
+    ),
+    "libbz2-1.0": ("libbz2.so.1.0",),
+    "libexpat1": ("libexpat.so.1",),
+    "libffi8": ("libffi.so.8",),
+    "libgcc-s1": ("libgcc_s.so.1",),
+    "liblzma5": ("liblzma.so.5",),
+    "libssl3": ("libcrypto.so.3", "libssl.so.3"),
+    "libstdc++6": ("libstdc++.so.6",),
+    "libuuid1": ("libuuid.so.1",),
+    "zlib1g": ("libz.so.1",),
+}
+"""The shared libraries of each package, by the names that programs ask for."""
+LOADER = "ld-linux-x86-64.so.2"
+PYTHON = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
+LEFT_OUT = (
+    "sitecustomize.py",  # a link to a file of the machine's
+    "*.pyc",
+    *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "turtle.py"),
+    # What the standard library does without where their libraries are not: terminals, databases, passwords, NIS, sound.
+    *("_crypt.*", "_curses*.so", "_dbm.*", "_sqlite3.*", "nis.*", "ossaudiodev.*", "readline.*"),
+    *("_ctypes_test.*", "_test*.so", "_xx*.so", "xx*.so"),
+)
+"""Files and directories of the standard library that the tree is without; patterns of names."""
+
+
+def unpack(work: Path, root: Path) -> list[Part]:
+    """Put Python (lib/python3, lib/python3.11) and the libraries (lib) into the tree; return the packages as parts.
+
+    Raises BuildError if the machine is not a Debian 12 or its packages cannot be had.
+    """
+    system = platform.freedesktop_os_release()
+    if (system.get("ID"), system.get("VERSION_ID"), platform.machine()) != ("debian", "12", "x86_64"):
+        raise BuildError("the archive has Debian 12's Python for x86_64, and this is another system: build it there")
+    parts, unpacked = [], work / "unpacked"
+    packages = _download(work / "debs", [*PYTHON, *LIBRARIES])
+    names = [run(["dpkg-deb", "--show", "--showformat=${Package} ${Version}", package]).split() for package in packages]
+    for package, (name, _) in zip(packages, names, strict=True):
+        (unpacked / name).mkdir(parents=True)
+        run(["dpkg-deb", "--extract", package, unpacked / name])
+    for package, (name, version) in zip(packages, names, strict=True):
+        part = Part(name, version, "deb", hashlib.sha256(package.read_bytes()).hexdigest())
+        for path in _taken(name, unpacked / name):
+            part.add(root, *path)
+        documents = unpacked / name / "usr/share/doc" / name
+        owner = documents.readlink().name if documents.is_symlink() else name
+        part.add(root, unpacked / owner / "usr/share/doc" / owner / "copyright", f"share/licences/{name}/copyright")
+        parts.append(part)
+    return parts
+
+
+def _taken(name: str, folder: Path) -> list[tuple[Path, str]]:
+    """Return what is taken of an unpacked package, with the place in the tree."""
+    if name in LIBRARIES:
+        found = {path.name: path for path in folder.rglob("*.so*") if "x86_64-linux-gnu" in path.parent.name}
+        return [(found[library], f"lib/{library}") for library in LIBRARIES[name]]
+    library = folder / "usr/lib/python3.11"
+    left_out = shutil.ignore_patterns(*LEFT_OUT)
+    taken = [(folder / "usr/bin/python3.11", "lib/python3")] if name == "python3.11-minimal" else []
+    for directory, names, files in os.walk(library):
+        unwanted = left_out(directory, [*names, *files])
+        names[:] = sorted(set(names) - unwanted)
+        place = Path("lib/python3.11", Path(directory).relative_to(library))
+        taken += [(Path(directory, file), str(place / file)) for file in sorted(set(files) - unwanted)]
+    return taken
+
+
+def _download(folder: Path, packages: Sequence[str]) -> list[Path]:
+    """Fetch the packages that apt would install. Lists that are missing or old are fetched, for this build alone."""
+    folder.mkdir()
+    command = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=1"]
+    wanted = [f"{package}:amd64" for package in packages]
+    try:
+        run([*command, "download", *wanted], folder)
+    except BuildError:
+        lists, cache = folder / "lists", folder / "cache"
+        for directory in (lists / "partial", cache / "archives/partial"):
+            directory.mkdir(parents=True)
+        command += ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
+        run([*command, "update"], folder)
+        run([*command, "download", *wanted], folder)
+    return sorted(folder.glob("*.deb"))

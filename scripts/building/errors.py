@@ -1,0 +1,23 @@
+"""The error of a build, and the way to run a program that may fail."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class BuildError(Exception):
+    """A build cannot go on: what, why, what to do."""
+
+
+def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
+    """Run a program to its end and return its output. Raises BuildError with what it said."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise BuildError(f"{error.filename} is not installed: run scripts/install release") from error
+    if done.returncode:
+        shown = " ".join(map(str, command[:4]))
+        raise BuildError(f"{shown} ... ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done.stdout

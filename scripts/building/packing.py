@@ -1,0 +1,33 @@
+"""Archives that are equal byte by byte if their files are.
+
+Invariant: order, owner, times and modes are not those of the machine that packs.
+"""
+
+import gzip
+import io
+import os
+import tarfile
+from pathlib import Path
+
+
+def pack(folder: Path, archive: Path, top: str) -> None:
+    """Write a directory's files into a .tar.gz below the name ``top``; hard links stay such.
+
+    All times are SOURCE_DATE_EPOCH, modes 0755 or 0644, owner and group root.
+    """
+    epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = "root"
+        entry.mtime = epoch
+        entry.mode = 0o755 if entry.isdir() or entry.issym() or entry.mode & 0o100 else 0o644
+        return entry
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in [folder, *sorted(folder.rglob("*"))]:
+            tar.add(path, Path(top, path.relative_to(folder)), recursive=False, filter=plain)
+    # The name of the file and the time would otherwise be in the head of the compressed one.
+    with archive.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=epoch) as compressed:
+        compressed.write(buffer.getbuffer())

@@ -1,0 +1,65 @@
+"""The sources of a build: the files of the last commit, and what names the build.
+
+Owns the way to them from git, and the file BUILD that ``runtimeproxy version`` reads.
+Must not know: what is made of them.
+Invariant: what is not committed is in no build that does not say so.
+"""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.building.errors import BuildError, run
+
+BUILD_FILE = "runtimeproxy/BUILD"
+# Whoever builds runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
+GIT = ("git", "-c", "safe.directory=*")
+
+
+class Source(NamedTuple):
+    """What names a build."""
+
+    commit: str
+    """With ``-dirty`` if the sources are those of the working tree."""
+    epoch: int
+    """Time of the commit in seconds since 1970."""
+
+
+def extract(root: Path, folder: Path, *, dirty: bool) -> Source:
+    """Put the sources of a checkout into a new directory, with a file BUILD in the package.
+
+    Raises BuildError if files differ from the commit's and ``dirty`` is not given.
+    """
+    git = (*GIT, "-C", str(root))
+    commit, epoch = run([*git, "log", "-1", "--format=%H %ct"]).split()
+    changed = run([*git, "status", "--porcelain"]).splitlines()
+    folder.mkdir(parents=True)
+    if dirty:
+        names = run([*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split("\0")
+        for name in filter(None, names):
+            if (root / name).is_file():  # else removed from the working tree
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(root / name, folder / name)
+                (folder / name).chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
+        commit += "-dirty"
+    elif changed:
+        raise BuildError(
+            f"{len(changed)} files differ from the last commit ({changed[0][3:]} ...), and a release is built from a "
+            "commit: commit or remove them, or build with --dirty"
+        )
+    else:
+        archive = folder.with_suffix(".tar")
+        run([*git, "archive", f"--output={archive}", "HEAD"])
+        run(["tar", "-xf", archive, "-C", folder, "--no-same-owner", "--no-same-permissions"])
+        archive.unlink()
+    date = datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    (folder / BUILD_FILE).write_text(f"commit: {commit}\ndate: {date}\n")
+    return Source(commit, int(epoch))
+
+
+def version(work: Path) -> str:
+    """Return the version that the sources in ``work`` have."""
+    values: dict[str, str] = {}
+    exec((work / "source/runtimeproxy/version.py").read_text(), values)
+    return values["VERSION"]

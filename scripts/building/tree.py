@@ -1,0 +1,113 @@
+"""The tree: Debian's Python with its own loader and libraries, the pinned wheels, ours, and the programs.
+
+Owns its layout::
+
+    bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader
+    libexec/  the loader, by the name of each program, which is the process's name, too
+    lib/      libraries, python3 (which needs the loader), python3.11/ with dist-packages/
+    share/    licences, units, parts.json (what all came from)
+    BUILD     what ``runtimeproxy version`` tells
+
+Must not know: what is made of it (archive, packages, image).
+Invariant: it works wherever it is put, and nothing in it is from the machine that built it.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+from scripts.building import debian, parts, wheel
+from scripts.building.errors import BuildError, run
+from scripts.building.parts import Part
+
+DIST_PACKAGES = "lib/python3.11/dist-packages"
+"""Where Debian's Python looks for installed packages."""
+NEWEST_GLIBC = 36
+"""The minor version of Debian 12's glibc 2."""
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -1)] + ["manylinux2014_x86_64"]
+PROGRAM = Path(__file__).with_name("program.sh")
+
+
+def made(work: Path) -> Path:
+    """Return the directory of the tree, which the first call makes. Raises BuildError."""
+    root = work / "tree"
+    if root.exists():
+        return root
+    found = debian.unpack(work, root)
+    ours = wheel.made(work)
+    found += [_install(file, root) for file in (*_pinned(work), ours)]
+    parts.write(root, found)
+    _write_programs(root)
+    for unit in sorted((work / "source/deploy/systemd").iterdir()):
+        (root / "share/systemd").mkdir(exist_ok=True)
+        shutil.copy(unit, root / "share/systemd")
+    _check_libraries(root)
+    _compile(root)
+    (root / "BUILD").write_text(run([root / "bin/runtimeproxy", "--version"]))
+    return root
+
+
+def _pinned(work: Path) -> list[Path]:
+    """Fetch the wheels that deploy/requirements.lock pins, for the tree's Python, whatever the one that builds is."""
+    folder = work / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "-q", "--require-hashes", "--no-deps", "--only-binary=:all:"]
+    command += ["--implementation=cp", "--python-version=3.11", *(f"--platform={name}" for name in PLATFORMS)]
+    run([*command, "--dest", folder, "-r", work / "source/deploy/requirements.lock"])
+    return sorted(folder.glob("*.whl"))
+
+
+def _install(file: Path, root: Path) -> Part:
+    """Unpack a wheel. Its programs are not wanted, and what pip would note of this machine is not written."""
+    name, version = file.name.split("-")[:2]
+    part = Part(name.replace("_", "-").lower(), version, "wheel", hashlib.sha256(file.read_bytes()).hexdigest())
+    with zipfile.ZipFile(file) as archive:
+        names = [entry for entry in archive.namelist() if not entry.endswith("/")]
+        if other := [entry for entry in names if re.match(r"[^/]+\.data/(?!scripts/)", entry)]:
+            raise BuildError(f"{file.name} has {other[0]}, and the build knows only packages: add it to tree.py")
+        for entry in names:
+            if ".data/" not in entry:
+                archive.extract(entry, root / DIST_PACKAGES)
+                part.files.append(f"{DIST_PACKAGES}/{entry}")
+    return part
+
+
+def _write_programs(root: Path) -> None:
+    """Write a script for each program of our wheel, and for Python; the loader gets a name for each."""
+    (entry_points,) = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info/entry_points.txt")
+    declared = ConfigParser(delimiters="=")
+    declared.optionxform = str  # type: ignore[assignment,method-assign]
+    declared.read(entry_points)
+    programs = {"python3": ""}
+    for name, place in declared["console_scripts"].items():
+        module, function = place.split(":")
+        programs[name] = f"-I -c 'import sys; from {module} import {function}; sys.exit({function}())' "
+    for folder in ("bin", "libexec"):
+        (root / folder).mkdir()
+    for name, arguments in programs.items():
+        text = PROGRAM.read_text().replace("@NAME@", name).replace("@ARGUMENTS@", arguments)
+        (root / "bin" / name).write_text(text)
+        (root / "bin" / name).chmod(0o755)
+        os.link(root / "lib" / debian.LOADER, root / "libexec" / name)
+
+
+def _check_libraries(root: Path) -> None:
+    """Raise BuildError if anything in the tree needs a shared library that the tree does not have."""
+    lib = root / "lib"
+    loader: list[str | Path] = [lib / debian.LOADER, "--inhibit-cache", "--library-path", lib, "--list"]
+    for file in [lib / "python3", *sorted(lib.rglob("*.so*"))]:
+        for line in run([*loader, file]).splitlines():
+            found = line.split(" => ")[-1].split(" (")[0].strip()
+            if not found.startswith((f"{root}/", "linux-vdso")) and found != "statically linked":
+                raise BuildError(f"{file.relative_to(root)} needs {line.strip()}: add it to LIBRARIES in debian.py")
+
+
+def _compile(root: Path) -> None:
+    """Compile all modules for the tree's Python, which then compares no times: they are the archive's."""
+    command = ["-I", "-m", "compileall", "-q", "-f", "--invalidation-mode=unchecked-hash"]
+    command += ["-s", str(root), "-p", "/usr/lib/runtimeproxy", str(root / "lib/python3.11")]
+    run([root / "bin/python3", *command])

@@ -1,0 +1,46 @@
+"""The wheel and the source distribution, made by the setuptools that deploy/build-requirements.lock pins."""
+
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+from scripts.building import packing
+from scripts.building.errors import run
+
+
+def build(work: Path, dist: Path) -> list[Path]:
+    """Build the wheel."""
+    return [Path(shutil.copy(made(work), dist))]
+
+
+def made(work: Path) -> Path:
+    """Return the wheel, which the first call makes."""
+    there = list(work.glob("runtimeproxy-*.whl"))
+    return there[0] if there else _call(work, "build_wheel")
+
+
+def build_sdist(work: Path, dist: Path) -> list[Path]:
+    """Build the source distribution, packed anew: setuptools keeps the machine's times and owner."""
+    file = _call(work, "build_sdist")
+    name = file.name.removesuffix(".tar.gz")
+    with tarfile.open(file) as tar:
+        tar.extractall(work / "sdist")
+    packing.pack(work / "sdist" / name, dist / file.name, name)
+    return [dist / file.name]
+
+
+def _call(work: Path, hook: str) -> Path:
+    """Call a hook of the build backend (PEP 517) on a copy of the sources, in which it leaves files of its own."""
+    backend, copy = work / "backend", work / hook
+    if not backend.exists():
+        pins = work / "source/deploy/build-requirements.lock"
+        run([sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "--target", backend, "-r", pins])
+    shutil.copytree(work / "source", copy)
+    code = f"import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))"
+    os.environ["PYTHONPATH"] = str(backend)
+    try:
+        return work / run([sys.executable, "-P", "-c", code, work], copy).splitlines()[-1]
+    finally:
+        os.environ["PYTHONPATH"] = ""
