@@ -6,16 +6,19 @@ Must not know: files, the process's environment, sockets; it takes texts and ret
 Invariant: every error names the source of the value (a flag, a variable, or a file and its key).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import (
     ENVIRONMENT_PREFIX,
     FILE_OPTION,
+    FIRST_VERSION,
     MODE_OPTION,
     OPTIONS,
     RUNTIME_ENDPOINTS,
@@ -32,6 +35,9 @@ OUR_SOCKETS = ("listen_endpoint", "admin_endpoint", "metrics_endpoint")
 GROUPS = ("socket_group", "metrics_group")
 ADMIN_SOCKET = "admin.sock"
 
+_VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(?![0-9])")
+"""What a package adds to it, such as -1, says nothing about the options."""
+
 __all__ = [
     "Config",
     "Findings",
@@ -42,6 +48,7 @@ __all__ = [
     "load",
     "parse_duration",
     "parse_endpoint",
+    "unknown_to",
 ]
 
 
@@ -160,11 +167,12 @@ def check(
     file_origin: str = "",
     real_path: Callable[[str], str] = str,
     find_group: Callable[[str, str], object] = lambda group, flag: None,
+    flags: Mapping[str, str] = MappingProxyType({}),
 ) -> Findings:
-    """Return everything that is wrong with a file and the environment, also with values that others override.
+    """Return everything that is wrong with flags, the environment and a file, also with values that others override.
     ``find_group`` raises ConfigError for a group that does not exist, naming its flag."""
     faults: list[ConfigError] = []
-    sources = (_from_environment(environ), _from_file(file_text, file_origin, faults))
+    sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults))
     bad = _take_bad_values_out(sources, (MODE_OPTION,), faults)
     warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
     bad |= _take_bad_values_out(sources, OPTIONS, faults)
@@ -177,6 +185,39 @@ def check(
     if not bad & {MODE_OPTION, *_SOCKETS.values()}:  # else their defaults would be compared
         errors += [*_same_sockets(values, real_path), *_in_reach_of_the_metrics_group(values, real_path)]
     return Findings(tuple(errors), warnings)
+
+
+def unknown_to(
+    version: str,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    file_text: str | None = None,
+    file_origin: str = "",
+) -> Findings:
+    """Return what an earlier version does not know of a configuration: it would not start with an error. Raises
+    ConfigError if ``version`` is none."""
+    numbers = _numbers(version)
+    faults: list[ConfigError] = []  # of the file, which ``check`` tells
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for source in (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults)):
+        for option in (option for option in OPTIONS if option.name in source):
+            given = source[option.name]
+            is_variable = given.kind == "environment"
+            if _numbers(option.since) > numbers:
+                then = "would ignore it" if is_variable else "would not start: take it out"
+                found[not is_variable].append(f"{given.origin} is unknown to version {version}, which {then}")
+            elif given.text.lower() == "none" and _numbers(option.none_since) > numbers:
+                found[True].append(
+                    f"{given.origin}: 'none' is unknown to version {version}, which would not start: take it out"
+                )
+    return Findings(tuple(found[True]), tuple(found[False]))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = _VERSION.match(version)
+    if match is None:
+        raise ConfigError(f"{version!r} is not a version: write one like {FIRST_VERSION}")
+    return tuple(int(number) for number in match.groups())
 
 
 def _sources(

@@ -19,6 +19,8 @@ DEFAULT_FILE = "/etc/runtimeproxy/config.yaml"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
+FIRST_VERSION = "0.1.0"
+
 SOCKET_FORMS = "/path, unix:/path or unix:///path"
 _LONGEST_SOCKET_PATH = 107
 """Longest path in bytes that fits into sun_path beside its closing NUL (unix(7))."""
@@ -142,6 +144,7 @@ class Option:
 
     ``default`` is spelt as the user would write it, None where it cannot be written as a value; ``default_words`` then
     describes it. ``field`` is None for the option that names the file itself, which cannot be set in that file.
+    ``since`` is the first version that knows the option, ``none_since`` the first one that takes ``none`` for it.
     """
 
     name: str
@@ -151,6 +154,8 @@ class Option:
     default: str | None
     help: str
     default_words: str = ""
+    since: str = FIRST_VERSION
+    none_since: str = FIRST_VERSION
 
     @property
     def flag(self) -> str:
@@ -288,6 +293,7 @@ OPTIONS: tuple[Option, ...] = (
         _directory_or_none,
         "/var/lib/runtimeproxy",
         "The directory of the file that keeps which hook servers are disabled, made at its first use; none: no file.",
+        since="0.2.0",
     ),
     Option(
         "admin-endpoint",
@@ -297,6 +303,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "The socket of health, metrics and state, for root alone; none: no such socket.",
         "admin.sock in the directory of --koord-runtimeproxy-endpoint",
+        none_since="0.2.0",
     ),
     Option(
         "metrics-endpoint",
@@ -305,6 +312,7 @@ OPTIONS: tuple[Option, ...] = (
         _endpoint_or_none,
         "none",
         "Another socket, of health and metrics alone, in a directory of its own; none: no such socket.",
+        since="0.2.0",
     ),
     Option(
         "metrics-group",
@@ -314,6 +322,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "The group that may use the metrics socket, by name or number.",
         "none",
+        since="0.2.0",
     ),
     Option(
         "log-level",

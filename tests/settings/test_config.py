@@ -283,6 +283,7 @@ CHECKED: list[tuple[Sources, list[str]]] = [
     (({}, {}, f"{LISTEN}: a\n{RUNTIME}: {DEFAULT_LISTEN}"), [f"{FILE}: {LISTEN}: 'a' is not a unix socket"]),
     (({}, {}, "socket-group: none-such\nmetrics-group: x"), ["--socket-group: no", "--metrics-group: no"]),
     (({}, {}, "socket-group: kube\nhook-timeout: 3s"), []),
+    (({TIMEOUT: "y"}, {}, f"{TIMEOUT}: x"), [f"--{TIMEOUT}: 'y'", f"{FILE}: hook-timeout: 'x'"]),
 ]
 
 
@@ -294,7 +295,8 @@ def find_group(group: str, flag: str) -> None:
 
 @pytest.mark.parametrize(("sources", "lines"), CHECKED)
 def test_check_tells_all_errors_at_once(sources: Sources, lines: list[str]) -> None:
-    errors = config.check(*sources[1:], FILE, find_group=find_group).errors
+    flags, *others = sources
+    errors = config.check(*others, FILE, find_group=find_group, flags=flags).errors
     assert len(errors) == len(lines)
     assert all(error.startswith(line) for error, line in zip(errors, lines, strict=True))
 
@@ -312,3 +314,33 @@ def test_check_tells_warnings_apart(environ: dict[str, str], text: str | None, o
     found = config.check(environ, text, FILE)
     assert found == Findings((), found.warnings)
     assert [warning.startswith(f"{origin} is ignored: ") for warning in found.warnings] == [True]
+
+
+NEW = "state-dir: /s\nhook-timeout: 3s"
+UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
+    ("0.1.0", ({}, {}, NEW), [f"{FILE}: state-dir is unknown to version 0.1.0, which would not start: take"], []),
+    ("0.1.0", ({"metrics-group": "x"}, {}, None), ["--metrics-group is unknown to version 0.1.0, which would not"], []),
+    ("0.1.0", ({}, {"RUNTIMEPROXY_STATE_DIR": "/s"}, None), [], ["RUNTIMEPROXY_STATE_DIR is unknown to version 0.1.0"]),
+    ("0.1.0", ({}, {}, "admin-endpoint: None"), [f"{FILE}: admin-endpoint: 'none' is unknown to version 0.1.0"], []),
+    ("0.1.0", ({}, {}, "admin-endpoint: /a\noriginals-dir: none"), [], []),
+    ("0.1.0", ({}, {}, "no-such: 1"), [], []),  # check tells it
+    ("v0.1.99-1", ({}, {}, NEW), [f"{FILE}: state-dir is unknown to version v0.1.99-1"], []),
+    ("0.2.0", ({}, {}, NEW), [], []),
+    ("0.10.0", ({"metrics-group": "x"}, {}, NEW), [], []),
+]
+
+
+@pytest.mark.parametrize(("version", "sources", "errors", "warnings"), UNKNOWN)
+def test_what_an_earlier_version_does_not_know(
+    version: str, sources: Sources, errors: list[str], warnings: list[str]
+) -> None:
+    found = config.unknown_to(version, *sources, FILE)
+    assert [len(found.errors), len(found.warnings)] == [len(errors), len(warnings)]
+    lines = zip((*found.errors, *found.warnings), (*errors, *warnings), strict=True)
+    assert all(line.startswith(beginning) for line, beginning in lines)
+
+
+@pytest.mark.parametrize("version", ["", "0.1", "0.1.x", "1.2.1234567890", "latest"])
+def test_version_that_is_none_is_an_error(version: str) -> None:
+    with pytest.raises(ConfigError, match="is not a version: write one like"):
+        config.unknown_to(version, {}, {})

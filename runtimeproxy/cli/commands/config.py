@@ -25,14 +25,21 @@ _DEFAULT_HEAD = f"""\
 """
 
 
-@click.command("check", cls=Command, short_help="Find all errors of a file and the environment.")
+@click.command(
+    "check",
+    cls=Command,
+    params=option_flags(option for option in OPTIONS if option is not FILE_OPTION),
+    short_help="Find all errors of a file, the environment and flags.",
+)
+@click.option("--for-version", metavar="VERSION", help="Find what this earlier version does not know, too.")
 @click.argument("file", metavar="[FILE]", required=False, shell_complete=partial(complete_value, FILE_OPTION))
 @row_options
-def _check(file: str | None, output: str, no_headers: bool) -> int:
-    """Print everything that is wrong with FILE and the environment variables, and open nothing but FILE.
+def _check(file: str | None, for_version: str | None, output: str, no_headers: bool, **given: str | None) -> int:
+    """Print everything that is wrong with FILE, the environment variables and flags, and open nothing but FILE.
 
-    Without FILE it is the file that the proxy would read. The exit code is 1 if there is an error, with which the proxy
-    would not start. A warning alone is exit code 0. A FILE that cannot be read as text is wrong use, exit code 2.
+    Without FILE it is the file that the proxy would read. Give it the flags that the proxy runs with. The exit code is
+    1 if there is an error, with which the proxy would not start. A warning alone is exit code 0. A FILE that cannot be
+    read as text is wrong use, exit code 2. Before a downgrade, --for-version finds what has to be taken out.
     """
     if file == "":
         raise click.UsageError("FILE is empty: name one, or leave it out")
@@ -42,14 +49,21 @@ def _check(file: str | None, output: str, no_headers: bool) -> int:
         raise click.ClickException(str(error)) from None
     from runtimeproxy.relay.listener import group_id
 
-    findings = config.check(os.environ, text, path, os.path.realpath, group_id)
-    rows = [{"severity": "error", "finding": line} for line in findings.errors]
-    rows += [{"severity": "warning", "finding": line} for line in findings.warnings]
+    flags = flags_given(given)
+    found = [config.check(os.environ, text, path, os.path.realpath, group_id, flags)]
+    if for_version is not None:
+        try:
+            found.append(config.unknown_to(for_version, flags, os.environ, text, path))
+        except ConfigError as error:
+            raise click.UsageError(f"--for-version: {error}") from None
+    errors = [line for findings in found for line in findings.errors]
+    rows = [{"severity": "error", "finding": line} for line in errors]
+    rows += [{"severity": "warning", "finding": line} for findings in found for line in findings.warnings]
     if rows or output != TABLE:
         click.echo(row_text(rows, ("severity", "finding"), output, no_headers))
     else:
         click.echo(f"{path}: {'nothing is wrong' if text is not None else 'not there; the defaults hold'}")
-    return FAILED if findings.errors else 0
+    return FAILED if errors else 0
 
 
 @click.command("show", cls=Command, params=option_flags(OPTIONS), short_help="Print each key with its value.")

@@ -66,6 +66,29 @@ def test_check_of_a_file_that_is_not_there_is_wrong_use(check: Run) -> None:
     assert check("")[2].startswith("runtimeproxy: error: FILE is empty: ")
 
 
+def test_check_for_a_version_tells_what_it_does_not_know(check: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("state-dir: /s\nsocket-mode: 9\n")
+    flags = ("--for-version=0.1.0", "--metrics-group=0", "--no-headers")
+    code, out, err = check(file, *flags, RUNTIMEPROXY_METRICS_ENDPOINT="/m/m")
+    assert (code, err) == (1, "")
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["error", f"{file}:"],
+        ["error", "--metrics-group"],
+        ["error", f"{file}:"],
+        ["warning", "RUNTIMEPROXY_METRICS_ENDPOINT"],
+    ]
+
+
+def test_check_for_what_is_no_version_is_wrong_use(check: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.touch()
+    assert check(file, "--for-version=0.1.0") == (0, f"{file}: nothing is wrong\n", "")
+    code, out, err = check(file, "--for-version=old")
+    assert (code, out) == (2, "")
+    assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
+
+
 def test_check_opens_nothing_but_the_file(check: Run, tmp_path: Path) -> None:
     sockets = "".join(f"{o.name}: {tmp_path}/{o.field}\n" for _, o in SETTINGS if o.metavar in ("SOCKET", "DIR"))
     (tmp_path / "x.yaml").write_text(sockets)
