@@ -36,7 +36,12 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     flags = words[len(names) :]
     if not names and flags in (["-h"], ["--help"]):
-        sys.stdout.write(USAGE + f"{PROGRAM} NAME --help lists a hook's flags\n")
+        sys.stdout.write(USAGE + f"{PROGRAM} NAME --help lists a hook's flags, {PROGRAM} --version the versions\n")
+        sys.exit(0)
+    if not names and flags == ["--version"]:
+        from runtimeproxy.cli.shared.versions import version_text  # reads the metadata of all that is installed
+
+        print(version_text(PROGRAM))
         sys.exit(0)
     if fault := _fault(names):
         sys.stderr.write(f"{PROGRAM}: error: {fault}\n")

@@ -82,7 +82,8 @@ class Launcher:
         ours, theirs = socket.socketpair()
         sockets = {name: sock.fileno() for name, sock in self._sockets.items()}
         handed = {"channel": theirs.fileno(), "sockets": sockets, "daemon": os.getpid(), "log": self._log}
-        command = [sys.executable, "-P", "-m", MODULE, json.dumps(handed)]
+        # As isolated as this process: what PYTHONPATH names is not run with the rights of a daemon that ignores it.
+        command = [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", MODULE, json.dumps(handed)]
         passed = [theirs.fileno(), *sockets.values()]
         try:
             with theirs:

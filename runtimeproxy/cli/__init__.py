@@ -18,7 +18,6 @@ from runtimeproxy.cli.commands.table import PROGRAM, command_group
 from runtimeproxy.cli.shared.admin_client import NoProxy
 from runtimeproxy.cli.shared.error_text import words
 from runtimeproxy.cli.shared.exit_codes import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE
-from runtimeproxy.version import VERSION
 
 
 def main() -> int:
@@ -36,7 +35,10 @@ def _guarded(command: click.Command, name: str) -> int:
     _fill_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # in some locales names cannot be written as they are
-    click.version_option(VERSION, message="%(prog)s %(version)s")(command)
+    about = "Show the versions and exit."
+    command.params.append(
+        click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=about)
+    )
     try:
         return int(command.main(prog_name=name, standalone_mode=False) or 0)
     except click.UsageError as error:
@@ -50,6 +52,14 @@ def _guarded(command: click.Command, name: str) -> int:
         return _fail(name, "interrupted", INTERRUPTED)
     except Exception as error:
         return _fail(name, words(error), FAILED)
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from runtimeproxy.cli.shared.versions import version_text  # slow to import, and no other command needs it
+
+        click.echo(version_text(context.find_root().info_name or PROGRAM))
+        context.exit()
 
 
 def _fill_standard_files() -> None:

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,8 +51,10 @@ def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ..
 
 
 def test_version_and_commands_are_told(run: Run) -> None:
-    assert run("runtimeproxy", "--version") == (0, f"runtimeproxy {VERSION}\n", "")
-    assert run("koord-runtime-proxy", "--version") == (0, f"koord-runtime-proxy {VERSION}\n", "")
+    for program in ("runtimeproxy", "koord-runtime-proxy"):
+        code, out, err = run(program, "--version")
+        assert (code, out.splitlines()[0], err) == (0, f"{program} {VERSION}", "")
+        assert f"Python {platform.python_version()}, aiohttp {metadata.version('aiohttp')}, " in out.splitlines()[1]
     assert re.search(r"\n  run +Run the proxy\.\n", run("runtimeproxy", "--help")[1])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
+from runtimeproxy.version import VERSION
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
 from runtimeproxy_hooks.lib.cgroups import ROOT
@@ -105,6 +106,7 @@ def test_wrong_name_is_one_line(capsys: Out, words: list[str], line: str) -> Non
 RDT_SAYS = ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys/fs/resctrl)")
 HELPS = [
     *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
+    ("__main__", "--version", f"runtimeproxy-hooks {VERSION}"),
     ("__main__", "all --help", "/all.sock"),
     ("servers.coresched", "--help", "/run/runtimeproxy/coresched.json"),
     *(("servers.rdt", "--help", said) for said in RDT_SAYS),

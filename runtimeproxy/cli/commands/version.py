@@ -16,7 +16,8 @@ from runtimeproxy.cli.shared.versions import versions
 def version_command(output: str, no_headers: bool) -> None:
     """Print the versions of the proxy, Python, the kernel and the libraries; - for what is not installed or not known.
 
-    "commit" is known where the package was installed from a git address.
+    "commit" and "date" are those of the sources. They are known in a release; "commit" also where pip installed from a
+    git address.
     """
     rows = [{"name": name, "version": version} for name, version in versions().items()]
     click.echo(row_text(rows, ("name", "version"), output, no_headers))

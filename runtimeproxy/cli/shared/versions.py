@@ -8,9 +8,12 @@ Invariant: nothing of it is imported, its version is read from the installed pac
 import json
 import os
 import platform
-from importlib import metadata
+from importlib import metadata, resources
 
 from runtimeproxy.version import VERSION
+
+BUILD = "BUILD"
+"""Name of the package's file that scripts/build writes: a line each for commit and date."""
 
 LIBRARIES = (
     "aiohttp",
@@ -29,18 +32,34 @@ LIBRARIES = (
 
 def versions() -> dict[str, str | None]:
     """Return the versions by name; None for what is not installed or not known."""
-    own = {"runtimeproxy": VERSION, "commit": _commit(), "python": platform.python_version()}
-    return own | {"linux": os.uname().release} | {name: _installed(name) for name in LIBRARIES}
+    build = _build()
+    own = {"runtimeproxy": VERSION, "commit": build.get("commit"), "date": build.get("date")}
+    return own | {"python": platform.python_version(), "linux": os.uname().release} | _libraries()
+
+
+def version_text(program: str) -> str:
+    """Return what a program's ``--version`` prints: its version and build, and what it runs on."""
+    build = ", ".join(f"{name} {value}" for name, value in _build().items())
+    libraries = (f"{name} {version}" for name, version in _libraries().items() if version is not None)
+    first = f"{program} {VERSION}{f' ({build})' if build else ''}"
+    return "\n".join([first, ", ".join([f"Python {platform.python_version()}", *libraries])])
+
+
+def _libraries() -> dict[str, str | None]:
+    return {name: _installed(name) for name in LIBRARIES}
 
 
 def _installed(name: str) -> str | None:
     return next((distribution.version for distribution in metadata.distributions(name=name)), None)
 
 
-def _commit() -> str | None:
-    """Return the commit that pip noted when it installed the package (PEP 610)."""
+def _build() -> dict[str, str]:
+    """Return commit and date of a build by scripts/build, else the commit that pip noted at the install (PEP 610)."""
+    file = resources.files("runtimeproxy") / BUILD
+    if file.is_file():
+        return dict(line.split(": ", 1) for line in file.read_text().splitlines())
     for distribution in metadata.distributions(name="runtimeproxy"):
         noted = json.loads(distribution.read_text("direct_url.json") or "{}")
         if "vcs_info" in noted:
-            return str(noted["vcs_info"]["commit_id"])
-    return None
+            return {"commit": str(noted["vcs_info"]["commit_id"])}
+    return {}

@@ -3,11 +3,12 @@
 import json
 import platform
 from configparser import ConfigParser
-from importlib import metadata
+from importlib import metadata, resources
+from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cli.shared.versions import LIBRARIES
+from runtimeproxy.cli.shared.versions import BUILD, LIBRARIES
 from runtimeproxy.version import VERSION
 from tests.cli.conftest import Run
 from tests.docs import ROOT
@@ -60,3 +61,12 @@ def test_commit_is_told_where_pip_noted_it(
     told = versions(run)
     assert told["commit"] == commit
     assert "secret" not in str(told)
+
+
+def test_build_is_told_as_its_file_says(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / BUILD).write_text("commit: abc-dirty\ndate: 2026-01-02T03:04:05Z\n")
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    told = versions(run)
+    assert (told["commit"], told["date"]) == ("abc-dirty", "2026-01-02T03:04:05Z")
+    first = run("runtimeproxy", "--version")[1].splitlines()[0]
+    assert first == f"runtimeproxy {VERSION} (commit abc-dirty, date 2026-01-02T03:04:05Z)"
