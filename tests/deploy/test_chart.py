@@ -1,0 +1,271 @@
+"""The chart's manifests: valid for each Kubernetes, what each pod may do on its node, and how hook servers register."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubernetes_validate import utils
+
+from runtimeproxy.plugins import directory, registration
+from runtimeproxy_hooks.__main__ import HOOKS, load
+from scripts.checks import manifests
+from scripts.checks.manifests import KUBERNETES, SETS
+from tests.deploy.charts import DAEMON_SETS, SCHEMA, SKIP_LABEL, containers, documents, host_paths, of_kind
+from tests.docs import ROOT
+
+VERSIONS = sorted({utils.major_minor(version) for version in utils.all_versions()}, key=lambda v: int(v[2:]))
+INSTALLERS = {name: found for name, found in DAEMON_SETS.items() if name.endswith("-installer")}
+HOOK_SERVERS = {name: found for name, found in DAEMON_SETS.items() if name.startswith("hook-servers/")}
+PROXYS = {"/var/run/runtimeproxy-hooks", "/etc/runtime/hookserver.d"}
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_manifests_are_those_of_the_chart() -> None:
+    """That helm renders them so is the check "manifests" of scripts/check, where helm is."""
+    assert manifests.SUMS.read_text() == manifests.sums()
+    assert manifests.README.read_text() == manifests.readme(manifests.README.read_text())
+
+
+@pytest.mark.parametrize("file", ["deploy/helm/runtimeproxy/templates/policy.yaml", "deploy/manifests/installer.yaml"])
+def test_neither_chart_nor_manifest_changes_alone(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (manifests.CHART, manifests.MANIFESTS):
+        shutil.copytree(folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(manifests, "helm_found", lambda: None)
+    monkeypatch.setattr("sys.argv", ["genmanifests", "--check"])
+    assert manifests.main() == 0
+    with open(file, "a", encoding="utf-8") as opened:
+        opened.write("# one more line\n")
+    assert manifests.main() == 1
+    assert "deploy/manifests/SHA256SUMS would change" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def schemas() -> Any:
+    """The schemas of a version are one file of some megabytes, which is read for each object otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
+
+
+def suffix_for(version: str) -> str:
+    return "-before-1.30" if int(version[2:]) < 30 else ""
+
+
+def test_versions_of_kubernetes_are_from_1_25_to_the_newest() -> None:
+    assert VERSIONS[0] == "1.25"
+    assert KUBERNETES[""].startswith(VERSIONS[-1])
+    assert len(VERSIONS) == int(VERSIONS[-1][2:]) - 24
+
+
+@pytest.mark.slow  # two seconds in all
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_are_valid_in_each_version(version: str, schemas: None) -> None:
+    """With no field that the version does not know. The Prometheus operator's PodMonitor is not Kubernetes' own."""
+    objects = [found for name in SETS for found in documents(name, suffix_for(version))]
+    for found in {json.dumps(found): found for found in objects if found["kind"] != "PodMonitor"}.values():
+        assert kubernetes_validate.validate(found, version, strict=True) == version
+
+
+BROKEN = {
+    "an unknown field": ("spec.template.spec.hostPid", True),
+    "a wrong type": ("spec.template.spec.hostPID", "yes"),
+    "a missing selector": ("spec.selector", None),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_invalid_manifest_would_be_found(case: str, schemas: None) -> None:
+    place, value = BROKEN[case]
+    [found] = copy.deepcopy(list(INSTALLERS.values())[:1])
+    *folders, last = place.split(".")
+    node: Any = found
+    for folder in folders:
+        node = node[folder]
+    node.pop(last) if value is None else node.update({last: value})
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(found, VERSIONS[-1], strict=True)
+
+
+def test_the_proxy_is_never_a_pod() -> None:
+    assert DAEMON_SETS
+    for name, found in DAEMON_SETS.items():
+        for container in containers(found):
+            words = container["command"] + container.get("args", [])
+            assert "koord-runtime-proxy" not in " ".join(words), name
+            assert words[1:2] != ["run"], name
+
+
+@pytest.mark.parametrize("name", DAEMON_SETS)
+def test_pods_stay_and_ask_for_what_they_use(name: str) -> None:
+    pod = DAEMON_SETS[name]["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["tolerations"]
+    for container in containers(DAEMON_SETS[name]):
+        assert {"cpu", "memory"} == container["resources"]["requests"].keys()
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert re.search(r"@sha256:[0-9a-f]{64}$", container["image"])
+
+
+def skips(found: dict[str, Any]) -> bool:
+    return found["spec"]["template"]["metadata"]["labels"].get(SKIP_LABEL) == "true"
+
+
+def test_hook_servers_and_the_installer_have_the_skip_label() -> None:
+    assert HOOK_SERVERS
+    assert INSTALLERS
+    assert {name for name, found in DAEMON_SETS.items() if skips(found)} == HOOK_SERVERS.keys() | INSTALLERS.keys()
+
+
+RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {
+    "hook-servers/runtimeproxy-hook-limits": ({"/sys/fs/cgroup"}, False, []),
+    "hook-servers/runtimeproxy-hook-gpu": (set(), False, []),
+    "hook-servers/runtimeproxy-hook-hello": (set(), False, []),
+    "hook-servers/runtimeproxy-hook-node": (
+        {"/sys/fs/cgroup", "/sys/fs/resctrl", "/run/runtimeproxy"},
+        True,
+        ["SYS_PTRACE"],
+    ),
+}
+"""The node's directories beside the proxy's two, the node's processes, and the capabilities of each hook server."""
+
+
+@pytest.mark.parametrize("name", HOOK_SERVERS)
+def test_a_hook_server_has_the_two_directories_and_what_it_needs(name: str) -> None:
+    pod = HOOK_SERVERS[name]["spec"]["template"]["spec"]
+    more, pids, capabilities = RIGHTS[name]
+    assert host_paths(HOOK_SERVERS[name]).keys() == PROXYS | more
+    assert (pod.get("hostPID", False), pod["automountServiceAccountToken"]) == (pids, False)
+    assert not pod.keys() & {"hostNetwork", "hostIPC", "serviceAccountName"}
+    *_, server = containers(HOOK_SERVERS[name])
+    for container in containers(HOOK_SERVERS[name]):
+        rights = container["securityContext"]
+        assert (rights["allowPrivilegeEscalation"], rights["capabilities"]["drop"]) == (False, ["ALL"])
+        assert rights["capabilities"].get("add", []) == (capabilities if container is server else [])
+        assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not rights.get("privileged", False)
+
+
+def test_processes_are_found_in_cgroups_that_cannot_be_written() -> None:
+    assert host_paths(HOOK_SERVERS["hook-servers/runtimeproxy-hook-node"])["/sys/fs/cgroup"] is True
+    assert host_paths(HOOK_SERVERS["hook-servers/runtimeproxy-hook-limits"])["/sys/fs/cgroup"] is False
+
+
+def test_the_exporter_sees_the_metrics_directory_alone() -> None:
+    exporter = DAEMON_SETS["exporter/runtimeproxy-exporter"]
+    pod = exporter["spec"]["template"]["spec"]
+    assert host_paths(exporter) == {"/var/run/koord-runtimeproxy-metrics": True}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["supplementalGroups"] == [970]
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+    assert pod["automountServiceAccountToken"] is False
+    [container] = containers(exporter)
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "--listen=[::]:9654" in container["command"]
+
+
+def test_the_pod_monitor_asks_the_exporters_port_with_tls() -> None:
+    monitor = of_kind("PodMonitor", "exporter")["runtimeproxy-exporter"]["spec"]
+    template = DAEMON_SETS["exporter/runtimeproxy-exporter"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    [endpoint] = monitor["podMetricsEndpoints"]
+    [container] = template["spec"]["containers"]
+    assert endpoint["port"] in [port["name"] for port in container["ports"]]
+    assert (endpoint["scheme"], endpoint["path"], endpoint["interval"]) == ("https", "/metrics", "30s")
+
+
+@pytest.mark.parametrize("name", ["installer", "kubelet", "exporter", "removal"])
+def test_the_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
+    [cluster] = of_kind("ClusterRole", name).values()
+    [role] = of_kind("Role", name).values()
+    [config] = of_kind("ConfigMap", name).values()
+    wanted = json.loads(config["data"]["wanted.json"])
+    assert cluster["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    create, held = role["rules"]
+    assert (create["resources"], create["verbs"]) == (["leases"], ["create"])
+    assert (held["resources"], held["verbs"]) == (["leases"], ["get", "update"])
+    assert held["resourceNames"] == [f"{wanted['pool']}-{place}" for place in range(wanted["parallel"])]
+
+
+@pytest.mark.parametrize("hook", sorted(HOOKS))
+def test_the_charts_table_of_hooks_is_theirs(hook: str) -> None:
+    text = (manifests.CHART / "templates/_helpers.tpl").read_text()
+    [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
+    [points] = re.findall(r"points: \[(.*?)\]", row)
+    assert points.split(", ") == [point.name for point in load(hook).points]
+    assert hook in SCHEMA["definitions"]["hookServer"]["properties"]["hooks"]["items"]["enum"]
+
+
+def registrations() -> dict[str, bytes]:
+    return {
+        name: config["data"]["registration.json"].encode()
+        for name, config in of_kind("ConfigMap", "hook-servers").items()
+    }
+
+
+def test_registrations_are_what_the_proxy_reads() -> None:
+    read = {name: registration.parse("a.json", content) for name, content in registrations().items()}
+    assert {name: (entry.policy.value, entry.timeout_seconds) for name, entry in read.items()} == {
+        "runtimeproxy-hook-limits": ("Ignore", 0.5),
+        "runtimeproxy-hook-gpu": ("Fail", None),
+        "runtimeproxy-hook-node": ("Ignore", None),
+        "runtimeproxy-hook-hello": ("Ignore", None),
+    }
+    assert not any(entry.warnings for entry in read.values())
+
+
+def volume(folder: Path, content: bytes, version: str) -> None:
+    """Lay a ConfigMap as the kubelet does: a new directory, and a link to it that is replaced at once."""
+    (folder / version).mkdir(parents=True)
+    (folder / version / "registration.json").write_bytes(content)
+    (folder / "..data_tmp").symlink_to(version)
+    os.replace(folder / "..data_tmp", folder / "..data")
+    if not (folder / "registration.json").is_symlink():
+        (folder / "registration.json").symlink_to("..data/registration.json")
+
+
+def ran(container: dict[str, Any], command: list[str], places: dict[str, Path]) -> None:
+    """Run a command of a container with the directories that it has there."""
+    words = [word.replace("$(POD_UID)", "12ab") for word in command + container.get("args", [])]
+    for path, here in places.items():
+        words = [word.replace(path, str(here)) for word in words]
+    subprocess.run(words, check=True)
+
+
+@pytest.mark.slow  # it runs the pods' commands
+@pytest.mark.parametrize(("name", "file", "stays"), [("limits", "10-limits.json", False), ("gpu", "20-gpu.json", True)])
+def test_a_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_path: Path) -> None:
+    """Under Ignore a change of the ConfigMap is followed, and the pod takes the file along; under Fail it stays."""
+    begin, server = containers(HOOK_SERVERS[f"hook-servers/runtimeproxy-hook-{name}"])
+    kubelet, folder = tmp_path / "kubelet", tmp_path / "hookserver.d"
+    laid = kubelet / "pods/12ab/volumes/kubernetes.io~configmap/registration"
+    places = {"/var/lib/kubelet": kubelet, "/etc/runtime/hookserver.d": folder, "/etc/runtimeproxy-hooks": laid}
+    folder.mkdir()
+    content = registrations()[f"runtimeproxy-hook-{name}"]
+    volume(laid, content, "..1")
+    for _ in range(2):  # a pod that begins anew
+        ran(begin, begin["command"], places)
+    assert directory.read(str(folder)) == {file: content}
+    volume(laid, changed := content.replace(b"Create", b"Start"), "..2")
+    assert directory.read(str(folder)) == {file: content if stays else changed}
+    if stays:
+        assert "lifecycle" not in server
+        shutil.rmtree(laid)
+        assert directory.read(str(folder)) == {file: content}
+    else:
+        ran({}, server["lifecycle"]["preStop"]["exec"]["command"], places)
+        assert directory.read(str(folder)) == {}
