@@ -45,6 +45,7 @@ from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.plugins.mask import MaskFile, path_in
 from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.relay.acceptor import Acceptor
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
 from runtimeproxy.settings.config import Config, Mode
 from runtimeproxy.version import VERSION
@@ -127,9 +128,9 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     listener = listeners[MAIN]
     loop = asyncio.get_running_loop()
-    systemd = SystemdNotifier(os.environ)
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
+    systemd = SystemdNotifier(os.environ, proxy.status)
     signals = Signals(loop, proxy.metrics)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
@@ -152,6 +153,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
         await signals.first.wait()
         log.info("%s: stopping; one more signal ends it at once", signals.name)
         systemd.stopping()
+        await proxy.finish_answers(config.drain_timeout_seconds, signals.again)
         if listener.withdraw():
             acceptor.accept()  # clients that have connected already are served; no new ones can come
         else:
@@ -207,8 +209,15 @@ class Front(Protocol):
     def backend_fault(self) -> str:
         """Called for /readyz: return why the runtime takes no connection now, "" if it does."""
 
+    def unfinished(self) -> Unfinished:
+        """Called now and then: return what clients still wait for."""
+
+    async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
+        """Called at shutdown, while clients are accepted: return once answers and tunnels that have begun end, after
+        ``seconds`` at most, and as soon as ``at_once`` is set."""
+
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Called at shutdown: finish the calls in progress, then close the clients' connections. Return after
+        """Called behind that: finish the calls in progress, then close the clients' connections. Return after
         ``seconds`` at most, and as soon as ``at_once`` is set."""
 
     async def close(self) -> None:
@@ -309,6 +318,21 @@ class Proxy:
         self.manager.measure()
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure, self.metrics.clock() + GAUGE_SECONDS)
 
+    def status(self) -> str:
+        """Return the state in one line, for ``systemctl status``."""
+        if self.draining:
+            left = self.front.unfinished()
+            return f"draining: {_counted(left.calls, 'call')}, {_counted(left.answers + left.streams, 'stream')}"
+        state = "waiting for the runtime" if self.metrics.events.runtime_is_lost else "serving"
+        disabled = f", {len(self.manager.disabled)} disabled" if self.manager.disabled else ""
+        return f"{state}, {_counted(len(self.manager.plugins), 'hook server')}{disabled}"
+
+    async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
+        """Serve on until answers and tunnels that have begun end, for ``seconds`` at most and until ``at_once``."""
+        self.draining = True
+        self.metrics.gauge("draining", 1)
+        await self.front.finish_answers(seconds, at_once)
+
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish the calls in progress, then stop everything.
 
@@ -326,6 +350,10 @@ class Proxy:
         await self.originals.stop()
         if self._gauges is not None:
             self._gauges.cancel()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _originals_file(config: Config) -> File | None:

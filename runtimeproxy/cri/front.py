@@ -72,6 +72,10 @@ class CriFront(FrontBase):
         """Close the client's connection: its gRPC library reconnects with its own backoff."""
         client.close()
 
+    async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
+        """Wait for none: the streams that come here are container events, which have no end. Exec, attach and
+        port-forward are calls here that return an address; their streams go past the proxy."""
+
     async def close(self) -> None:
         """Stop reading the runtime's state and close the connection for it."""
         await self.sync.stop()

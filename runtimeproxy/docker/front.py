@@ -32,7 +32,7 @@ from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Oper
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
-from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.drain import Unfinished, answers_ended
 from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
@@ -97,6 +97,10 @@ class DockerFront(FrontBase):
     def unreachable(self, client: socket.socket) -> None:
         """Answer the client's first request with 502."""
         BadGateway(self.loop, client, self.connections)
+
+    async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
+        """Wait for answers and tunnels: an exec probe, a build or a pull ends by itself, and cannot be resumed."""
+        await answers_ended(self.connections, seconds, at_once)
 
     async def close(self) -> None:
         if self._following is not None:

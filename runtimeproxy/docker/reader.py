@@ -12,7 +12,7 @@ from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.docker.answers import Answers
 from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, OwnAnswer
 from runtimeproxy.docker.requests import Requests
-from runtimeproxy.docker.routes import Route
+from runtimeproxy.docker.routes import EVENTS, Route
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
@@ -140,12 +140,14 @@ class Reader:
         return self._requests.began
 
     def unfinished(self) -> tuple[int, int, int]:
-        """Return how many requests wait for their answers, how many answers have begun to pass, and the tunnels."""
+        """Return how many requests wait for their answers, how many answers have begun to pass, a tunnel among them,
+        and how many that have no end have begun: the daemon's events."""
         if self.tunnel:
-            return 0, 0, 1
+            return 0, 1, 0
         calls = len(self._pending) or int(not self._requests.whole)
         passing = int(self._answers.begun and bool(self._pending) and not isinstance(self._pending[0], HeldExchange))
-        return calls - passing, passing, 0
+        endless = passing if passing and self._pending[0].series == EVENTS else 0
+        return calls - passing, passing - endless, endless
 
     # Requests.
 

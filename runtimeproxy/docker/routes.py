@@ -137,6 +137,7 @@ passing = re.compile("|".join(map(_pattern, _TEMPLATES))).match
 PASSING: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER, *_TEMPLATES))
 """The series that count passing requests; the first one is that of a request without a match."""
 PASSING_CREATE = PASSING[1 + _TEMPLATES.index("POST /containers/create")]
+EVENTS = PASSING[1 + _TEMPLATES.index("GET /events")]
 
 _NAMED = re.compile(r"(?:\A|&)(?:n|%6[Ee])(?:a|%61)(?:m|%6[Dd])(?:e|%65)(?:=([^&]*))?(?=&|\Z)")
 """The ``name`` parameter, however it is percent-encoded. Nothing else is decoded: a long query would take long."""

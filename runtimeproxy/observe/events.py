@@ -143,6 +143,11 @@ class Events:
             if not self._lost:
                 self.add(EventKind.RUNTIME_BACK)
 
+    @property
+    def runtime_is_lost(self) -> bool:
+        """Return whether anybody sees the runtime lost."""
+        return bool(self._lost)
+
     def read(self, since: int = 0, limit: int = PAGE) -> Page:
         """Return the next events after a number as JSON values. A number that was not given yet is one of an earlier
         process: everything is after it."""

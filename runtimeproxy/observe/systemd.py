@@ -1,7 +1,7 @@
-"""Notify systemd of the process's state (sd_notify(3)): ready, alive, stopping.
+"""Notify systemd of the process's state (sd_notify(3)): ready, alive, stopping, and the line of ``systemctl status``.
 
-Owns the datagrams to NOTIFY_SOCKET and the watchdog messages that WATCHDOG_USEC asks for.
-Must not know: what ready means, why the process stops.
+Owns the datagrams to NOTIFY_SOCKET, the watchdog messages that WATCHDOG_USEC asks for, and how often the line is told.
+Must not know: what ready means, why the process stops, what the line says.
 Invariant: without a supervisor nothing is sent; one that does not read causes no delay. Notifying never raises, and
 needs no new descriptor after the first message, so it goes on when none is left (P8). The watchdog messages come from
 the event loop itself, so that a loop that hangs is restarted (fault matrix P7, X7).
@@ -10,48 +10,62 @@ the event loop itself, so that a loop that hangs is restarted (fault matrix P7, 
 import asyncio
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 READY = b"READY=1"
 STOPPING = b"STOPPING=1"
 ALIVE = b"WATCHDOG=1"
+STATUS_SECONDS = 1.0
+"""Seconds between two looks for new words; words that are the same are not told again."""
 
 
 class SystemdNotifier:
-    """The supervisor that started the process; its variables are removed from the environment."""
+    """The supervisor that started the process; its variables are removed from the environment. ``status`` returns the
+    state in one line."""
 
-    def __init__(self, environ: MutableMapping[str, str]) -> None:
+    def __init__(self, environ: MutableMapping[str, str], status: Callable[[], str]) -> None:
+        self._status = status
+        self._told_status = ""
         self._address = environ.pop("NOTIFY_SOCKET", "")
         interval, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         ours = bool(self._address) and pid in ("", str(os.getpid()))
         self._beat_seconds = int(interval) / 2e6 if ours and interval.isascii() and interval.isdigit() else 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._socket: socket.socket | None = None
 
     def ready(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send READY=1, and WATCHDOG=1 in intervals from now on."""
+        """Send READY=1 and the status, and from now on WATCHDOG=1 in intervals, and the status when it has changed."""
         self._tell(READY)
         if self._beat_seconds:
             self._beat(loop)
+        if self._address:
+            self._look(loop)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(self._beat_seconds, self._beat, loop)
+        self._timers["beat"] = loop.call_later(self._beat_seconds, self._beat, loop)
         self._tell(ALIVE)
 
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timers["status"] = loop.call_later(STATUS_SECONDS, self._look, loop)
+        status = self._status()
+        if status != self._told_status and self._tell(f"STATUS={status}".encode()):
+            self._told_status = status
+
     def stopping(self) -> None:
-        """Send STOPPING=1; the watchdog messages go on."""
+        """Send STOPPING=1; the other messages go on."""
         self._tell(STOPPING)
 
     def leave(self) -> None:
         """Stop sending and close the socket."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._socket is not None:
             self._socket.close()
 
-    def _tell(self, state: bytes) -> None:
+    def _tell(self, state: bytes) -> bool:
+        """Send a state; return whether the supervisor's socket took it."""
         if not self._address:
-            return
+            return False
         # An address that begins with @ is an abstract one, whose first byte is NUL.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
@@ -59,4 +73,5 @@ class SystemdNotifier:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.sendto(state, address)
         except OSError:
-            pass  # nobody listens or reads, or no descriptor is left for the first message
+            return False  # nobody listens or reads, or no descriptor is left for the first message
+        return True

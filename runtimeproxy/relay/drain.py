@@ -1,6 +1,7 @@
 """The drain of a front: finish the calls of its clients, take no new ones, and cut streams off last.
 
-Owns the order and the time limits of that, and its log lines.
+Owns the order and the time limits of that, and its log lines. Before it, answers in progress may be waited for while
+clients are still served: to wait for them with the door closed would cost everybody else's calls.
 Must not know: what is spoken on a connection, signals, the listening socket.
 Invariant: it ends within its time whatever clients, hook servers and the runtime do.
 """
@@ -32,9 +33,9 @@ class Unfinished:
     calls: int = 0
     """Calls whose answers have not begun, or certainly come to an end."""
     answers: int = 0
-    """Answers in progress, which either end soon or are streams."""
+    """Answers in progress and tunnels: nobody knows when they end."""
     streams: int = 0
-    """Tunnels, and answers without an end of their own."""
+    """Answers without an end, such as events; their clients follow them anew."""
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.answers or self.streams)
@@ -56,6 +57,21 @@ class Drainable(Protocol):
 
     def close(self) -> None:
         """Called to close the connection at once; what is queued is lost."""
+
+
+async def answers_ended(connections: AbstractSet[Drainable], seconds: float, at_once: asyncio.Event) -> None:
+    """Wait until each connection that has an answer in progress or a tunnel now was seen without one, for ``seconds``
+    at most and until ``at_once`` is set. Those that begin later are not waited for, or there might be no end."""
+    loop = asyncio.get_running_loop()
+    left = {connection for connection in connections if connection.unfinished().answers}
+    if not left:
+        return
+    end = loop.time() + seconds
+    log.info("serving on for at most %s s, until answers and tunnels that have begun end: %d", seconds, len(left))
+    while left and loop.time() < end and not at_once.is_set():
+        await asyncio.sleep(LOOK_SECONDS)
+        left = {connection for connection in left & connections if connection.unfinished().answers}
+    log.info("answers and tunnels that have not ended: %d", len(left))
 
 
 class Drain:

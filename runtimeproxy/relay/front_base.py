@@ -15,7 +15,7 @@ from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
-from runtimeproxy.relay.drain import Drain, Drainable, Unfinished
+from runtimeproxy.relay.drain import Drain, Drainable, Unfinished, total
 from runtimeproxy.relay.endpoint import ReadBuffer
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,10 @@ class FrontBase(ABC):
         """Keep a task until it is done, so that the drain waits for it."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def unfinished(self) -> Unfinished:
+        """Return what all clients still wait for."""
+        return total(connection.unfinished() for connection in self.connections)
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish the calls in progress, for ``seconds`` at most and until ``at_once``, then close every connection."""

@@ -269,7 +269,7 @@ def test_b4_http2_that_may_not_pass_ends_the_connection() -> None:
     assert play.came() == (EOF, b"", 0)
 
 
-NOTHING, A_CALL, AN_ANSWER, A_TUNNEL = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
+NOTHING, A_CALL, AN_ANSWER, EVENTS = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
 LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")
 FOLLOWED = head("HTTP/1.1 200 OK", CHUNKED)
 WAITING = head("PUT /containers/box/archive HTTP/1.1", "Host: d", "Content-Length: 3", EXPECT)
@@ -291,14 +291,15 @@ UNFINISHED: dict[str, list[Look]] = {
         (daemon(b"0\r\n\r\n"), A_CALL, True),
         (daemon(OK), NOTHING, True),
     ],
+    "events": [(client(request("GET", "/events")), A_CALL, True), (daemon(FOLLOWED), EVENTS, True)],
     "an upgrade": [
         (client(ATTACH), A_CALL, False),
-        (daemon(SWITCHING), A_TUNNEL, False),
-        (client(b"stdin"), A_TUNNEL, False),
+        (daemon(SWITCHING), AN_ANSWER, False),
+        (client(b"stdin"), AN_ANSWER, False),
     ],
     "an upgrade that is refused": [(client(ATTACH), A_CALL, False), (daemon(NOT_FOUND), NOTHING, True)],
-    "an unframed answer": [(client(INFO), A_CALL, True), (daemon(HIJACKED), A_TUNNEL, False)],
-    "HTTP/2": [(client(PREFACE), A_TUNNEL, False)],
+    "an unframed answer": [(client(INFO), A_CALL, True), (daemon(HIJACKED), AN_ANSWER, False)],
+    "HTTP/2": [(client(PREFACE), AN_ANSWER, False)],
     "an answer that closes": [(client(INFO), A_CALL, True), (daemon(LAST), NOTHING, True)],
     "an answer that breaks off": [
         (client(LOGS), A_CALL, True),

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy.observe.systemd import SystemdNotifier
+from runtimeproxy.observe.systemd import STATUS_SECONDS, SystemdNotifier
+from tests.fakes.clock import virtual_time
 from tests.fakes.descriptors import no_descriptors
 from tests.patience import read
 
 BEAT_USEC = "40000"
+SERVING = b"STATUS=serving"
 
 
 class Systemd:
@@ -35,9 +37,9 @@ class Systemd:
     async def until_alive(self) -> None:
         assert await read(self.socket) == b"WATCHDOG=1"
 
-    def supervisor(self, **variables: str) -> SystemdNotifier:
+    def supervisor(self, status: Callable[[], str] = lambda: "serving", **variables: str) -> SystemdNotifier:
         environ = {"NOTIFY_SOCKET": self.name, "OTHER": "1", **variables}
-        made = SystemdNotifier(environ)
+        made = SystemdNotifier(environ, status)
         assert environ == {"OTHER": "1"}
         return made
 
@@ -65,14 +67,14 @@ async def test_beginning_and_end_are_told_and_no_needless_beat(systemd: Systemd,
     await asyncio.sleep(0.05)
     supervisor.stopping()
     supervisor.leave()
-    assert systemd.told() == [b"READY=1", b"STOPPING=1"]
+    assert systemd.told() == [b"READY=1", SERVING, b"STOPPING=1"]
 
 
 @pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
 async def test_loop_tells_that_it_lives_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
     supervisor.ready(asyncio.get_running_loop())
-    assert systemd.told() == [b"READY=1", b"WATCHDOG=1"]
+    assert systemd.told() == [b"READY=1", b"WATCHDOG=1", SERVING]
     with no_descriptors():
         for _ in range(3):
             await systemd.until_alive()
@@ -87,7 +89,7 @@ async def test_loop_tells_that_it_lives_to_the_end(systemd: Systemd, pid: dict[s
 
 async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
     for environ in ({}, {"WATCHDOG_USEC": BEAT_USEC}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
-        supervisor = SystemdNotifier(environ)
+        supervisor = SystemdNotifier(environ, str)
         supervisor.ready(asyncio.get_running_loop())
         supervisor.stopping()
         supervisor.leave()
@@ -107,4 +109,33 @@ async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
         supervisor.ready(asyncio.get_running_loop())
     assert systemd.told() == []
     await systemd.until_alive()
+    supervisor.leave()
+
+
+@virtual_time
+async def test_status_is_told_when_it_has_changed(systemd: Systemd) -> None:
+    words = ["serving, 3 hook servers"]
+    supervisor = systemd.supervisor(lambda: words[-1])
+    supervisor.ready(asyncio.get_running_loop())
+    assert systemd.told() == [b"READY=1", b"STATUS=serving, 3 hook servers"]
+    await asyncio.sleep(5 * STATUS_SECONDS)
+    assert systemd.told() == []
+    for number in range(100):
+        words.append(f"draining: {number} calls")
+        await asyncio.sleep(STATUS_SECONDS / 50)
+    assert len(systemd.told()) == 2
+    supervisor.leave()
+    await asyncio.sleep(5 * STATUS_SECONDS)
+    assert systemd.told() == []
+
+
+@virtual_time
+async def test_status_that_was_not_taken_is_told_again(systemd: Systemd) -> None:
+    supervisor = systemd.supervisor()
+    for _ in range(2000):  # far more than fits into a socket
+        supervisor.stopping()
+    supervisor.ready(asyncio.get_running_loop())
+    assert SERVING not in systemd.told()
+    await asyncio.sleep(STATUS_SECONDS)
+    assert systemd.told() == [SERVING]
     supervisor.leave()

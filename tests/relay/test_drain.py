@@ -8,7 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.drain import ANSWER_SECONDS, NOTICE_SECONDS, PARTING_SECONDS, Drain, Unfinished
+from runtimeproxy.relay.drain import (
+    ANSWER_SECONDS,
+    NOTICE_SECONDS,
+    PARTING_SECONDS,
+    Drain,
+    Unfinished,
+    answers_ended,
+)
 from tests.fakes.clock import virtual_time
 
 
@@ -155,3 +162,31 @@ def test_sum_of_what_is_unfinished_is_true_if_anything_is() -> None:
     assert drain.total([]) == Unfinished()
     assert [bool(Unfinished(**{kind: 1})) for kind in ("calls", "answers", "streams")] == [True] * 3
     assert not Unfinished()
+
+
+@virtual_time
+async def test_answers_are_waited_for_while_all_are_served(front: Front) -> None:
+    """Nobody is asked to leave; calls, endless streams, and answers that begin later are not waited for."""
+    stream, gone = front.connect(answers=1), front.connect(answers=1)
+    front.connect(calls=1, streams=1)
+    loop = asyncio.get_running_loop()
+    loop.call_later(1, front.connections.discard, gone)
+    loop.call_later(2, lambda: front.connect(answers=1))
+    loop.call_later(3, stream.finish)
+    await answers_ended(front.connections, 60, front.at_once)
+    assert loop.time() == pytest.approx(3, abs=5 * drain.LOOK_SECONDS)
+    assert stream in front.connections
+    assert not any(connection.told for connection in front.connections)
+
+
+@virtual_time
+async def test_wait_for_answers_ends_by_its_time_or_a_signal(front: Front) -> None:
+    loop = asyncio.get_running_loop()
+    await answers_ended(front.connections, 60, front.at_once)
+    assert loop.time() == 0
+    front.connect(answers=1)
+    await answers_ended(front.connections, 2, front.at_once)
+    assert loop.time() == pytest.approx(2, abs=5 * drain.LOOK_SECONDS)
+    front.at_once.set()
+    await answers_ended(front.connections, 60, front.at_once)
+    assert loop.time() == pytest.approx(2, abs=5 * drain.LOOK_SECONDS)

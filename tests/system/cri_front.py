@@ -99,6 +99,9 @@ class _Chat:
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
 
+    async def end(self) -> None:
+        self._call.cancel()
+
 
 class CriCaller(Caller):
     """A kubelet that speaks CRI v1."""

@@ -109,6 +109,9 @@ class _Chat:
             raise Failed(None, ENDED)
         return data
 
+    async def end(self) -> None:
+        await self._client.close()
+
 
 class DockerCaller(Caller):
     """A kubelet that speaks through dockershim; ``version`` is the prefix of every path."""

@@ -50,10 +50,12 @@ class Failed(Exception):
 
 
 class Chat(Protocol):
-    """Interface of a stream both ways, whose other end echoes what it gets; ``hear`` raises Failed at the end."""
+    """Interface of a stream both ways, whose other end echoes what it gets; ``hear`` raises Failed at the end. ``end``
+    closes it."""
 
     async def say(self, data: bytes) -> None: ...
     async def hear(self) -> bytes: ...
+    async def end(self) -> None: ...
 
 
 class Caller(ABC):

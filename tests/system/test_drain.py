@@ -16,7 +16,8 @@ import pytest
 from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import POD, Failed, Front, Runtime
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import POD, Caller, Chat, Failed, Front, Runtime
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 LONG_SECONDS = 60
 OTHER_POD = replace(POD, name="other")
 DRAINING, ANSWERED = "draining for at most", "every call is answered"
+SERVING_ON = "serving on for at most"
 
 
 @asynccontextmanager
@@ -47,10 +49,12 @@ async def tell(proxy: ProxyProcess, number: signal.Signals = signal.SIGTERM) -> 
 async def test_calls_are_answered_and_streams_cut_behind_them(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
+    """The stream begins behind the signal in Docker mode, where an earlier one is waited for."""
     runtime.upset("list", delay_seconds=1)
     gate, proxy = asyncio.Event(), front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
     proxy.register("slow.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="20s")
     async with stopping(proxy), front.caller(proxy.socket) as caller, front.caller(proxy.socket) as other:
+        earlier = await begin_to_stop(proxy, other) if front is DOCKER else None
         stream = await caller.chat()
         hooks.calls.clear()
         hooks.on("PreRunPodSandbox", hookanswers.behind(gate))
@@ -58,7 +62,11 @@ async def test_calls_are_answered_and_streams_cut_behind_them(
         passing = asyncio.ensure_future(caller.act("list"))
         await until(lambda: bool(runtime.asked("list")), "the runtime has the request")
         await hooks.wait_for_calls("PreRunPodSandbox")
-        await tell(proxy)
+        if earlier is None:
+            await tell(proxy)
+        else:
+            await earlier.end()
+            await asyncio.to_thread(proxy.wait_for_log, DRAINING)
         await stream.say(b"still there")
         assert await stream.hear() == b"still there"
         await passing
@@ -69,6 +77,48 @@ async def test_calls_are_answered_and_streams_cut_behind_them(
     assert "SIGTERM: stopping" in proxy.output()
     assert ANSWERED in proxy.output()
     assert not proxy.socket.exists()
+
+
+async def begin_to_stop(proxy: ProxyProcess, caller: Caller) -> Chat:
+    """Open a tunnel and tell the proxy to stop, which serves on because of it."""
+    tunnel = await caller.chat()
+    assert proxy.process is not None
+    proxy.process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(proxy.wait_for_log, SERVING_ON)
+    return tunnel
+
+
+async def test_clients_are_served_while_a_tunnel_is_waited_for(tmp_path: Path) -> None:
+    """A container's exec probe is such a tunnel."""
+    proxy = DOCKER.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
+    async with (
+        DOCKER.runtime(str(proxy.runtime)) as runtime,
+        stopping(proxy),
+        DOCKER.caller(proxy.socket) as caller,
+    ):
+        tunnel = await begin_to_stop(proxy, caller)
+        async with DOCKER.caller(proxy.socket) as newer:
+            assert await newer.create(await newer.run_pod()) in runtime.container_ids()
+        await tunnel.say(b"still there")
+        assert await tunnel.hear() == b"still there"
+        assert DRAINING not in proxy.output()
+        await tunnel.end()
+    assert "that have not ended: 0" in proxy.output()
+    assert ANSWERED in proxy.output()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the limit", "a second signal"])
+async def test_tunnel_is_cut_at_the_limit_or_by_a_second_signal(tmp_path: Path, again: bool) -> None:
+    proxy = DOCKER.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s" if again else "500ms")
+    async with DOCKER.runtime(str(proxy.runtime)), stopping(proxy), DOCKER.caller(proxy.socket) as caller:
+        begun = time.monotonic()
+        tunnel = await begin_to_stop(proxy, caller)
+        if again:
+            await tell(proxy)
+        with pytest.raises(Failed):
+            await asyncio.wait_for(tunnel.hear(), WAIT_SECONDS)
+        assert time.monotonic() - begun < LONG_SECONDS / 2
+    assert "that have not ended: 1" in proxy.output()
 
 
 async def test_post_hook_of_a_client_that_left_is_waited_for(

@@ -132,18 +132,41 @@ def test_systemd_hears_of_a_ready_socket_of_beats_and_of_the_end(
         assert systemd.recv(100) == b"READY=1"
         assert answers(proxy.socket)
         beats, hung = [time.monotonic()], " at <string>:6 hang\n"
+        statuses = []
         while "the event loop goes on" not in proxy.output().partition(hung)[2]:
-            assert systemd.recv(100) == b"WATCHDOG=1"
+            if (told := systemd.recv(100)).startswith(b"STATUS="):
+                statuses.append(told)
+                continue
+            assert told == b"WATCHDOG=1"
             beats.append(time.monotonic())
             assert beats[-1] - beats[0] < WAIT_SECONDS
         assert max(later - earlier for earlier, later in pairwise(beats)) > STALL_SECONDS / 2
         (line,) = (line for line in proxy.output().splitlines(keepends=True) if line.endswith(hung))
         assert "the event loop hangs" in line
+        assert statuses[0] == b"STATUS=serving, 0 hook servers"
         assert "hunter2" not in proxy.output()
     finally:
         proxy.stop()
     while systemd.recv(100) != b"STOPPING=1":
         pass
+
+
+async def test_systemd_is_told_the_state_in_a_line(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        assert proxy.app.status() == "serving, 0 hook servers"
+        for name in ("a", "b", "c"):
+            proxy.register(f"{name}.json", tmp_path / "nobody.sock")
+        await until(lambda: proxy.app.status() == "serving, 3 hook servers", "they are registered")
+        await proxy.app.manager.disable("a", "hangs", "test")
+        assert proxy.app.status() == "serving, 2 hook servers, 1 disabled"
+        proxy.metrics.events.runtime_lost("a test", "unreachable")
+        assert proxy.app.status() == "waiting for the runtime, 2 hook servers, 1 disabled"
+        runtime.upset("ping", delay_seconds=60)
+        asked = asyncio.ensure_future(caller.act("ping"))
+        await until(lambda: bool(runtime.asked("ping")), "the runtime has the request")
+        proxy.app.draining = True
+        assert proxy.app.status() == "draining: 1 call, 0 streams"
+        asked.cancel()
 
 
 @pytest.mark.parametrize("flag", ["remote_runtime_service_endpoint", "remote_image_service_endpoint"])
