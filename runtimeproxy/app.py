@@ -39,6 +39,7 @@ from runtimeproxy.observe import logs
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.observe.starts import Starts
 from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
@@ -64,14 +65,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameter numbers of mallopt(3)."""
 
 
-def run(config: Config) -> int:
+def run(config: Config, starts: Starts) -> int:
     """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
     listeners = inherited(os.environ)
     try:
         _listen(config, listeners)
+        starts.begin()  # where the directory was not there before
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # requests hold secrets (fault matrix X4)
         _check_apart(config, listeners.values())
-        uvloop.run(_serve(config, listeners))
+        uvloop.run(_serve(config, listeners, starts))
+        starts.end()
     finally:
         for listener in listeners.values():
             listener.close()
@@ -125,11 +128,13 @@ def _tell_listening(config: Config, listener: Listener) -> None:
         )
 
 
-async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
+async def _serve(config: Config, listeners: Mapping[str, Listener], starts: Starts) -> None:
     listener = listeners[MAIN]
     loop = asyncio.get_running_loop()
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
+    proxy.metrics.counted_elsewhere("starts", starts.starts)
+    proxy.metrics.counted_elsewhere("unclean_ends", starts.unclean)
     systemd = SystemdNotifier(os.environ, proxy.status)
     signals = Signals(loop, proxy.metrics)
     await proxy.start()

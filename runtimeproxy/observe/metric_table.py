@@ -188,6 +188,16 @@ ROWS: tuple[Metric, ...] = (
     _histogram("loop_lag_seconds", "How late the event loop runs a timer; one sample a second."),
     _counter("loop_stalls", "Times that the event loop hung for more than 0.2 s."),
     _gauge("loop_stalled_seconds", "Length of the last such stall."),
+    _counter(
+        "starts",
+        "Starts of a proxy for this socket since the node's boot, this one too; 0 if the file beside the socket that "
+        "keeps the number cannot be used.",
+    ),
+    _counter(
+        "unclean_ends",
+        "Proxies of this socket since the node's boot that ended without being told to: killed, crashed, or unable to "
+        "start.",
+    ),
     _counter("log_lines_dropped", "Log lines that stderr did not take."),
 )
 

@@ -210,7 +210,7 @@ def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, cl
     code = (
         "import os, sys; from runtimeproxy import app, cli;"
         "files = lambda: [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
-        f"app.run = lambda config: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
+        f"app.run = lambda config, starts: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
         "sys.exit(cli.koord_runtime_proxy())"
     )
     shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<>/dev/zero" for fd in range(3))

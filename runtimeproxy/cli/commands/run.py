@@ -16,6 +16,7 @@ from runtimeproxy.cli.shared.exit_codes import FAILED
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
+from runtimeproxy.observe.starts import Starts
 from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
 
 _EPILOG = (
@@ -45,9 +46,11 @@ def _run(**given: str | None) -> int:
     try:
         for line in settings.warnings:
             _logger.warning("%s", line, extra={"kind": line})
+        starts = Starts(settings.listen_endpoint)
+        starts.begin()  # before the imports, which fail where a library is missing
         from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
 
-        return app.run(settings)
+        return app.run(settings, starts)
     except Exception as error:
         if not isinstance(error, ConfigError):
             _logger.debug("Running failed", exc_info=True)
