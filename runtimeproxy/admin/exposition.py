@@ -6,6 +6,7 @@ Invariant: names, help and labels are those of the table of metrics; the daemon 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -54,12 +55,19 @@ class Snapshot(Collector):
         return [self._runtime if label == RUNTIME else next(values) for label in row.labels]
 
 
+class Process(ProcessCollector):
+    """The figures of a process; without /proc/stat, which the unit hides (ProcSubset=pid), there would be none."""
+
+    def _boot_time(self) -> float:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Exposition:
     """The text of the daemon's metrics; ``ask`` brings its snapshot."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]], daemon: int) -> None:
         self._ask = ask
-        self._process = ProcessCollector(pid=lambda: daemon, registry=None)
+        self._process = Process(pid=lambda: daemon, registry=None)
         self._made: asyncio.Task[bytes] | None = None
         self._since = 0.0
 

@@ -6,14 +6,16 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin import exposition
 from runtimeproxy.admin.channel import Refused
-from runtimeproxy.admin.exposition import Exposition
+from runtimeproxy.admin.exposition import Exposition, Process
 from runtimeproxy.admin.snapshot import series
 from runtimeproxy.observe.metric_table import ROWS, Kind
 from runtimeproxy.observe.metrics import Metrics
@@ -82,6 +84,16 @@ async def test_process_is_the_one_that_is_told() -> None:
         resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     assert families["process_resident_memory_bytes"] == pytest.approx(resident, rel=0.2)
     assert {"process_cpu_seconds", "process_open_fds", "process_max_fds"} <= families.keys()
+
+
+def test_process_is_told_where_proc_has_nothing_but_processes(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to("/proc/self")
+    (usual, hidden) = (
+        {family.name: family.samples[0].value for family in collector.collect()}
+        for collector in (ProcessCollector(registry=None), Process(proc=str(tmp_path), registry=None))
+    )
+    assert hidden.keys() == usual.keys()
+    assert hidden["process_start_time_seconds"] == pytest.approx(usual["process_start_time_seconds"], abs=5)
 
 
 async def test_daemon_that_is_gone_leaves_the_process_out() -> None:

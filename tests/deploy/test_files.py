@@ -36,7 +36,7 @@ OF_THE_PROCESS = {
 """What prometheus_client tells of a process."""
 KNOWN = {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
 LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
-UNIT = (DEPLOY / "systemd" / "runtimeproxy-exporter.service").read_text()
+UNIT = (DEPLOY / "systemd" / "runtimeproxy-export.service").read_text()
 
 
 def test_queries_name_metrics_and_labels_that_there_are() -> None:
@@ -102,7 +102,7 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
     assert len(commands) == 2
     for command in commands:
         program, name, *flags = shlex.split(command)
-        assert (program, name) == ("/usr/local/bin/runtimeproxy", "export")
+        assert (program, name) == ("/usr/bin/runtimeproxy", "export")
         export_command.make_context("export", flags.copy())
         listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
         assert exporter.address(listen)[1] == 9654
@@ -124,7 +124,7 @@ def test_node_problem_detector_runs_status_and_waits_longer_than_it() -> None:
     plugin: Any = json.loads((DEPLOY / "node-problem-detector" / "runtimeproxy.json").read_text())
     (condition,), (rule,) = plugin["conditions"], plugin["rules"]
     assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
-    assert (rule["path"], rule["args"]) == ("/usr/local/bin/runtimeproxy", ["status"])
+    assert (rule["path"], rule["args"]) == ("/usr/bin/runtimeproxy", ["status"])
     assert int(rule["timeout"].removesuffix("s")) > 2
     assert plugin["pluginConfig"]["max_output_length"] == 80
 

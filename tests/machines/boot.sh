@@ -1,11 +1,12 @@
 #!/bin/sh
 # Boots a machine, and ends it when standard input ends: also after kill -9 of whoever holds the other end.
-#   boot.sh NAME TREE WORK [SOURCE:PLACE ...]
-# NAME is its cgroup in each hierarchy, TREE its read-only root, WORK an empty directory, then read-only bind mounts.
+#   boot.sh NAME TREE BESIDE WORK [SOURCE:PLACE ...]
+# NAME is its cgroup in each hierarchy, TREE its read-only root, BESIDE "" or the directory whose files are seen in /usr
+# where TREE has none, WORK an empty directory, then read-only bind mounts.
 # Writes the id of the machine's process 1 to standard output. All mounts are in the machine's own namespace.
 set -eu
-name=$1 tree=$2 work=$3
-shift 3
+name=$1 tree=$2 beside=$3 work=$4
+shift 4
 
 # Each cgroup mount of this machine, on v1, v2 and hybrid ones: type, options, place.
 hierarchies() {
@@ -20,6 +21,11 @@ inside() {
     mount -t tmpfs -o mode=755 machine "$work"
     mkdir "$work/upper" "$work/work" "$work/root" "$work/lib"
     mount -t overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" machine "$work/root"
+    if [ "$beside" ]; then
+        mkdir "$work/programs" "$work/working"
+        mount -t overlay -o "lowerdir=$tree/usr:$beside,upperdir=$work/programs,workdir=$work/working" machine \
+            "$work/root/usr"
+    fi
     cd "$work/root"
     mount -t proc proc proc
     mount --bind proc/sys proc/sys
@@ -86,9 +92,11 @@ done
     while read -r place; do echo 0 >"$place/$name/cgroup.procs"; done <"$work/places"
     rm "$work/places"
     export MACHINE_INSIDE=yes
-    exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" "$name" "$tree" "$work" "$@" </dev/null
+    exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" "$name" "$tree" "$beside" \
+        "$work" "$@" </dev/null
 ) &
 machine=$!
+exec >/dev/null # so that its reader sees the machine's end
 cat >/dev/null
 # With its process 1 everything in the machine ends, and then unshare.
 first=$(cat "/proc/$machine/task/$machine/children" 2>/dev/null || true)

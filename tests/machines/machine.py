@@ -5,6 +5,7 @@ read-only, cgroups and engines work. Nothing of it outlives the ``with`` block, 
 """
 
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -31,11 +32,14 @@ class Machine:
 
     ``tree`` is its root (tests.machines.tree.debian()), which is not written to: all that is written is in memory.
     ``work`` is an empty directory of the test's own. ``binds`` are paths in the machine with what is seen there of
-    this one, read-only.
+    this one, read-only. With ``beside`` this machine's /usr is there, too, where the tree's has nothing.
     """
 
-    def __init__(self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, beside: bool = False
+    ) -> None:
         self._tree = tree
+        self._beside = "/usr" if beside else ""
         self._work = work
         self._binds = [f"{source}:{place}" for place, source in (binds or {}).items()]
         self.name = f"machine-{uuid.uuid4().hex[:8]}"
@@ -46,7 +50,7 @@ class Machine:
 
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
-        command = [BOOT, self.name, self._tree, self._work / "mount", *self._binds]
+        command = [BOOT, self.name, self._tree, self._beside, self._work / "mount", *self._binds]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the test, and that ends the machine.
             self._boot = subprocess.Popen(
@@ -54,7 +58,8 @@ class Machine:
             )
         try:
             assert self._boot.stdout is not None
-            self.pid = int(self._boot.stdout.readline() or 0)
+            ready, _, _ = select.select([self._boot.stdout], [], [], SECONDS)
+            self.pid = int(self._boot.stdout.readline() or 0) if ready else 0
             if not self.pid:
                 raise MachineError("the machine does not boot")
             self.until(lambda: self.run("systemctl", "is-system-running", check=False).strip() in STARTED, "the boot")
