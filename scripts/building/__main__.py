@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import archive, sources, wheel
+from scripts.building import archive, image, sbom, sign, sources, wheel
 from scripts.building.errors import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
     "wheel": wheel.build,
     "sdist": wheel.build_sdist,
     "archive": archive.build,
+    "image": image.build,
 }
 """What makes each artefact, in the order in which they are built; it gets the directories ``work`` and ``dist``."""
 
@@ -33,12 +34,13 @@ def main() -> int:
     # argparse compares the default of a list of choices with the choices, too
     parser.add_argument("artefacts", nargs="*", metavar="ARTEFACT", help=f"default: all of {', '.join(ARTEFACTS)}")
     parser.add_argument("--dirty", action="store_true", help="build the working tree, not the last commit")
+    parser.add_argument("--sign", type=Path, metavar="KEYFILE", help="sign checksums.txt with this key of minisign(1)")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where to put the files (default: dist)")
     arguments = parser.parse_args()
     if unknown := set(arguments.artefacts) - set(ARTEFACTS):
         parser.error(f"no such artefact: {', '.join(sorted(unknown))}; there are {', '.join(ARTEFACTS)}")
     try:
-        made = build(arguments.artefacts or list(ARTEFACTS), arguments.dist, dirty=arguments.dirty)
+        made = build(arguments.artefacts or list(ARTEFACTS), arguments.dist, dirty=arguments.dirty, key=arguments.sign)
     except BuildError as error:
         print(f"build: error: {error}", file=sys.stderr)
         return 1
@@ -46,8 +48,11 @@ def main() -> int:
     return 0
 
 
-def build(artefacts: Sequence[str], dist: Path, *, dirty: bool) -> list[Path]:
-    """Build the named artefacts and the file of checksums; return the files. Raises BuildError."""
+def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None = None) -> list[Path]:
+    """Build the named artefacts, their bills of materials and the file of checksums, which is signed with a key; return
+    the files. Raises BuildError."""
+    if key is not None:
+        sign.check_key(key, ROOT)
     os.umask(0o022)
     with tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
         work, fresh = Path(folder, "work"), Path(folder, "dist")
@@ -60,7 +65,10 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool) -> list[Path]:
         )
         for name in artefacts:
             ARTEFACTS[name](work, fresh)
+        sbom.write(work, fresh, sources.version(work))
         write_checksums(fresh)
+        if key is not None:
+            sign.sign(fresh / CHECKSUMS, key, f"runtimeproxy {sources.version(work)}, commit {source.commit}")
         dist.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.building.errors import BuildError, run
-from scripts.building.parts import Part
+from scripts.building.parts import LICENCES, Part
 
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "gcc-12-base": (),  # the copyright of gcc's libraries
@@ -26,20 +26,25 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
     "libffi8": ("libffi.so.8",),
     "libgcc-s1": ("libgcc_s.so.1",),
     "liblzma5": ("liblzma.so.5",),
+    "libsqlite3-0": ("libsqlite3.so.0",),  # for the kubelet's own values
     "libssl3": ("libcrypto.so.3", "libssl.so.3"),
     "libstdc++6": ("libstdc++.so.6",),
     "libuuid1": ("libuuid.so.1",),
     "zlib1g": ("libz.so.1",),
 }
 """The shared libraries of each package, by the names that programs ask for."""
+CONTROL = "control"
+"""The file beside an unpacked package's own that says what it is."""
 LOADER = "ld-linux-x86-64.so.2"
 PYTHON = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
+COMMON_LICENCES = "base-files", "usr/share/common-licenses"
+"""The package and directory of the licences that the copyright files of others only name."""
 LEFT_OUT = (
     "sitecustomize.py",  # a link to a file of the machine's
     "*.pyc",
     *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "turtle.py"),
-    # What the standard library does without where their libraries are not: terminals, databases, passwords, NIS, sound.
-    *("_crypt.*", "_curses*.so", "_dbm.*", "_sqlite3.*", "nis.*", "ossaudiodev.*", "readline.*"),
+    # What the standard library does without where their libraries are not: terminals, dbm, passwords, NIS, sound.
+    *("_crypt.*", "_curses*.so", "_dbm.*", "nis.*", "ossaudiodev.*", "readline.*"),
     *("_ctypes_test.*", "_test*.so", "_xx*.so", "xx*.so"),
 )
 """Files and directories of the standard library that the tree is without; patterns of names."""
@@ -53,21 +58,28 @@ def unpack(work: Path, root: Path) -> list[Part]:
     system = platform.freedesktop_os_release()
     if (system.get("ID"), system.get("VERSION_ID"), platform.machine()) != ("debian", "12", "x86_64"):
         raise BuildError("the archive has Debian 12's Python for x86_64, and this is another system: build it there")
-    parts, unpacked = [], work / "unpacked"
-    packages = _download(work / "debs", [*PYTHON, *LIBRARIES])
-    names = [run(["dpkg-deb", "--show", "--showformat=${Package} ${Version}", package]).split() for package in packages]
-    for package, (name, _) in zip(packages, names, strict=True):
-        (unpacked / name).mkdir(parents=True)
-        run(["dpkg-deb", "--extract", package, unpacked / name])
-    for package, (name, version) in zip(packages, names, strict=True):
-        part = Part(name, version, "deb", hashlib.sha256(package.read_bytes()).hexdigest())
-        for path in _taken(name, unpacked / name):
+    found = fetch(work / "debs", [*PYTHON, *LIBRARIES, COMMON_LICENCES[0]])
+    for part, folder in found:
+        for path in _taken(part.name, folder):
             part.add(root, *path)
-        documents = unpacked / name / "usr/share/doc" / name
-        owner = documents.readlink().name if documents.is_symlink() else name
-        part.add(root, unpacked / owner / "usr/share/doc" / owner / "copyright", f"share/licences/{name}/copyright")
-        parts.append(part)
-    return parts
+        documents = folder / "usr/share/doc" / part.name
+        owner = documents.readlink().name if documents.is_symlink() else part.name
+        texts = folder.with_name(owner) / "usr/share/doc" / owner
+        part.add(root, texts / "copyright", f"{LICENCES}/{part.name}/copyright")
+    return [part for part, _ in found]
+
+
+def fetch(folder: Path, packages: Sequence[str]) -> list[tuple[Part, Path]]:
+    """Fetch and unpack packages; return each as a part without files, with the directory of its files, all beside each
+    other. Raises BuildError."""
+    found = []
+    for package in _download(folder, packages):
+        name, version = run(["dpkg-deb", "--show", "--showformat=${Package} ${Version}", package]).split()
+        run(["dpkg-deb", "--extract", package, folder / "unpacked" / name])
+        (folder / "unpacked" / name / CONTROL).write_text(run(["dpkg-deb", "--field", package]))
+        part = Part(name, version, "deb", hashlib.sha256(package.read_bytes()).hexdigest())
+        found.append((part, folder / "unpacked" / name))
+    return found
 
 
 def _taken(name: str, folder: Path) -> list[tuple[Path, str]]:
@@ -75,6 +87,9 @@ def _taken(name: str, folder: Path) -> list[tuple[Path, str]]:
     if name in LIBRARIES:
         found = {path.name: path for path in folder.rglob("*.so*") if "x86_64-linux-gnu" in path.parent.name}
         return [(found[library], f"lib/{library}") for library in LIBRARIES[name]]
+    if name == COMMON_LICENCES[0]:
+        texts = [path for path in sorted((folder / COMMON_LICENCES[1]).iterdir()) if not path.is_symlink()]
+        return [(path, f"{LICENCES}/common-licenses/{path.name}") for path in texts]
     library = folder / "usr/lib/python3.11"
     left_out = shutil.ignore_patterns(*LEFT_OUT)
     taken = [(folder / "usr/bin/python3.11", "lib/python3")] if name == "python3.11-minimal" else []
@@ -88,7 +103,7 @@ def _taken(name: str, folder: Path) -> list[tuple[Path, str]]:
 
 def _download(folder: Path, packages: Sequence[str]) -> list[Path]:
     """Fetch the packages that apt would install. Lists that are missing or old are fetched, for this build alone."""
-    folder.mkdir()
+    (folder / "unpacked").mkdir(parents=True)
     command = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=1"]
     wanted = [f"{package}:amd64" for package in packages]
     try:

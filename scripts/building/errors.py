@@ -10,14 +10,17 @@ class BuildError(Exception):
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
-    """Run a program to its end and return its output. Raises BuildError with what it said."""
+    """Run a program to its end and return its output as text. Raises BuildError with what it said."""
+    return run_bytes(command, folder).decode()
+
+
+def run_bytes(command: Sequence[str | Path], folder: Path | None = None) -> bytes:
+    """Run a program to its end and return its output as it is. Raises BuildError with what it said."""
     try:
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError as error:
         raise BuildError(f"{error.filename} is not installed: run scripts/install release") from error
     if done.returncode:
-        shown = " ".join(map(str, command[:4]))
-        raise BuildError(f"{shown} ... ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}")
+        shown, said = " ".join(map(str, command[:4])), (done.stderr or done.stdout).decode(errors="replace")
+        raise BuildError(f"{shown} ... ended with {done.returncode}: {said.strip()[-2000:]}")
     return done.stdout

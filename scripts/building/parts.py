@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PLACE = "share/parts.json"
+LICENCES = "share/licences"
+"""The directory with a directory for each part, in which its licences are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Part:
 def write(root: Path, parts: Sequence[Part]) -> None:
     """Write the list of parts into the tree."""
     ordered = sorted(parts, key=lambda part: (part.kind, part.name))
+    (root / PLACE).parent.mkdir(parents=True, exist_ok=True)
     (root / PLACE).write_text(json.dumps([asdict(part) for part in ordered], indent=1) + "\n")
 
 

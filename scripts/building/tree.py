@@ -5,7 +5,7 @@ Owns its layout::
     bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader
     libexec/  the loader, by the name of each program, which is the process's name, too
     lib/      libraries, python3 (which needs the loader), python3.11/ with dist-packages/
-    share/    licences, units, parts.json (what all came from)
+    share/    licences, units, parts.json (what all came from), sbom/ (the same in CycloneDX's form)
     BUILD     what ``runtimeproxy version`` tells
 
 Must not know: what is made of it (archive, packages, image).
@@ -21,15 +21,16 @@ import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
-from scripts.building import debian, parts, wheel
+from scripts.building import debian, parts, sbom, sources, wheel
 from scripts.building.errors import BuildError, run
-from scripts.building.parts import Part
+from scripts.building.parts import LICENCES, Part
 
 DIST_PACKAGES = "lib/python3.11/dist-packages"
 """Where Debian's Python looks for installed packages."""
 NEWEST_GLIBC = 36
 """The minor version of Debian 12's glibc 2."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -1)] + ["manylinux2014_x86_64"]
+_LICENCE = re.compile(r"\.dist-info/(licenses/.|licen[cs]e|copying|notice)", re.IGNORECASE)
 PROGRAM = Path(__file__).with_name("program.sh")
 
 
@@ -43,12 +44,11 @@ def made(work: Path) -> Path:
     found += [_install(file, root) for file in (*_pinned(work), ours)]
     parts.write(root, found)
     _write_programs(root)
-    for unit in sorted((work / "source/deploy/systemd").iterdir()):
-        (root / "share/systemd").mkdir(exist_ok=True)
-        shutil.copy(unit, root / "share/systemd")
+    shutil.copytree(work / "source/deploy/systemd", root / "share/systemd")
     _check_libraries(root)
     _compile(root)
     (root / "BUILD").write_text(run([root / "bin/runtimeproxy", "--version"]))
+    sbom.write_into(root, sources.version(work))
     return root
 
 
@@ -73,6 +73,8 @@ def _install(file: Path, root: Path) -> Part:
             if ".data/" not in entry:
                 archive.extract(entry, root / DIST_PACKAGES)
                 part.files.append(f"{DIST_PACKAGES}/{entry}")
+    for text in [file for file in part.files if _LICENCE.search(file)]:
+        part.add(root, root / text, f"{LICENCES}/{part.name}/{text.replace('/licenses/', '/').split('.dist-info/')[1]}")
     return part
 
 

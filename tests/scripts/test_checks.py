@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.observe.metric_table import ROWS
-from scripts.checks import citations, metrics
+from scripts.checks import audit, citations, metrics
 from scripts.checks.pure import lacking, own_tests, pure_modules
 from scripts.checks.sizes import too_long
 
@@ -114,3 +114,22 @@ def test_rules_without_tests_and_citations_without_rules_are_told() -> None:
     assert ["C3" in line for line in citations.unshown(rules, cited)] == [True]
     [line] = citations.misnamed(FAULTS, {Path("tests/test_a.py"): {("fault matrix", "B1")}})
     assert "B1 names tests/test_b.py" in line
+
+
+SOUND = {"name": "a", "version": "1", "vulns": []}
+WEAK = {**SOUND, "vulns": [{"id": "PYSEC-1", "fix_versions": ["2", "3"]}, {"id": "PYSEC-2", "fix_versions": []}]}
+UNASKED = {"name": "b", "skip_reason": "not reached"}
+NOT_CHECKED = "NOT CHECKED: {}. Check them where the service of advisories can be reached, before this is released"
+
+
+@pytest.mark.parametrize(
+    ("rows", "findings"),
+    [
+        ([SOUND], []),
+        ([WEAK], ["a 1: PYSEC-1, mended in 2, 3", "a 1: PYSEC-2, mended in no version"]),
+        ([SOUND, UNASKED], [NOT_CHECKED.format("1 of 2 libraries: not reached")]),
+        ([], [NOT_CHECKED.format("1 of 0 libraries: none was named")]),
+    ],
+)
+def test_library_that_could_not_be_asked_about_is_a_finding(rows: list[dict[str, object]], findings: list[str]) -> None:
+    assert audit.told(rows) == findings

@@ -1,0 +1,118 @@
+"""The image of hook servers, exporter and node-installer: an OCI layout in a tar file, made by umoci without a daemon.
+
+Owns what is in it beside the tree: a shell, the programs that charts call, and the archive for the node-installer.
+Must not know: the charts.
+Invariant: nothing in it runs while it is made, and no file is setuid; times are the commit's, so equal files give equal
+bytes.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scripts.building import archive, debian, packing, parts, sbom, sources, tree
+from scripts.building.errors import run
+
+BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
+PROGRAMS = "[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv"
+PROGRAMS += (
+    " printf pwd readlink realpath rm rmdir sha256sum sleep sort stat sync tail test timeout touch tr true uname"
+)
+TAKEN: Mapping[str, Sequence[str]] = {
+    "base-files": ("usr/lib/os-release",),
+    "coreutils": (*(f"{BINARIES}/{name}" for name in PROGRAMS.split()), "usr/sbin/chroot"),
+    "dash": (f"{BINARIES}/dash",),
+    "gzip": (f"{BINARIES}/gzip",),
+    "libacl1": (f"{LIBRARIES}/libacl.so.1",),
+    "libattr1": (f"{LIBRARIES}/libattr.so.1",),
+    "libc6": (f"{LIBRARIES}/{debian.LOADER}", f"{LIBRARIES}/libc.so.6"),
+    "libpcre2-8-0": (f"{LIBRARIES}/libpcre2-8.so.0",),
+    "libselinux1": (f"{LIBRARIES}/libselinux.so.1",),
+    "tar": (f"{BINARIES}/tar",),
+    "util-linux": (f"{BINARIES}/nsenter",),
+}
+"""What is taken of each Debian package, by its place where /bin and /lib are links."""
+LINKS: Mapping[str, str] = {
+    **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
+    "etc/os-release": "../usr/lib/os-release",
+    f"{BINARIES}/sh": "dash",
+    f"usr/lib64/{debian.LOADER}": f"../lib/x86_64-linux-gnu/{debian.LOADER}",
+}
+NOBODY = 65534
+FILES: Mapping[str, str] = {
+    "etc/passwd": f"root:x:0:0:root:/:/bin/sh\nnobody:x:{NOBODY}:{NOBODY}:nobody:/:/bin/sh\n",
+    "etc/group": f"root:x:0:\nnogroup:x:{NOBODY}:\n",
+}
+TREE, ARCHIVE = "usr/lib/runtimeproxy", "usr/share/runtimeproxy"
+CONFIG: Mapping[str, Sequence[str]] = {
+    "--architecture": ["amd64"],
+    "--os": ["linux"],
+    "--config.user": [f"{NOBODY}:{NOBODY}"],  # hook servers and the node-installer are root by their charts
+    "--config.env": [f"PATH=/{TREE}/bin:/usr/sbin:/usr/bin"],
+    "--config.cmd": ["runtimeproxy", "--help"],
+}
+LABELS = {
+    "title": "runtimeproxy",
+    "description": "Hook servers, metrics exporter and node-installer of runtimeproxy",
+    "licenses": "Apache-2.0",
+    "base.name": "debian:12",
+}
+"""Labels of every version, below org.opencontainers.image."""
+
+
+def build(work: Path, dist: Path) -> list[Path]:
+    """Build runtimeproxy_<version>_image.tar. Raises BuildError."""
+    version, layout = sources.version(work), work / "layout"
+    base, ours = _base(work), _ours(work, dist)
+    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    image, history = f"--image={layout}:{version}", [f"--history.created={time}", "--history.author=scripts/build"]
+    run(["umoci", "init", f"--layout={layout}"])
+    run(["umoci", "new", image])
+    for folder in (base, ours):
+        layer = work / f"{folder.name}.tar"
+        with layer.open("wb") as file:
+            packing.write_tar(folder, file, "")
+        run(["umoci", "raw", "add-layer", image, *history, f"--history.created_by={folder.name}", layer])
+    [commit] = [line.split()[1] for line in (work / "source" / sources.BUILD_FILE).read_text().splitlines()[:1]]
+    labels = {**LABELS, "version": version, "revision": commit, "created": time}
+    options = [f"{option}={value}" for option, values in CONFIG.items() for value in values]
+    options += [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
+    run(["umoci", "config", image, f"--created={time}", "--no-history", *options])
+    run(["umoci", "gc", f"--layout={layout}"])
+    packed = dist / f"runtimeproxy_{version}_image.tar"
+    with packed.open("wb") as file:
+        packing.write_tar(layout, file, "")
+    return [packed]
+
+
+def _base(work: Path) -> Path:
+    """Return the directory of the lower layer: what is of Debian beside the tree, and who the users are."""
+    root = work / "base"
+    found = debian.fetch(work / "base-debs", list(TAKEN))
+    for part, folder in found:
+        for place in TAKEN[part.name]:
+            source = folder / place
+            part.add(root, source if source.exists() else folder / place.removeprefix("usr/"), place)
+        documents, control = f"usr/share/doc/{part.name}/copyright", f"var/lib/dpkg/status.d/{part.name}"
+        part.add(root, folder / documents, documents)
+        part.add(root, folder / debian.CONTROL, control)
+    for place, content in FILES.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(content)
+    for place, target in LINKS.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).symlink_to(target)
+    parts.write(work / sbom.BASE, [part for part, _ in found])
+    return root
+
+
+def _ours(work: Path, dist: Path) -> Path:
+    """Return the directory of the upper layer: the tree, with the archive that the node-installer puts on nodes."""
+    root = work / "ours"
+    shutil.copytree(tree.made(work), root / TREE, symlinks=True)
+    [packed] = list(dist.glob("runtimeproxy_*_linux_x86_64.tar.gz")) or archive.build(work, work)
+    (root / ARCHIVE).mkdir(parents=True)
+    shutil.copy(packed, root / ARCHIVE)
+    return root

@@ -1,0 +1,98 @@
+"""The licence of each part, and whether it may be shipped.
+
+Owns the SPDX expressions of wheels' metadata and of Debian's packages, and the list of licences that are allowed.
+Must not know: what is built of the parts.
+Invariant: a part whose licence is not known, or not allowed, is an error with its name, never left out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from scripts.building.errors import BuildError
+
+ALLOWED = frozenset(
+    {
+        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0", "Zlib", "bzip2-1.0.6"),
+        *("LicenseRef-public-domain", "MPL-2.0"),
+        # Libraries that a program of any licence may use, and programs of the image that it does not use.
+        *("LGPL-2.1-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1"),
+        *("GPL-2.0-or-later", "GPL-3.0-or-later"),
+    }
+)
+_GCC = "GPL-3.0-or-later WITH GCC-exception-3.1"
+DEBIAN: Mapping[str, str] = {
+    "base-files": "GPL-2.0-or-later",
+    "coreutils": "GPL-3.0-or-later",
+    "dash": "BSD-3-Clause",
+    "gcc-12-base": _GCC,
+    "gzip": "GPL-3.0-or-later",
+    "libacl1": "LGPL-2.1-or-later",
+    "libattr1": "LGPL-2.1-or-later",
+    "libbz2-1.0": "bzip2-1.0.6",
+    "libc6": "LGPL-2.1-or-later",
+    "libexpat1": "MIT",
+    "libffi8": "MIT",
+    "libgcc-s1": _GCC,
+    "liblzma5": "LicenseRef-public-domain",
+    "libpcre2-8-0": "BSD-3-Clause",
+    "libpython3.11-minimal": "PSF-2.0",
+    "libpython3.11-stdlib": "PSF-2.0",
+    "libselinux1": "LicenseRef-public-domain",
+    "libsqlite3-0": "LicenseRef-public-domain",
+    "libssl3": "Apache-2.0",
+    "libstdc++6": _GCC,
+    "libuuid1": "BSD-3-Clause",
+    "python3.11-minimal": "PSF-2.0",
+    "tar": "GPL-3.0-or-later",
+    "util-linux": "GPL-2.0-or-later",
+    "zlib1g": "Zlib",
+}
+"""Of what is taken of each Debian package, read from its copyright file by us: most of these files have no form that a
+program could read."""
+_WORDS: Mapping[str, str] = {
+    "3-clause bsd license": "BSD-3-Clause",
+    "apache 2.0": "Apache-2.0",
+    "apache software license": "Apache-2.0",
+    "mit license": "MIT",
+    "mit license, apache software license": "MIT OR Apache-2.0",
+    "python software foundation license": "PSF-2.0",
+}
+"""Words of older metadata, in small letters, for what newer ones say by SPDX expressions."""
+
+
+class Metadata(Protocol):
+    """Interface of a wheel's METADATA, as email and importlib.metadata read it."""
+
+    def __getitem__(self, key: str) -> Any: ...
+    def get_all(self, name: str, failobj: Any = None) -> Any: ...
+
+
+def of_wheel(metadata: Metadata) -> str:
+    """Return the SPDX expression of a wheel's licence. Raises BuildError."""
+    if expression := metadata["License-Expression"]:
+        return checked(metadata["Name"], expression)
+    names = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License :: ")]
+    words = ", ".join(sorted(names, reverse=True)) or metadata["License"] or "none"
+    return checked(metadata["Name"], _WORDS.get(words.lower(), words))
+
+
+def of_package(name: str) -> str:
+    """Return the SPDX expression of a Debian package's licence. Raises BuildError."""
+    return checked(name, DEBIAN.get(name, "none"))
+
+
+def checked(name: str, expression: str) -> str:
+    """Return a part's licence if all that is in it is allowed. Raises BuildError."""
+    if unknown := sorted(not_allowed([expression])):
+        raise BuildError(
+            f"the licence of {name} is {expression!r}, and {', '.join(unknown)} is not allowed: "
+            "read it, and add it to scripts/building/licences.py or do without the part"
+        )
+    return expression
+
+
+def not_allowed(expressions: Iterable[str]) -> set[str]:
+    """Return the licences in SPDX expressions that are not on the list."""
+    found = {each.strip() for text in expressions for each in re.split(r"\bAND\b|\bOR\b|[()]", text)}
+    return {each for each in found if each} - ALLOWED

@@ -1,0 +1,148 @@
+"""The bill of materials of an artefact, as CycloneDX 1.6: its parts, and each file under the part that it came from.
+
+Owns whose each file is, and the form of the document.
+Must not know: how an artefact is made or packed.
+Invariant: each regular file of the artefact is there with its hash. What no part brought is ours, and stands under the
+artefact itself. The same artefact gives the same document.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.parser import Parser
+from importlib.metadata import metadata
+from pathlib import Path, PurePath
+from uuid import NAMESPACE_URL, uuid5
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from scripts.building import contents, debian, licences, parts
+from scripts.building.parts import Part
+
+SUFFIX = ".cdx.json"
+OURS, OUR_LICENCE = "runtimeproxy", "Apache-2.0"
+IN_TREE = "share/sbom/runtimeproxy.cdx.json"
+BASE = "base-parts"
+"""The directory below ``work`` with the list of parts of the image's lower layer."""
+_PIN = re.compile(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:\w+.*\n)+)", re.MULTILINE)
+
+
+def write(work: Path, dist: Path, version: str) -> None:
+    """Write the document of each artefact in a directory, beside it. Raises BuildError."""
+    for artefact in sorted(dist.iterdir()):
+        artefact.with_name(artefact.name + SUFFIX).write_text(of_artefact(artefact, work, version))
+
+
+def write_into(root: Path, version: str) -> None:
+    """Write the document of the tree into it: its parts without their files, which are in its list of parts."""
+    main = _main(root.name, version, hashlib.sha256((root / parts.PLACE).read_bytes()).hexdigest())
+    (root / IN_TREE).parent.mkdir(parents=True)
+    (root / IN_TREE).write_text(_text(main, [_of_part(part, root) for part in parts.read(root) if part.name != OURS]))
+
+
+def of_artefact(artefact: Path, work: Path, version: str) -> str:
+    """Return the document of an artefact, as JSON. Raises BuildError."""
+    files = contents.of(artefact)
+    owners: dict[str, Part] = {}
+    found: dict[str, Component] = {}
+    roots = {name.removesuffix(parts.PLACE): work / "tree" for name in files if name.endswith(parts.PLACE)}
+    if artefact.name.endswith("_image.tar"):
+        roots[""] = work / BASE
+    for place, root in roots.items():
+        brought = [part for part in parts.read(root) if part.name != OURS]
+        owners |= _owners(brought, place, files)
+        found |= {_key(part): _of_part(part, root) for part in brought}
+    main = _main(artefact.name, version, hashlib.sha256(artefact.read_bytes()).hexdigest())
+    for name in sorted(files):
+        component = found[_key(owners[name])] if name in owners else main
+        component.components.add(_of_file(name, files[name]))
+    return _text(main, found.values() or _of_pins((work / "source/deploy/requirements.lock").read_text()))
+
+
+def _owners(brought: Iterable[Part], place: str, files: Mapping[str, str]) -> dict[str, Part]:
+    """Return whose the files below a place are; a compiled module is its source's, a program's loader the loader's."""
+    found = {place + file: part for part in brought for file in part.files}
+    for name in files:
+        path = PurePath(name)
+        if path.parent.name == "__pycache__":
+            source = str(path.parent.parent / f"{path.name.partition('.')[0]}.py")
+        elif path.is_relative_to(f"{place}libexec"):
+            source = f"{place}lib/{debian.LOADER}"
+        else:
+            continue
+        if source in found:
+            found[name] = found[source]
+    return found
+
+
+def _key(part: Part) -> str:
+    """The image has some Debian packages twice, in the tree and beside it."""
+    return f"{part.kind} {part.name} {part.version}"
+
+
+def _main(name: str, version: str, digest: str) -> Component:
+    purl = PackageURL("generic", None, OURS, version, {"file_name": name})
+    return _component(ComponentType.APPLICATION, OURS, version, OUR_LICENCE, purl, digest)
+
+
+def _of_part(part: Part, root: Path) -> Component:
+    if part.kind == "deb":
+        purl = PackageURL("deb", "debian", part.name, part.version, {"arch": "amd64", "distro": "debian-12"})
+        licence = licences.of_package(part.name)
+    else:
+        [file] = (file for file in part.files if file.endswith(".dist-info/METADATA"))
+        purl = PackageURL("pypi", None, part.name, part.version)
+        licence = licences.of_wheel(Parser().parsestr((root / file).read_text()))
+    return _component(ComponentType.LIBRARY, part.name, part.version, licence, purl, part.sha256)
+
+
+def _of_pins(lock: str) -> list[Component]:
+    """Return what the wheel is tested with: the pins, of which each has the hashes of several files."""
+    found = []
+    for name, version, hashes in _PIN.findall(lock):
+        purl = PackageURL("pypi", None, name, version)
+        component = _component(ComponentType.LIBRARY, name, version, licences.of_wheel(metadata(name)), purl)
+        kept = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in re.findall(r"sha256:(\w+)", hashes)]
+        reference = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=kept)
+        component.external_references.add(reference)
+        found.append(component)
+    return found
+
+
+def _component(
+    kind: ComponentType, name: str, version: str, licence: str, purl: PackageURL, digest: str = ""
+) -> Component:
+    return Component(
+        type=kind,
+        name=name,
+        version=version,
+        purl=purl,
+        bom_ref=str(purl),
+        licenses=[LicenseFactory().make_from_string(licence)],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)] if digest else [],
+    )
+
+
+def _of_file(name: str, digest: str) -> Component:
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+    return Component(type=ComponentType.FILE, name=name, bom_ref=f"file:{name}", hashes=hashes)
+
+
+def _text(main: Component, others: Iterable[Component]) -> str:
+    """Return the document; its number is made of the artefact's hash, its time that of the commit."""
+    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
+    [digest] = main.hashes
+    bom = Bom(
+        components=others,
+        serial_number=uuid5(NAMESPACE_URL, f"sha256:{digest.content}"),
+        metadata=BomMetaData(component=main, timestamp=time),
+    )
+    bom.register_dependency(main, others)
+    return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
