@@ -45,6 +45,10 @@ STALL_SECONDS = Amount(1, 60)
 """Seconds that a client does not read."""
 RESTARTS = Amount(1, 100)
 """Restarts of a proxy under load, by SIGTERM."""
+KILLS = Amount(1, 50)
+"""Kills of a proxy under load, by SIGKILL."""
+CRASH_SECONDS = Amount(1, 60)
+"""Seconds in which a proxy that cannot start is started again and again."""
 SECOND_STARTS = Amount(1, 100)
 """Starts of a proxy whose socket is in use by another one."""
 HANGS = Amount(10, 2_000)

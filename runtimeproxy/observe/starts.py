@@ -32,20 +32,20 @@ class Starts:
         if self._file is not None:
             return
         with suppress(OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
-            _check(os.stat(os.path.dirname(self._path)), (0, os.geteuid()))
+            if not _is_ours(os.stat(os.path.dirname(self._path)), (0, os.geteuid())):
+                return
             file = os.open(self._path, _MAKE, 0o600)
             try:
-                _check(found := os.fstat(file), (os.geteuid(),))
-                if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                    raise OSError("no file of ours")
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                starts, unclean, state = _counts(os.pread(file, 200, 0))
-                self.starts, self.unclean = starts + 1, unclean + (state == _RUNS)
-                self._write(file, _RUNS)
-            except OSError:
-                os.close(file)
-                raise
-            self._file = file
+                found = os.fstat(file)
+                if _is_ours(found, (os.geteuid(),)) and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    starts, unclean, state = _counts(os.pread(file, 200, 0))
+                    self.starts, self.unclean = starts + 1, unclean + (state == _RUNS)
+                    self._write(file, _RUNS)
+                    self._file = file
+            finally:
+                if self._file is None:
+                    os.close(file)
 
     def end(self) -> None:
         """Note that this proxy ends as it should."""
@@ -60,10 +60,9 @@ class Starts:
         os.pwrite(file, f"{_boot()} {self.starts:10} {self.unclean:10} {state:5}\n".encode(), 0)
 
 
-def _check(found: os.stat_result, owners: tuple[int, ...]) -> None:
-    """Raise OSError if another user or group could have written a directory or a file."""
-    if found.st_uid not in owners or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError("others may write there")
+def _is_ours(found: os.stat_result, owners: tuple[int, ...]) -> bool:
+    """Return whether no other user or group can have written a directory or a file."""
+    return found.st_uid in owners and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _boot() -> str:

@@ -99,7 +99,10 @@ TESTED = {
     "metrics": ("10,000 creates for each policy, half of them with a failure or a change", system("metrics_truth")),
     "peers": ("10,000 mutations", [HEADS, *system("backends_broken", "bounds", "crowd")]),
     "cancels": ("10,000 cancels", system("cancels")),
-    "restarts": ("100 restarts, 100 second starts, 50 kills", system("restarts", "engines_killed", "containerd")),
+    "restarts": (
+        "100 restarts, 100 second starts, 50 kills with 200 pods, 60 s of a crash loop",
+        system("restarts", "crash_loop", "engines_killed", "containerd"),
+    ),
     "kills": ("200 pods, 1,000 lost creates", [*system("restart"), "tests/core/test_originals_file_rows.py"]),
 }
 NODE = f"{PODS:,} pods with {CONTAINERS} containers each; {RECORDS_PODS * (1 + CONTAINERS):,} records"

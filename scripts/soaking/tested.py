@@ -38,8 +38,9 @@ def tests(arguments: Sequence[str], share: float) -> list[Figure]:
         if code:
             raise DemoError(f"pytest ended with exit code {code}; its output: {output}")
         passed = read_report(report.read_text())
+        told = read_properties(report.read_text())
     slowest, seconds = max(passed, key=lambda test: test[1])
-    figures = [Figure("tests that passed", f"{len(passed)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
+    figures = [Figure("tests that passed", f"{len(passed)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s"), *told]
     if "hypothesis" in arguments:
         examples = sum(map(int, re.findall(r"- (\d+) passing", output)))
         figures.append(Figure("examples that they were given", f"{examples:,}", "1 or more", examples > 0))
@@ -52,6 +53,15 @@ def read_report(xml: str) -> list[tuple[str, float]]:
     if skipped := [case.attrib["name"] for case in cases if case.find("skipped") is not None]:
         raise DemoError(f"skipped were {', '.join(skipped)}")
     return [(case.attrib["name"], float(case.attrib["time"])) for case in cases]
+
+
+def read_properties(xml: str) -> list[Figure]:
+    """Return what tests have found (``record_property``) as figures without a limit, which the tests judge."""
+    return [
+        Figure(f"{entry.attrib['name']} ({case.attrib['name']})", entry.attrib["value"])
+        for case in ElementTree.fromstring(xml).iter("testcase")
+        for entry in case.iter("property")
+    ]
 
 
 def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:

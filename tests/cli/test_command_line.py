@@ -160,11 +160,13 @@ def test_log_is_set_up_as_the_flags_say(run: Run) -> None:
 
 SURPRISE = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug shows how it came there"
 Make = Callable[[], BaseException]
+LOST = "cannot be loaded: it is missing or damaged; install runtimeproxy again"
 FAILURES: list[tuple[Make, str]] = [
     (partial(ConfigError, "/run/x.sock: pid 7 listens there"), r"/run/x\.sock: pid 7 listens there"),
     (partial(BackendError, "two\nlines"), "two lines"),
     (partial(PermissionError, 13, "Permission denied", "/run/x"), r"\[Errno 13\] Permission denied: '/run/x'"),
     (partial(ValueError, "canary"), SURPRISE),
+    (partial(ImportError, "canary", name="uvloop"), f"the library uvloop {LOST}"),
 ]
 
 

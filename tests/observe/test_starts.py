@@ -1,4 +1,4 @@
-"""Starts and unclean ends are counted across processes, and a fault of their file has no other effect."""
+"""Starts and unclean ends are counted across processes; a fault of their file has no other effect (fault matrix P9)."""
 
 import os
 from collections.abc import Callable

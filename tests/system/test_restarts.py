@@ -8,136 +8,33 @@ import os
 import random
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.amounts import RESTARTS, SECOND_STARTS, SHARE_VARIABLE, Amount
+from tests.amounts import KILLS, RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import Failed, Front, Runtime
-from tests.system.patient import PATIENT, Patient
-from tests.system.proxy import WAIT_SECONDS, ProxyProcess, waited_seconds
+from tests.system.fronts import Front, Runtime
+from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
+from tests.system.proxy import ProxyProcess, waited_seconds
 from tests.system.test_process import SUPERVISED, handed_over, refused
 
 pytestmark = pytest.mark.slow
 
 DRAIN_SECONDS = 10
-PAUSE_SECONDS = 0.005
-WORKERS = 3
-"""How many clients there are of a kind."""
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 
 IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 """Whether this is a full soak."""
-DEAD_SECONDS = 30.0
-"""Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
 ANSWER_SECONDS = 1.0 if IN_FULL else DEAD_SECONDS
 """Most seconds from a start after a kill to the first good answer, without the time in which the proxy or the test,
 which is its client and its runtime, could have run but had no processor."""
 SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
 """Most seconds between two good answers, without that time."""
-
-
-class Load:
-    """Clients that make one call after another: calls that pass, and lifecycles of pods.
-
-    ``cuts`` is how often a followed stream has ended.
-    """
-
-    def __init__(self, front: Front, proxy: ProxyProcess) -> None:
-        self.answered: Counter[str] = Counter()
-        self.lost: list[tuple[str, Failed]] = []
-        self.cuts = 0
-        self._front = front
-        self._path = proxy.socket
-        self._ending = False
-
-    @asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
-        """Make calls during the context; those made are answered at its end."""
-        async with AsyncExitStack() as stack:
-            made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
-            callers = [await stack.enter_async_context(caller) for caller in made]
-            workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
-            following = asyncio.create_task(self._follow(callers[0]))
-            yield
-            self._ending = True
-            await asyncio.wait_for(asyncio.gather(*workers), WAIT_SECONDS)
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-    async def _ask(self, caller: Patient) -> None:
-        while not self._ending:
-            with suppress(Failed):
-                for verb in ("ping", "list"):
-                    await self._count(verb, caller.act(verb))
-                pod_id = await self._count("run_pod", caller.run_pod())
-                container_id = await self._count("create", caller.create(pod_id))
-                for verb in ("start", "stop", "remove"):
-                    await self._count(verb, caller.act(verb, container_id))
-                for verb in ("stop_pod", "remove_pod"):
-                    await self._count(verb, caller.act(verb, pod_id))
-
-    async def _count(self, verb: str, call: Awaitable[str | bytes]) -> str:
-        try:
-            answer = await call
-        except Failed as error:
-            self.lost.append((verb, error))
-            raise
-        self.answered[verb] += 1
-        await asyncio.sleep(PAUSE_SECONDS)
-        return answer if isinstance(answer, str) else ""
-
-    async def _follow(self, caller: Patient) -> None:
-        while True:
-            await caller.follow()
-            self.cuts += 1
-
-    async def each_kind_is_answered(self) -> None:
-        """Wait until every kind of call was answered from now on."""
-        self.answered.clear()
-        async with asyncio.timeout(WAIT_SECONDS):
-            while len(self.answered) < 9:
-                await asyncio.sleep(PAUSE_SECONDS)
-
-
-class Dialler:
-    """Asks for a sign of life, each time on a new connection.
-
-    ``local_answer`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
-    """
-
-    def __init__(self, front: Front, path: Path) -> None:
-        self.refused = 0
-        self.answers: list[float] = []
-        self.end = False
-        self._front = front
-        self._path = path
-
-    async def ask(self) -> None:
-        """Ask until the ``end``."""
-        while not self.end:
-            await self.answered()
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    async def answered(self) -> float:
-        """Ask until there is a good answer; return when it came."""
-        while True:
-            try:
-                async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
-                    await answer
-                self.answers.append(time.monotonic())
-                return self.answers[-1]
-            except (FileNotFoundError, ConnectionRefusedError):
-                self.refused += 1
-            except ConnectionError:
-                pass  # it was connected to the one that was killed
-            await asyncio.sleep(PAUSE_SECONDS)
 
 
 @pytest.fixture
@@ -153,6 +50,13 @@ def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Itera
     handing = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
     with handing as handed:
         yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
+
+
+@asynccontextmanager
+async def comparing(runtime: Runtime, proxy: ProxyProcess) -> AsyncIterator[None]:
+    """Check behind the block that the Store equals the runtime."""
+    yield
+    await store_equals(runtime, proxy)
 
 
 async def test_restarts_under_load_lose_no_call(
@@ -177,19 +81,24 @@ async def test_restarts_under_load_lose_no_call(
 
 
 async def test_kills_under_load_cost_only_the_calls_under_way(
-    front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer
+    front: Front,
+    proxy: ProxyProcess,
+    runtime: Runtime,
+    hooks: HookServer,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """No call concerns a pod that runs all the while."""
     async with front.caller(runtime.socket_path) as caller:
-        await caller.create(await caller.run_pod())
+        for _ in range(RESTARTED_PODS.now):
+            await caller.create(await caller.run_pod())
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
-    async with proxy, load.going_on(), asyncio.TaskGroup() as group:
+    async with proxy, comparing(runtime, proxy), load.going_on(), asyncio.TaskGroup() as group:
         for _ in range(WORKERS):
             group.create_task(dialler.ask())
-        for _ in range(Amount(1, 50).now):
+        for _ in range(KILLS.now):
             await load.each_kind_is_answered()
             await asyncio.sleep(pause.uniform(0, 0.1))
             proxy.kill()
@@ -204,7 +113,9 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
-    assert max(seconds - others for seconds, others in starts) < ANSWER_SECONDS, starts
+    slowest = max(seconds - others for seconds, others in starts)
+    record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(took):.2f}")
+    assert slowest < ANSWER_SECONDS, starts
     longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
     assert longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused

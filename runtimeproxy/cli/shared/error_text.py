@@ -15,6 +15,8 @@ def words(error: Exception) -> str:
     class and its place are shown."""
     if isinstance(error, RuntimeProxyError | OSError):
         return str(error)
+    if isinstance(error, ImportError) and error.name:
+        return f"the library {error.name} cannot be loaded: it is missing or damaged; install runtimeproxy again"
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "; ".join(
         [f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}", *getattr(error, "__notes__", ())]

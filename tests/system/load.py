@@ -1,0 +1,135 @@
+"""Clients that go on while a proxy is stopped, killed and started: calls that wait, and new connections.
+
+Both count what was lost; the Store is compared over the admin socket.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from runtimeproxy.cli.shared import subjects
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.errors import RuntimeProxyError
+from tests.system.fronts import Failed, Front, Runtime
+from tests.system.patient import PATIENT, Patient
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess
+
+PAUSE_SECONDS = 0.005
+WORKERS = 3
+"""How many clients there are of a kind."""
+DEAD_SECONDS = 30.0
+"""Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
+
+
+class Load:
+    """Clients that make one call after another: calls that pass, and lifecycles of pods.
+
+    ``cuts`` is how often a followed stream has ended.
+    """
+
+    def __init__(self, front: Front, proxy: ProxyProcess) -> None:
+        self.answered: Counter[str] = Counter()
+        self.lost: list[tuple[str, Failed]] = []
+        self.cuts = 0
+        self._front = front
+        self._path = proxy.socket
+        self._ending = False
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        """Make calls during the context; those made are answered at its end."""
+        async with AsyncExitStack() as stack:
+            made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
+            callers = [await stack.enter_async_context(caller) for caller in made]
+            workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
+            following = asyncio.create_task(self._follow(callers[0]))
+            yield
+            self._ending = True
+            await asyncio.wait_for(asyncio.gather(*workers), WAIT_SECONDS)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _ask(self, caller: Patient) -> None:
+        while not self._ending:
+            with suppress(Failed):
+                for verb in ("ping", "list"):
+                    await self._count(verb, caller.act(verb))
+                pod_id = await self._count("run_pod", caller.run_pod())
+                container_id = await self._count("create", caller.create(pod_id))
+                for verb in ("start", "stop", "remove"):
+                    await self._count(verb, caller.act(verb, container_id))
+                for verb in ("stop_pod", "remove_pod"):
+                    await self._count(verb, caller.act(verb, pod_id))
+
+    async def _count(self, verb: str, call: Awaitable[str | bytes]) -> str:
+        try:
+            answer = await call
+        except Failed as error:
+            self.lost.append((verb, error))
+            raise
+        self.answered[verb] += 1
+        await asyncio.sleep(PAUSE_SECONDS)
+        return answer if isinstance(answer, str) else ""
+
+    async def _follow(self, caller: Patient) -> None:
+        while True:
+            await caller.follow()
+            self.cuts += 1
+
+    async def each_kind_is_answered(self) -> None:
+        """Wait until every kind of call was answered from now on."""
+        self.answered.clear()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(self.answered) < 9:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+
+class Dialler:
+    """Asks for a sign of life, each time on a new connection.
+
+    ``local_answer`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
+    """
+
+    def __init__(self, front: Front, path: Path) -> None:
+        self.refused = 0
+        self.answers: list[float] = []
+        self.end = False
+        self._front = front
+        self._path = path
+
+    async def ask(self) -> None:
+        """Ask until the ``end``."""
+        while not self.end:
+            await self.answered()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def answered(self) -> float:
+        """Ask until there is a good answer; return when it came."""
+        while True:
+            try:
+                async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
+                    await answer
+                self.answers.append(time.monotonic())
+                return self.answers[-1]
+            except (FileNotFoundError, ConnectionRefusedError):
+                self.refused += 1
+            except ConnectionError:
+                pass  # it was connected to the one that was killed
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
+    """Wait until the Store has the runtime's pods and containers, and no others. Raises TimeoutError."""
+
+    def ids() -> set[str]:
+        with suppress(RuntimeProxyError):  # it has just been started
+            pods, containers = subjects.records(AdminClient(str(proxy.admin), WAIT_SECONDS), {})
+            return {record["id"] for record in (*pods, *containers)}
+        return set()
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        while await asyncio.to_thread(ids) != {*runtime.pod_ids(), *runtime.container_ids()}:
+            await asyncio.sleep(PAUSE_SECONDS)
