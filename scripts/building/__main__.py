@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import archive, image, sbom, sign, sources, wheel
+from scripts.building import archive, deb, image, rpm, sbom, sign, sources, wheel
 from scripts.building.errors import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,8 @@ ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
     "wheel": wheel.build,
     "sdist": wheel.build_sdist,
     "archive": archive.build,
+    "deb": deb.build,
+    "rpm": rpm.build,
     "image": image.build,
 }
 """What makes each artefact, in the order in which they are built; it gets the directories ``work`` and ``dist``."""

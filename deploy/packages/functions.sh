@@ -1,0 +1,85 @@
+# What the scripts of the Debian package and of the RPM have in common; the build puts it into each of them.
+root=${DPKG_ROOT:-} # dpkg sets it where it installs into a directory
+tree=$root/usr/lib/runtimeproxy
+registrations=$root/etc/runtime/hookserver.d
+
+tell() {
+    printf 'runtimeproxy: %s\n' "$@" >&2
+}
+
+systemd_runs() {
+    [ -d "$root/run/systemd/system" ]
+}
+
+serves() {
+    systemctl --quiet is-active runtimeproxy.service
+}
+
+# The same as check_configuration by the whole tree, which shows that it works on this machine. Here the old process
+# still runs.
+check_tree() {
+    if ! found=$("$tree/bin/runtimeproxy" config check 2>&1); then
+        tell "$found" "version @VERSION@ would not start, so nothing is restarted: a proxy that runs, runs on." \
+            "Correct what is named, then configure the package again, or install the earlier version."
+        return 1
+    fi
+}
+
+# Hook servers go on with the old version: a restart would refuse creates while their policy is Fail.
+tell_of_hook_servers() {
+    if systemctl --quiet is-active 'runtimeproxy-hooks@*.service'; then
+        tell "hook servers still run the earlier version: systemctl restart 'runtimeproxy-hooks@*.service'"
+    fi
+}
+
+tell_next_step() {
+    if serves; then
+        tell "the proxy runs and listens, and nothing uses it yet. The next step:" \
+            "    runtimeproxy kubelet-args --kube-version=VERSION" \
+            "prints what points a kubelet at it, and the way back. /etc/runtimeproxy/config.yaml configures it."
+    else
+        tell "the proxy does not run: systemctl status runtimeproxy.service says why"
+    fi
+}
+
+refuse_while_used() {
+    if [ "${FORCE_RUNTIMEPROXY_REMOVAL:-}" = 1 ]; then
+        return 0
+    fi
+    if ! found=$("$tree/bin/runtimeproxy" in-use --no-headers 2>&1); then
+        tell "$found" "it is not removed while somebody uses it: this node would not be ready any more." \
+            "Lead the kubelet or cri-dockerd past it first, and restart that; this prints how:" \
+            "    runtimeproxy kubelet-args --kube-version=VERSION" \
+            "To remove it all the same, set FORCE_RUNTIMEPROXY_REMOVAL=1 in the environment."
+        return 1
+    fi
+}
+
+# Hook servers of the package end with it. Under the policy Fail their registrations would stay, and refuse every create
+# for whatever proxy comes next. Ours have the names of our hooks, and our sockets.
+remove_hook_servers() {
+    if systemd_runs; then
+        systemctl stop 'runtimeproxy-hooks@*.service'
+    fi
+    for file in "$registrations"/*.json; do
+        ours=yes
+        for name in $(basename "$file" .json | sed 's/^[0-9][0-9]-//; s/-/ /g'); do
+            case " @HOOKS@ all " in *" $name "*) ;; *) ours=no ;; esac
+        done
+        if [ $ours = yes ] && grep -qs '"remote-endpoint": *"[^"]*/run/runtimeproxy-hooks/' "$file"; then
+            rm "$file"
+        fi
+    done
+}
+
+# All that was made while it ran. What others wrote stays: registrations with their directory, and their sockets.
+remove_all() {
+    rm -rf "$root/var/lib/runtimeproxy" "$root/run/koord-runtimeproxy" "$root/run/koord-runtimeproxy-metrics" \
+        "$root/run/runtimeproxy" "$root/etc/runtimeproxy"
+    grep -qs /run/runtimeproxy-hooks/ "$registrations"/*.json || rm -rf "$root/run/runtimeproxy-hooks"
+    rm -f "$root"/etc/systemd/system/*.wants/runtimeproxy-hooks@*.service
+    rmdir "$registrations" "$root/etc/runtime" 2>/dev/null || true
+    if getent group runtimeproxy-metrics >/dev/null; then
+        groupdel runtimeproxy-metrics
+    fi
+}

@@ -1,0 +1,26 @@
+# Reads the configuration of the running proxy with this version's rules, before any file of this version is there: so
+# if something is wrong, the version that runs stays installed, and can be started again. The installed version's Python
+# runs it. Where that is not possible, check_tree is the check.
+check_configuration() {
+    [ -x "$tree/bin/python3" ] || return 0
+    folder=$(mktemp -d)
+    base64 -d >"$folder/check.pyz" <<'END'
+@CHECK@
+END
+    main=0
+    if systemd_runs; then
+        main=$(systemctl show --property=MainPID --value runtimeproxy.service)
+    fi
+    found=0
+    "$tree/bin/python3" -I "$folder/check.pyz" "${main:-0}" >&2 || found=$?
+    rm -r "$folder"
+    case $found in
+    0) ;;
+    @FOUND@)
+        tell "version @VERSION@ would not start with this configuration, so it is not installed." \
+            "Correct it, and install again. The installed version is as it was, and runs on."
+        return 1
+        ;;
+    *) tell "the configuration could not be checked beforehand (exit code $found)" ;;
+    esac
+}
