@@ -4,5 +4,9 @@ from setuptools import find_packages, setup
 
 proxy = find_packages(include=["runtimeproxy", "runtimeproxy.*"])
 hook_servers = ["runtimeproxy_hooks", *(f"runtimeproxy_hooks.{name}" for name in find_packages("hooks"))]
+installer = ["runtimeproxy_installer"]
 
-setup(packages=proxy + hook_servers, package_dir={"runtimeproxy_hooks": "hooks"})
+setup(
+    packages=proxy + hook_servers + installer,
+    package_dir={"runtimeproxy_hooks": "hooks", "runtimeproxy_installer": "deploy/installer"},
+)

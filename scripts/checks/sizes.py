@@ -11,7 +11,7 @@ from pathlib import Path
 
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
-FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
+FOLDERS = ("runtimeproxy", "hooks", "deploy", "scripts", "tests")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 from kubernetes_validate import utils
 
 from runtimeproxy.plugins import directory, registration
@@ -19,7 +20,7 @@ from runtimeproxy_hooks.__main__ import HOOKS, load
 from scripts.checks import manifests
 from scripts.checks.manifests import KUBERNETES, SETS
 from tests.deploy.charts import DAEMON_SETS, SCHEMA, SKIP_LABEL, containers, documents, host_paths, of_kind
-from tests.docs import ROOT
+from tests.docs import DOCS, ROOT, table
 
 VERSIONS = sorted({utils.major_minor(version) for version in utils.all_versions()}, key=lambda v: int(v[2:]))
 INSTALLERS = {name: found for name, found in DAEMON_SETS.items() if name.endswith("-installer")}
@@ -201,12 +202,17 @@ def test_the_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None
     assert held["resourceNames"] == [f"{wanted['pool']}-{place}" for place in range(wanted["parallel"])]
 
 
-@pytest.mark.parametrize("hook", sorted(HOOKS))
-def test_the_charts_table_of_hooks_is_theirs(hook: str) -> None:
+def needed(hook: str) -> dict[str, Any]:
+    """Return what the chart gives a hook."""
     text = (manifests.CHART / "templates/_helpers.tpl").read_text()
     [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
-    [points] = re.findall(r"points: \[(.*?)\]", row)
-    assert points.split(", ") == [point.name for point in load(hook).points]
+    needs: dict[str, Any] = yaml.safe_load(row)
+    return needs
+
+
+@pytest.mark.parametrize("hook", sorted(HOOKS))
+def test_the_charts_table_of_hooks_is_theirs(hook: str) -> None:
+    assert needed(hook)["points"] == [point.name for point in load(hook).points]
     assert hook in SCHEMA["definitions"]["hookServer"]["properties"]["hooks"]["items"]["enum"]
 
 
@@ -269,3 +275,16 @@ def test_a_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_
     else:
         ran({}, server["lifecycle"]["preStop"]["exec"]["command"], places)
         assert directory.read(str(folder)) == {}
+
+
+WORDS = {"cgroups": "cgroups", "hostPID": "the node's processes", "unconfined": "no AppArmor profile"}
+MORE = {"capabilities": "``SYS_PTRACE``", "resctrl": "resctrl", "state": "``/run/runtimeproxy``"}
+
+
+@pytest.mark.parametrize("hook", sorted(HOOKS))
+def test_the_page_says_what_each_hooks_pod_gets(hook: str) -> None:
+    rows = {name.strip("`"): gets for name, gets, _ in table(DOCS["kubernetes"], "Hook servers")}
+    needs = needed(hook)
+    told = [words for need, words in (WORDS | MORE).items() if need in needs]
+    told = [f"{words} to read" if words == "cgroups" and needs["cgroups"] == "read" else words for words in told]
+    assert sorted(rows[hook].split(", ")) == sorted(told or ["nothing"])

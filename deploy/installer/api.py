@@ -1,0 +1,101 @@
+"""The Kubernetes API, as far as the installer may use it: read and annotate its node, and leases of its namespace.
+
+Owns the requests and the pod's credentials.
+Must not know: what annotations and leases are for.
+Invariant: no token is ever told.
+"""
+
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SECONDS = 10.0
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server cannot be reached, or does not do what it is asked."""
+
+
+class Api:
+    """The API server at ``url``. The token is read for each request, since the kubelet renews it."""
+
+    def __init__(self, url: str, token: Path, tls: ssl.SSLContext | None) -> None:
+        self._url = url
+        self._token = token
+        # A proxy that the environment names is for other things.
+        handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)]
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def node(self, name: str) -> Object:
+        """Return a node. Raises ApiError."""
+        return self._asked("GET", f"/api/v1/nodes/{name}")
+
+    def annotate(self, name: str, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of a node, None to remove one. Raises ApiError."""
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        self._asked("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
+
+    def lease(self, namespace: str, name: str) -> Object | None:
+        """Return a lease; None if there is none. Raises ApiError."""
+        code, answer = self._request("GET", _lease(namespace, name))
+        return None if code == HTTPStatus.NOT_FOUND else _good(code, answer)
+
+    def put_lease(self, namespace: str, lease: Object) -> bool:
+        """Make a lease, or replace it if it is still the version that it was read as; return whether that was so.
+        Raises ApiError."""
+        new = "resourceVersion" not in lease["metadata"]
+        path = _lease(namespace, "" if new else lease["metadata"]["name"])
+        code, answer = self._request("POST" if new else "PUT", path, lease)
+        return code != HTTPStatus.CONFLICT and bool(_good(code, answer))
+
+    def _asked(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
+        return _good(*self._request(method, path, body, kind))
+
+    def _request(
+        self, method: str, path: str, body: Object | None = None, kind: str = "application/json"
+    ) -> tuple[int, bytes]:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Content-Type": kind}
+            request = urllib.request.Request(self._url + path, data, headers, method=method)
+            with self._opener.open(request, timeout=SECONDS) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise ApiError(f"the API server cannot be reached: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+def in_cluster(account: Path = ACCOUNT) -> Api:
+    """Return the API of the cluster that this pod is in. Raises ApiError."""
+    try:
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    except (KeyError, OSError) as error:
+        raise ApiError(f"this is no pod of a cluster: {error} is missing") from None
+    return Api(f"https://{f'[{host}]' if ':' in host else host}:{port}", account / "token", tls)
+
+
+def _lease(namespace: str, name: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}".rstrip("/")
+
+
+def _good(code: int, answer: bytes) -> Object:
+    try:
+        content = json.loads(answer)
+    except ValueError:
+        content = {}
+    if code >= HTTPStatus.BAD_REQUEST or not isinstance(content, dict):
+        told = content.get("message", "no words") if isinstance(content, dict) else "no object"
+        raise ApiError(f"the API server answers {code}: {told}")
+    return content

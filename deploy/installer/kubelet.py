@@ -1,0 +1,192 @@
+"""The kubelet: which runtime it uses, its drop-in, its restart, and whether it is well afterwards.
+
+Owns how long it is watched, and what brings it back where nobody watches any more.
+Must not know: the proxy's tree.
+Invariant: once the drop-in is written, either the kubelet is seen well with it, or it gets its old configuration back
+and is restarted: by this process, or by a timer of systemd if this process is gone.
+"""
+
+import http.client
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from .errors import Failed, Refused
+from .journal import Journal
+from .node import Node
+
+UNIT = "kubelet.service"
+CRI_DOCKERD = "cri-docker.service"
+WATCH_SECONDS = 60.0
+WELL_SECONDS = 20.0
+"""How long it must have been well without a break at the end of the watch."""
+LOOK_SECONDS = 1.0
+RESTART_SECONDS = 60.0
+TIMER = "runtimeproxy-kubelet-back"
+TIMER_SECONDS = int(2 * RESTART_SECONDS + WATCH_SECONDS)
+MODES = {"containerd": "Containerd", "docker": "Docker"}
+"""The proxy's mode, by the beginning of the runtime's version that the kubelet tells its node."""
+HEAD = "# The node-installer of runtimeproxy wrote this, and takes it away again.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """What a kubelet has told its node: its version, its runtime, and whether it was ready."""
+
+    version: str
+    mode: str
+    ready: bool
+
+
+def told_by(node: Mapping[str, Any]) -> Kubelet:
+    """Return the kubelet of a node of the API. Raises Refused if its runtime is neither containerd nor Docker."""
+    info = node["status"]["nodeInfo"]
+    runtime = info["containerRuntimeVersion"]
+    mode = MODES.get(runtime.partition("://")[0])
+    if mode is None:
+        raise Refused(f"the kubelet uses {runtime}, and the proxy is for containerd and Docker: leave this node out")
+    return Kubelet(info["kubeletVersion"], mode, is_ready(node))
+
+
+def is_ready(node: Mapping[str, Any]) -> bool:
+    """Return whether a node of the API is ready."""
+    conditions = {found["type"]: found["status"] for found in node["status"].get("conditions", ())}
+    return conditions.get("Ready") == "True"
+
+
+class DropIn:
+    """The drop-in that points a kubelet, or its cri-dockerd, at the proxy whose program is ``program``.
+
+    ``unit`` is the one that has it. Raises Failed, Refused.
+    """
+
+    def __init__(self, node: Node, program: str, kubelet: Kubelet) -> None:
+        self._node = node
+        cri_dockerd = kubelet.mode == "Docker" and node.active(CRI_DOCKERD)
+        command = [program, "kubelet-args", f"--kube-version={kubelet.version}", "-o", "json"]
+        parts = json.loads(node.run(*command, *(["--cri-dockerd"] if cri_dockerd else [])))
+        self.unit: str = parts["unit"]
+        self.place: str = parts["file"]
+        self._flags = " ".join(parts["flags"])
+        self._usual: str = parts["dropIn"].rpartition("ExecStart=")[2].strip().removesuffix(self._flags).strip()
+
+    @property
+    def there(self) -> bool:
+        """Return whether the installer's own drop-in is on the node. Raises OSError."""
+        return (self._node.text(self.place) or "").startswith(HEAD)
+
+    def text(self) -> str:
+        """Return the drop-in: the unit's own command with the flags behind it. Raises Failed, Refused."""
+        return f"{HEAD}[Service]\nExecStart=\nExecStart={self._command() or self._usual} {self._flags}\n"
+
+    def _command(self) -> str:
+        """Return the command that the unit's other files give it; "" if they give none."""
+        code, text = self._node.ask("systemctl", "cat", self.unit)
+        if code:
+            raise Refused(
+                f"the node has no {self.unit}, so no drop-in can configure its kubelet: point it at the proxy by hand, "
+                "and leave nodeInstaller.configureKubelet false"
+            )
+        parts = re.split(r"(?m)^# (/\S+)$", text)
+        others = "\n".join(body for place, body in zip(parts[1::2], parts[2::2], strict=True) if place != self.place)
+        commands: list[str] = []
+        for line in re.sub(r"\s*\\\n\s*", " ", others).splitlines():
+            if line.startswith("ExecStart="):
+                command = line.removeprefix("ExecStart=").strip()
+                commands = [*commands, command] if command else []
+        if len(commands) > 1:
+            raise Refused(f"{self.unit} has {len(commands)} commands: point it at the proxy by hand")
+        return commands[0] if commands else ""
+
+
+class Watch:
+    """Looks whether a kubelet is well: its unit, its /healthz, and at the end whether its node is ready."""
+
+    def __init__(
+        self,
+        node: Node,
+        unit: str,
+        port: int,
+        ready: Callable[[], bool],
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._units = (UNIT, unit)
+        self._port = port
+        self._ready = ready
+        self._sleep = sleep
+        self._clock = clock
+
+    def fault(self) -> str:
+        """Return what is wrong with the kubelet now; "" if nothing is."""
+        for unit in self._units:
+            if not self._node.active(unit):
+                return f"{unit} is not active"
+        return healthz(self._port)
+
+    def until_well(self, seconds: float = WATCH_SECONDS) -> None:
+        """Watch for that long. Raises Failed if the kubelet is not well then, and was not for some time."""
+        begin, well_since, fault = self._clock(), None, ""
+        while (now := self._clock()) - begin < seconds:
+            self._sleep(LOOK_SECONDS)
+            if found := self.fault():
+                well_since, fault = None, found
+            elif well_since is None:
+                well_since = now
+        if well_since is None or self._clock() - well_since < WELL_SECONDS:
+            raise Failed(f"the kubelet did not become healthy within {seconds:g} s: {fault}")
+        if not self._ready():
+            raise Failed(f"the node is not ready {seconds:g} s after the kubelet's restart, and was before it")
+
+
+def healthz(port: int) -> str:
+    """Return what is wrong with the kubelet's /healthz; "" if nothing is."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LOOK_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        code = connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return f"the kubelet's /healthz on port {port} does not answer"
+    finally:
+        connection.close()
+    return "" if code == HTTPStatus.OK else f"the kubelet's /healthz answers {code}"
+
+
+def change(node: Node, journal: Journal, drop_in: DropIn, text: str | None, watch: Watch) -> None:
+    """Write the drop-in, or take it away, restart the unit once, and watch.
+
+    Raises Failed, OSError; then the caller undoes the journal and calls ``back``.
+    """
+    old = node.text(drop_in.place)
+    _set_timer(node, drop_in, old)
+    journal.change({drop_in.place: text})
+    restart(node, drop_in.unit)
+    watch.until_well()
+    node.run("systemctl", "stop", f"{TIMER}.timer")  # which fails if it has gone off
+
+
+def back(node: Node, unit: str) -> None:
+    """Restart a unit whose drop-in is what it was before. Raises Failed."""
+    node.ask("systemctl", "stop", f"{TIMER}.timer")
+    restart(node, unit)
+
+
+def restart(node: Node, unit: str) -> None:
+    """Have systemd read its files, and restart a unit. Raises Failed."""
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "restart", unit, seconds=RESTART_SECONDS)
+
+
+def _set_timer(node: Node, drop_in: DropIn, old: str | None) -> None:
+    place = shlex.quote(drop_in.place)
+    restored = f"rm -f {place}" if old is None else f"printf %s {shlex.quote(old)} >{place}"
+    script = f"{restored}; systemctl daemon-reload; systemctl restart {drop_in.unit}".replace("$", "$$")
+    node.ask("systemctl", "stop", f"{TIMER}.timer")
+    unit = [f"--unit={TIMER}", "--collect", f"--on-active={TIMER_SECONDS}s"]
+    node.run("systemd-run", *unit, "/bin/sh", "-c", script)  # systemd makes $ of $$

@@ -1,0 +1,123 @@
+"""Places are leases of a real HTTP server: one node of a pool at a time, and a node that failed keeps its place."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy_installer import places
+from runtimeproxy_installer.api import Api, ApiError, in_cluster
+from runtimeproxy_installer.places import Places
+from tests.deploy.installer.fakes import NAMESPACE, POOL, Cluster
+
+
+class Clock:
+    """A clock that is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster("n1", "n2", "n3")
+
+
+@pytest.fixture
+def api(cluster: Cluster, tmp_path: Path) -> Iterator[Api]:
+    (tmp_path / "token").write_text("secret\n")
+    with cluster.served() as url:
+        yield Api(url, tmp_path / "token", None)
+
+
+def of(api: Api, holder: str, count: int = 1, clock: Clock | None = None) -> Places:
+    return Places(api, NAMESPACE, POOL, count, holder, clock or Clock())
+
+
+def test_one_node_has_the_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
+    first, second = of(api, "n1"), of(api, "n2")
+    assert first.take() == ""
+    assert second.take() == "n1"
+    assert first.renew()
+    first.leave()
+    assert (first.renew(), second.take(), second.held) == (False, "", f"{POOL}-0")
+    assert cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] == "n2"
+
+
+def test_several_places_are_for_several_nodes(api: Api) -> None:
+    assert [of(api, name, 2).take() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
+
+
+def test_a_node_that_begins_anew_takes_its_own_place(api: Api) -> None:
+    assert [of(api, name, 2).take() for name in ("n1", "n2")] == ["", ""]
+    again = of(api, "n2", 2)
+    assert (again.take(), again.held) == ("", f"{POOL}-1")
+
+
+def test_the_place_of_a_node_that_is_gone_is_free_after_a_time(api: Api) -> None:
+    clock = Clock()
+    gone, waiting = of(api, "n1"), of(api, "n2", clock=clock)
+    gone.take()
+    for clock.now in (0.0, places.SECONDS - 1.0):
+        assert waiting.take() == "n1"
+    gone.renew()  # a sign of life
+    for clock.now in (places.SECONDS + 1.0, 2 * places.SECONDS):
+        assert waiting.take() == "n1"
+    clock.now = 3 * places.SECONDS
+    assert waiting.take() == ""
+    assert not gone.renew()
+
+
+def test_of_two_that_take_it_at_once_one_has_it(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = of(api, "n1"), of(api, "n2")
+    first.take()
+    first.leave()
+    read = api.lease
+
+    def read_late(namespace: str, name: str) -> dict[str, object] | None:
+        found = read(namespace, name)
+        monkeypatch.setattr(api, "lease", read)
+        assert first.take() == ""  # between the other's look and its write
+        return found
+
+    monkeypatch.setattr(api, "lease", read_late)
+    assert second.take() == "another node"
+    assert second.held is None
+    assert cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] == "n1"
+
+
+def test_annotations_are_set_and_removed(api: Api, cluster: Cluster) -> None:
+    api.annotate("n1", {"a": "1", "b": "2"})
+    api.annotate("n1", {"a": None})
+    assert api.node("n1")["metadata"]["annotations"] == {"b": "2"}
+    assert cluster.nodes["n2"]["metadata"]["annotations"] == {}
+
+
+def test_an_api_server_that_refuses_is_told_with_its_words(api: Api, cluster: Cluster) -> None:
+    cluster.away = True
+    for ask in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, "a"), lambda: of(api, "n1").take()):
+        with pytest.raises(ApiError, match="the API server answers 503: not now"):
+            ask()
+
+
+def test_no_token_is_told(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("an-old-secret")
+    with pytest.raises(ApiError, match="401: who are you") as caught:
+        api.node("n1")
+    assert "an-old-secret" not in str(caught.value)
+
+
+def test_an_api_server_that_is_away_is_told(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    with Cluster().served() as url:
+        pass
+    with pytest.raises(ApiError, match="the API server cannot be reached: Connection refused"):
+        Api(url, tmp_path / "token", None).node("n1")
+
+
+def test_outside_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ApiError, match="this is no pod of a cluster"):
+        in_cluster()
