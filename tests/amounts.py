@@ -68,6 +68,9 @@ RESTARTED_PODS = Amount(3, 200)
 LOST_CREATES = Amount(2, 1_000)
 """Creates that the runtime has carried out when the proxy is killed, with a restart after each."""
 
+CALLS_OF_THE_UNIT = Amount(100, 10_000)
+"""Calls through the proxy that runs as the unit that is shipped, in each mode."""
+
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:
     """Return the ``max_examples`` of a property test in this run."""

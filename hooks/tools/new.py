@@ -31,6 +31,9 @@ _FILES: Mapping[str, str] = {
 }
 """The file that is made from each template."""
 
+_HOMES = ("/home/", "/root/", "/run/user/")
+"""What ProtectHome=yes hides, where a Python of the unit could not be."""
+
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MODE = 0o755
 """The folder's mode, whatever the umask: no other user may replace the hook server's socket."""
@@ -90,6 +93,7 @@ def files(name: str) -> Mapping[str, str]:
         "underline": "=" * len(name),
         "python": python,
         "python_in_unit": python.replace("%", "%%"),
+        "protect_home": "read-only" if sys.executable.startswith(_HOMES) else "yes",
     }
     folder = resources.files("runtimeproxy_hooks.tools") / "template"
     return {

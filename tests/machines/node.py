@@ -46,7 +46,7 @@ def node(work: Path) -> Iterator[Machine]:
     """Boot a machine with units, program and engines; nothing of them is started."""
     with Machine(debian(), work, BINDS, beside=True) as machine:
         for name, main in PROGRAMS.items():
-            machine.write(f"/usr/bin/{name}", _program(main), mode=0o755)
+            machine.write(f"/usr/bin/{name}", program(main), mode=0o755)
         install(machine)
         _configure_engines(machine)
         for engine in ENGINES:
@@ -65,17 +65,19 @@ def install(machine: Machine) -> None:
     machine.run("systemctl", "daemon-reload")
 
 
-def _program(main: str) -> str:
+def program(main: str = "") -> str:
+    """Return the text of a program that runs ``main``, or of a Python that has our packages."""
     module, _, function = main.partition(":")
-    code = f"import sys; from {module} import {function} as main; sys.exit(main())"
+    code = f"-c 'import sys; from {module} import {function} as main; sys.exit(main())'" if main else ""
     paths = "PYTHONPATH=/opt/program:/opt/packages LD_LIBRARY_PATH=/opt/python/lib"
-    return f"#!/bin/sh\n{paths} exec {PYTHON} -c '{code}' \"$@\"\n"
+    return f'#!/bin/sh\n{paths} exec {PYTHON} {code} "$@"\n'
 
 
 def _configure_engines(machine: Machine) -> None:
     config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD_SOCKET, pause=images.PAUSE_IMAGE)
     machine.write("/etc/containerd/config.toml", config)
     machine.write("/etc/docker/daemon.json", _DOCKER)
+    machine.write("/etc/hosts", "127.0.0.1 localhost\n")
     machine.run("groupadd", "--system", "docker")
 
 
@@ -85,3 +87,24 @@ def load_images(machine: Machine) -> None:
     machine.path(archive).write_bytes(images.archive(Path("/usr/bin/busybox")))
     machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive)
     machine.run("docker", "load", "--input", archive)
+
+
+_MAKE_CGROUP = """
+set -e
+top=/sys/fs/cgroup
+if [ ! -e $top/cgroup.controllers ]; then
+    for each in $top/*/cgroup.procs; do mkdir -p "${each%/*}/$1"; done
+    exit
+fi
+IFS=/
+for part in $1; do
+    echo "+cpu +memory +pids" >$top/cgroup.subtree_control
+    top=$top/$part
+    mkdir -p $top
+done
+"""
+
+
+def make_cgroup(machine: Machine, path: str) -> None:
+    """Make a pod's cgroup in each hierarchy, as a kubelet does before it runs the pod."""
+    machine.run("sh", "-c", _MAKE_CGROUP, "sh", path.lstrip("/"))

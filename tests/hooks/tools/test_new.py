@@ -85,6 +85,12 @@ def test_python_is_the_one_that_runtimeproxy_is_in(monkeypatch: Patch, python: s
     assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
 
 
+@pytest.mark.parametrize(("python", "hidden"), [(PLAIN, "yes"), ("/home/me/venv/bin/python", "read-only")])
+def test_unit_does_not_hide_its_python(monkeypatch: Patch, python: str, hidden: str) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    assert f"\nProtectHome={hidden}\n" in new.files("gpu")["gpu.service"]
+
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(processes.ROOT)}
 
 

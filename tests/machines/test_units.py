@@ -1,0 +1,175 @@
+"""The units as shipped do all their work under a real systemd, and no system call that they refuse is ever made."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hooks.tools import new
+from tests.amounts import CALLS_OF_THE_UNIT
+from tests.docs import DOCS, tables
+from tests.engines import cgroups, cri, docker_cli
+from tests.engines.dockerd import BUSYBOX
+from tests.machines.fitting import fit
+from tests.machines.machine import Machine
+from tests.machines.node import SERVICES, SOCKET, load_images, make_cgroup, program
+from tests.system.real import Kubelet
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SOCKETS = ("runtimeproxy.socket", "runtimeproxy-admin.socket", "runtimeproxy-metrics.socket")
+HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
+EXPORTER = "http://127.0.0.1:9654"
+LOOKS = 89
+"""Calls that only look, for each 11 that make and remove a pod with a container."""
+ROUND = 100
+
+PARENT = "/kubepods/besteffort/pod-of-units"
+LABELS = {"koordinator.sh/qosClass": "BE"}
+BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": str(64 << 20)}
+ANNOTATIONS = {
+    "node.koordinator.sh/extended-resource-spec": json.dumps(
+        {"containers": {"main": {"requests": BATCH, "limits": BATCH}}}
+    ),
+    "scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 3, "resources": {}}]}',
+}
+SHARES = 512
+"""Of 500 milli cores."""
+
+
+@pytest.fixture(scope="module")
+def node(machine: Machine) -> Iterator[Machine]:
+    """Enable and start the units, which start the engines; at the end nothing may have been refused or restarted."""
+    machine.run("systemctl", "enable", "--now", *SOCKETS)
+    machine.run("systemctl", "enable", "--now", "runtimeproxy.service", "runtimeproxy-export.service", *HOOKS)
+    load_images(machine)
+    yield machine
+    journal = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
+    assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", journal)
+    assert {unit: machine.show(unit, "NRestarts") for unit in ("runtimeproxy.service", *HOOKS)} == dict.fromkeys(
+        ("runtimeproxy.service", *HOOKS), "0"
+    )
+
+
+def serve(node: Machine, mode: str) -> str:
+    """Have the proxy serve in a mode; return its socket as this machine sees it."""
+    node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
+    node.run("systemctl", "restart", "runtimeproxy.service")
+    node.until(lambda: node.run("runtimeproxy", "status", check=False).startswith("ready"), "the hook servers")
+    return str(node.path(SOCKET))
+
+
+CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker": Kubelet}
+
+
+@pytest.mark.parametrize("mode", CLIENTS)
+def test_pods_get_what_hook_servers_set_and_the_engine_may_restart(node: Machine, mode: str) -> None:
+    with CLIENTS[mode](serve(node, mode)) as client:
+        for turn in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
+            live(node, client, f"turn-{turn}")
+        engine = {"Containerd": "containerd.service", "Docker": "docker.service"}[mode]
+        node.run("systemctl", "restart", engine)
+        node.until(lambda: answers(client), f"an answer behind the restart of {engine}")
+        live(node, client, "behind-the-restart")
+    assert "PreCreateContainer" in node.run("runtimeproxy", "hook", "ls")
+
+
+def live(node: Machine, client: Any, name: str) -> None:
+    """Make a pod with a container that hook servers change, look at it, and remove it: 100 calls."""
+    parent = f"{PARENT}-{name}"
+    make_cgroup(node, parent)
+    pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
+    pod_id = client.run_pod(pod)
+    container_id = client.create(pod_id, cri.container_config("main"), pod)
+    client.start(container_id)
+    told = client.exec_sync(container_id, "cat", "/proc/1/environ", cgroups.inside_file("cpu_shares")).stdout
+    assert b"NVIDIA_VISIBLE_DEVICES=3\0" in told
+    assert cgroups.parse("cpu_shares", told.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
+    assert cgroups.read(f"/{node.name}{parent}", "cpu_shares") == cgroups.expected("cpu_shares", SHARES)
+    for _ in range(LOOKS):
+        assert pod_id in [each.id for each in client.pods()]
+    client.stop(container_id)
+    client.remove(container_id)
+    client.stop_pod(pod_id)
+    client.remove_pod(pod_id)
+
+
+def answers(client: Any) -> bool:
+    try:
+        client.pods()
+    except Exception:  # of either client, as long as the engine starts
+        return False
+    return True
+
+
+def test_docker_builds_and_runs_through_the_proxy(node: Machine, tmp_path: Path) -> None:
+    socket = serve(node, "Docker")
+    (tmp_path / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo built >/word\n")
+    for buildkit in (False, True):
+        built = docker_cli.run(socket, "build", "--network=none", "-t", "built", str(tmp_path), buildkit=buildkit)
+        assert built.exit_code == 0, built
+        ran = docker_cli.run(socket, "run", "--rm", "--network=none", "built", "cat", "/word")
+        assert (ran.stdout, ran.exit_code) == (b"built\n", 0)
+
+
+def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> None:
+    with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as asked:
+        metrics = asked.communicate()[0].decode()
+    told = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
+    assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= told
+    found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
+    assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
+
+
+def test_what_is_disabled_by_hand_outlives_a_restart(node: Machine) -> None:
+    node.run("runtimeproxy", "hook", "disable", "batchresource", "--reason=a test")
+    node.run("systemctl", "restart", "runtimeproxy.service")
+    assert "disabled" in node.run("runtimeproxy", "hook", "ls")
+    node.run("runtimeproxy", "hook", "enable", "batchresource")
+
+
+# ---- how closed they are
+
+EXPOSED = {"runtimeproxy.service": 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
+"""Each unit's exposure is below this, of 10."""
+REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "Why") for units, setting, _ in rows]
+
+
+def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
+    """Return a unit's exposure as systemd rates it, and the names of what is not perfect."""
+    told = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", unit, check=False)
+    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
+    assert level, told
+    return float(level[1]), set(re.findall(r"^✗ (\S+)", told, re.MULTILINE))
+
+
+@pytest.mark.parametrize("unit", EXPOSED)
+def test_unit_is_closed_but_for_what_the_page_on_security_gives_a_reason(machine: Machine, unit: str) -> None:
+    level, loosened = analysed(machine, unit)
+    assert level < EXPOSED[unit]
+    assert loosened == {setting for units, setting in REASONS if "all" in units or unit.replace("@x", "@") in units}
+
+
+def test_systemd_finds_no_fault_in_the_units(machine: Machine) -> None:
+    units = [*SOCKETS, *(unit.replace("@", "@cpuset") for unit in SERVICES), r"runtimeproxy-hooks@all.service"]
+    assert machine.run("systemd-analyze", "verify", *units) == ""
+
+
+def test_new_hook_server_has_a_unit_that_is_as_closed_and_serves(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
+    node.write(sys.executable, program(), mode=0o755)
+    for name, text in new.files("pinning").items():
+        node.write(f"/usr/local/lib/pinning/{name}", text)
+    unit = "/etc/systemd/system/pinning.service"
+    node.write(unit, new.files("pinning")["pinning.service"])
+    assert node.run("systemd-analyze", "verify", unit) == ""
+    assert analysed(node, "pinning.service") == analysed(node, "runtimeproxy-hooks@x.service")
+    fit(node, "pinning.service", node.path(unit))
+    node.run("systemctl", "start", "pinning.service")
+    node.until(lambda: "pinning" in node.run("runtimeproxy", "hook", "ls"), "the registration of the hook server")
