@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import day, endurance, tested, under_load
+from scripts.soaking import day, endurance, image, tested, under_load
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -125,6 +125,7 @@ STEPS = (
     *_each("full", NODE, full_node),
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),
     *_each("day", HOURS, day.played),
+    _step("image", "2 builds, a hook server and the exporter in containerd", image.image),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),
 )

@@ -388,15 +388,37 @@ class ContainerMetadata(_message.Message):
     attempt: int
     def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
+class Capability(_message.Message):
+    __slots__ = ("add_capabilities", "drop_capabilities")
+    ADD_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    DROP_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    add_capabilities: _containers.RepeatedScalarFieldContainer[str]
+    drop_capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, add_capabilities: _Optional[_Iterable[str]] = ..., drop_capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Int64Value(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: int
+    def __init__(self, value: _Optional[int] = ...) -> None: ...
+
 class LinuxContainerSecurityContext(_message.Message):
-    __slots__ = ("namespace_options", "masked_paths", "readonly_paths")
+    __slots__ = ("capabilities", "namespace_options", "run_as_user", "readonly_rootfs", "no_new_privs", "masked_paths", "readonly_paths")
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RUN_AS_USER_FIELD_NUMBER: _ClassVar[int]
+    READONLY_ROOTFS_FIELD_NUMBER: _ClassVar[int]
+    NO_NEW_PRIVS_FIELD_NUMBER: _ClassVar[int]
     MASKED_PATHS_FIELD_NUMBER: _ClassVar[int]
     READONLY_PATHS_FIELD_NUMBER: _ClassVar[int]
+    capabilities: Capability
     namespace_options: NamespaceOption
+    run_as_user: Int64Value
+    readonly_rootfs: bool
+    no_new_privs: bool
     masked_paths: _containers.RepeatedScalarFieldContainer[str]
     readonly_paths: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., masked_paths: _Optional[_Iterable[str]] = ..., readonly_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., run_as_user: _Optional[_Union[Int64Value, _Mapping]] = ..., readonly_rootfs: _Optional[bool] = ..., no_new_privs: _Optional[bool] = ..., masked_paths: _Optional[_Iterable[str]] = ..., readonly_paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinuxContainerConfig(_message.Message):
     __slots__ = ("resources", "security_context")
