@@ -7,6 +7,7 @@ checks by the clock, so that the load of the machine decides nothing.
 import asyncio
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from tests.engines import machine
 from tests.fakes.clock import VirtualLoop
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.engines.containerd import Containerd
     from tests.engines.dockerd import Dockerd
 
@@ -87,3 +90,22 @@ def dockerd() -> "Iterator[Dockerd]":
 
     with Dockerd() as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+    """Return the directory with the artefacts of scripts/build; all processes of the run share one build."""
+    from tests.building.made import release
+
+    base = tmp_path_factory.getbasetemp()
+    return release((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "release")
+
+
+@pytest.fixture(scope="session")
+def archive(release: "Path", tmp_path_factory: pytest.TempPathFactory) -> "Path":
+    """Return the top of the unpacked archive; the path has a space."""
+    folder = tmp_path_factory.mktemp("of its own")
+    (file,) = release.glob("*_linux_x86_64.tar.gz")
+    subprocess.run(["tar", "-xf", file, "-C", folder], check=True)
+    (top,) = folder.iterdir()
+    return top

@@ -19,7 +19,7 @@ def pack(folder: Path, archive: Path, top: str) -> None:
     buffer = io.BytesIO()
     write_tar(folder, buffer, top)
     # The name of the file and the time would otherwise be in the head of the compressed one.
-    with archive.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=_epoch()) as compressed:
+    with archive.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=_epoch()) as compressed:
         compressed.write(buffer.getbuffer())
 
 

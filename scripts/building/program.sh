@@ -12,4 +12,6 @@ case $self in
 */*) root=$(cd "${self%/*}/.." && pwd -P) ;;
 *) root=$(cd .. && pwd -P) ;;
 esac
+# A locale is a file of the node's own C library, made for another one than this tree's. Python then works in UTF-8.
+export LC_ALL=C
 exec "$root/libexec/@NAME@" --inhibit-cache --argv0 "$root/bin/python3" --library-path "$root/lib" "$root/lib/python3" @ARGUMENTS@"$@"

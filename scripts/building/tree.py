@@ -100,7 +100,8 @@ def _write_programs(root: Path) -> None:
 def _check_libraries(root: Path) -> None:
     """Raise BuildError if anything in the tree needs a shared library that the tree does not have."""
     lib = root / "lib"
-    loader: list[str | Path] = [lib / debian.LOADER, "--inhibit-cache", "--library-path", lib, "--list"]
+    loader: list[str | Path] = ["env", "--unset=LD_PRELOAD", lib / debian.LOADER]
+    loader += ["--inhibit-cache", "--library-path", lib, "--list"]
     for file in [lib / "python3", *sorted(lib.rglob("*.so*"))]:
         for line in run([*loader, file]).splitlines():
             found = line.split(" => ")[-1].split(" (")[0].strip()

@@ -22,6 +22,8 @@ REGISTRATION_SECONDS = 11.0
 """A registration takes effect within 500 ms, or within 10 s on a machine without working inotify."""
 
 COMMAND = "koord-runtime-proxy"
+PROGRAMS = os.environ.get("DEMO_PROGRAMS", "")
+"""A directory with the programs that the demo shows, such as the archive's bin; else those of .venv."""
 DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
     "cri": ("--remote-runtime-service-endpoint={runtime}", "--remote-image-service-endpoint={runtime}"),
     "docker": ("--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint={runtime}"),
@@ -146,6 +148,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def installed(command: str, *module: str) -> list[str]:
     """Return an installed command, or else the equivalent module with its arguments."""
+    if PROGRAMS:
+        return [str(Path(PROGRAMS, command))]
     path = Path(sys.executable).parent / command
     return [str(path)] if path.exists() else [sys.executable, "-m", *module]
 
