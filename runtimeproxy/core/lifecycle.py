@@ -324,8 +324,8 @@ class Lifecycle:
         """Record that the runtime failed a call, with what hook servers had set."""
         # A start fails for values of the create that the kernel does not accept.
         starts = subject is not None and call.operation is Operation.START_CONTAINER
-        earlier = records.hooked(subject) if subject is not None and starts else ()
-        owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
+        earlier = records.hooked(subject) if subject is not None and starts else {}
+        owners = {**earlier, **adjustment.owners}
         self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=self._metrics.parts(times))
         self._dispatcher.refused_with(call, call.operation.value, owners)
 

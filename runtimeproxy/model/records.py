@@ -35,12 +35,15 @@ def hook_view(subject: Subject) -> HookRequest:
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
 
 
-def hooked(subject: Subject) -> list[str]:
-    """Return the fields, as in ``Adjustment.owners``, in which a container differs from what the kubelet asked for."""
+def hooked(subject: Subject) -> dict[str, str]:
+    """Return the fields in which a container differs from what the kubelet asked for, as in ``Adjustment.owners``: with
+    the plugin that set each, as far as the record has it."""
     if subject.container is None:
-        return []
-    info = subject.container.original
-    return sorted(by_field(difference(HookRequest(subject.pod.effective, info), echo(hook_view(subject)))))
+        return {}
+    owners = {f"resources.{name}": plugin for name, plugin in subject.container.owners}
+    asked = HookRequest(subject.pod.effective, subject.container.original)
+    fields = sorted(by_field(difference(asked, echo(hook_view(subject)))))
+    return {name: owners.get(name, "at an earlier call") for name in fields}
 
 
 def container_of(subject: Subject) -> ContainerRecord:

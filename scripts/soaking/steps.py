@@ -122,6 +122,7 @@ STEPS = (
     *_each("slow", f"{under_load.SLOW} calls that the runtime does not answer", under_load.slow),
     *_each("crowd", MIXED, under_load.crowded),
     *(_step(name, full, tested.tests, arguments) for name, (full, arguments) in TESTED.items()),
+    _step("blast", "each row of docs/fleets.rst, on both engines", tested.blast),
     *_each("full", NODE, full_node),
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),
     *_each("day", HOURS, day.played),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from xml.etree import ElementTree
 
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
+from scripts.fleets.blast import BACK_SECONDS
 from tests.amounts import SHARE_VARIABLE, Amount
 
 PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider")
@@ -32,19 +34,46 @@ def system(*names: str) -> Sequence[str]:
 
 def tests(arguments: Sequence[str], share: float) -> list[Figure]:
     """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails, is skipped, or none ran."""
+    report, output = reported(arguments, share)
+    passed = read_report(report)
+    slowest, seconds = max(passed, key=lambda test: test[1])
+    figures = [Figure("tests that passed", f"{len(passed)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
+    figures += read_properties(report)
+    if "hypothesis" in arguments:
+        examples = sum(map(int, re.findall(r"- (\d+) passing", output)))
+        figures.append(Figure("examples that they were given", f"{examples:,}", "1 or more", examples > 0))
+    return figures
+
+
+def blast(share: float) -> list[Figure]:
+    """Put each bad hook server before real engines; return how long each way back took. Raises DemoError as ``tests``
+    does."""
+    report, _ = reported(system("blast_radius"), share)
+    took = defaultdict[str, list[float]](list)
+    for found in ElementTree.fromstring(report).iter("property"):
+        took[found.attrib["name"]].append(float(found.attrib["value"]))
+    return [
+        Figure("tests that passed", f"{len(read_report(report))}"),
+        *(
+            Figure(
+                f"seconds until a bad hook server is out of the way by: {way}; median and longest of {len(seconds)}",
+                f"{median(seconds):.2f}, {max(seconds):.2f}",
+                f"at most {BACK_SECONDS:g}",
+                max(seconds) <= BACK_SECONDS,
+            )
+            for way, seconds in took.items()
+        ),
+    ]
+
+
+def reported(arguments: Sequence[str], share: float) -> tuple[str, str]:
+    """Run tests; return their report and pytest's output. Raises DemoError with the output."""
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         report = Path(folder, "report.xml")
         code, output = run_module([*PYTEST, f"--junit-xml={report}", *arguments], {SHARE_VARIABLE: repr(share)})
         if code:
             raise DemoError(f"pytest ended with exit code {code}; its output: {output}")
-        passed = read_report(report.read_text())
-        told = read_properties(report.read_text())
-    slowest, seconds = max(passed, key=lambda test: test[1])
-    figures = [Figure("tests that passed", f"{len(passed)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s"), *told]
-    if "hypothesis" in arguments:
-        examples = sum(map(int, re.findall(r"- (\d+) passing", output)))
-        figures.append(Figure("examples that they were given", f"{examples:,}", "1 or more", examples > 0))
-    return figures
+        return report.read_text(), output
 
 
 def read_report(xml: str) -> list[tuple[str, float]]:

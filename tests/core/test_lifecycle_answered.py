@@ -216,7 +216,7 @@ async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeyp
 
 
 HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
-EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
+EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (b)"
 
 
 def said(caplog: Log) -> list[str]:
@@ -236,7 +236,8 @@ async def test_fields_set_are_named_with_their_hook_servers(core: Core, reply: R
 
 @pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
 async def test_start_shows_what_create_set(core: Core, operation: Operation, told: list[str], caplog: Log) -> None:
-    await core.run(FakeCall(operation, Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED)), reply=REFUSED))
+    known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
+    await core.run(FakeCall(operation, known, reply=REFUSED))
     assert said(caplog) == told
 
 

@@ -50,8 +50,10 @@ def test_effective_values_are_told() -> None:
 
 def test_hooked_fields_are_named_without_their_values() -> None:
     hooked = replace(running(cpu_shares=5), envs={"A": "2"}, annotations={"a": "1", "b": "2"})
-    assert records.hooked(subject(effective=hooked)) == ["annotations.b", "envs.A", "resources.cpu_shares"]
-    assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == []
+    known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "scaler"),)))
+    earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
+    assert records.hooked(known) == {**earlier, "resources.cpu_shares": "scaler"}
+    assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == {}
 
 
 def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:

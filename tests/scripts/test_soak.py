@@ -185,6 +185,20 @@ def test_tests_are_run_with_a_share_of_their_examples(tmp_path: Path, monkeypatc
         tested.tests(arguments, 1)
 
 
+@pytest.mark.slow
+def test_times_of_the_ways_back_are_figures(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    rows = tmp_path / "test_rows.py"
+    rows.write_text(
+        "import pytest\n@pytest.mark.parametrize('seconds', [0.1, 0.3, 9])\n"
+        "def test_row(seconds, record_property):\n    record_property('away', seconds)\n"
+    )
+    monkeypatch.setattr(tested, "system", lambda name: [str(rows)])
+    passed, away = tested.blast(1)
+    assert passed == Figure("tests that passed", "3")
+    assert ("away; median and longest of 3" in away.what, away.found, away.kept) == (True, "0.30, 9.00", False)
+
+
 @pytest.mark.parametrize(("codes", "error"), [([0, 0], ""), ([0, 3], "run 2 ended with exit code 3; its output: so")])
 def test_demo_must_end_well_each_time(monkeypatch: Patch, codes: list[int], error: str) -> None:
     left = iter(codes)
@@ -430,7 +444,7 @@ async def test_what_is_told_must_be_heard(kubelet: Any, monkeypatch: Patch) -> N
 
 
 # Other tests run a small part of these steps.
-OTHERS = ("lives", "day", "demo", "properties", *steps.TESTED)
+OTHERS = ("lives", "day", "demo", "properties", "blast", *steps.TESTED)
 MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 
 

@@ -1,0 +1,147 @@
+"""The table of blast radius: what each kind of bad hook server costs under each policy, how it shows, the way back.
+
+Owns the rows of docs/fleets.rst, "A bad hook server". tests/system/test_blast_radius.py puts each row before real
+engines.
+Must not know: how a hook server is made bad, engines.
+Invariant: a row says only what that test looks at.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from runtimeproxy.errors import Reason
+from runtimeproxy.observe.events import EventKind
+from runtimeproxy.observe.metric_table import METRICS
+from runtimeproxy.plugins.registration import FailurePolicy
+
+BACK_SECONDS = 5.0
+"""Each way back holds within so many seconds, also on a busy machine; docs/results.rst has what was measured."""
+MOVE, DISABLE, REPLACE = "move its file", "hook disable", "replace it"
+WAYS_BACK: Mapping[str, str] = {
+    DISABLE: "``runtimeproxy hook disable NAME --reason=WHY``. It is not asked any more, calls that wait for it go on, "
+    "and no policy of its refuses anything. It holds over restarts, and needs a proxy that answers.",
+    MOVE: "``mv /etc/runtime/hookserver.d/NAME.json /root/``. It is not registered any more; calls that wait for it "
+    "wait to their end. It needs no proxy, and holds until somebody writes the file again, as koordlet does at its "
+    "start.",
+    REPLACE: "Start a good version at the same socket, as by the downgrade of its DaemonSet or package. The next "
+    "create asks it, also where a breaker is open.",
+}
+
+
+class Lost(Enum):
+    """What is lost of a create."""
+
+    TIME = "nothing but time"
+    HOOK = "what it would have set"
+    FIELD = "the bad field alone"
+    CALL = "the create: it is refused"
+    CONTAINER = "the container: the runtime fails its start (containerd) or its create (dockerd)"
+    VALUE = "the right value: the container runs with the wrong one"
+
+
+class Signs(NamedTuple):
+    """How a loss shows; ``alert`` is "" where there is none."""
+
+    event: EventKind
+    metric: str
+    alert: str = ""
+
+
+SIGNS: Mapping[Lost, Signs] = {
+    Lost.TIME: Signs(EventKind.EDITED, "hook_call_duration_seconds", "RuntimeProxyHookSlow"),
+    Lost.HOOK: Signs(EventKind.FAILED_OPEN, "hook_fail_open", "RuntimeProxyFailingOpen"),
+    Lost.FIELD: Signs(EventKind.FAILED_OPEN, "hook_fail_open", "RuntimeProxyFailingOpen"),
+    Lost.CALL: Signs(EventKind.REFUSED, "hook_fail_closed", "RuntimeProxyRefusedByPolicy"),
+    Lost.CONTAINER: Signs(EventKind.FAILED, "calls"),
+    Lost.VALUE: Signs(EventKind.EDITED, "hook_fields_changed"),
+}
+REFUSAL = Signs(EventKind.REFUSED, "hook_refusals")
+"""The signs of a refusal, which is a hook server's right."""
+
+
+class Kind(NamedTuple):
+    """A kind of bad hook server; ``lost`` is by policy. ``reason`` is that of the failed hook calls.
+
+    ``waits``: each create waits for its timeout. ``opens``: the breaker opens behind the fifth failure. ``checks`` are
+    those of ``status`` that are not ok, by policy; where it has none ``status`` tells nothing.
+    """
+
+    name: str
+    does: str
+    lost: Mapping[FailurePolicy, Lost]
+    reason: Reason | None = None
+    waits: bool = False
+    opens: bool = False
+    checks: Mapping[FailurePolicy, str] = {}
+
+    def signs(self, policy: FailurePolicy) -> Signs:
+        """Return how it shows."""
+        return REFUSAL if self.reason is Reason.REFUSED else SIGNS[self.lost[policy]]
+
+
+IGNORE, FAIL = FailurePolicy.IGNORE, FailurePolicy.FAIL
+BY_POLICY = {IGNORE: Lost.HOOK, FAIL: Lost.CALL}
+BREAKERS = dict.fromkeys(FailurePolicy, "breakers")
+
+
+def either(lost: Lost) -> Mapping[FailurePolicy, Lost]:
+    """Return the same loss under both policies."""
+    return dict.fromkeys(FailurePolicy, lost)
+
+
+KINDS = (
+    Kind("hung", "takes calls and never answers", BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS),
+    Kind("slow", "answers late, within its timeout", either(Lost.TIME)),
+    Kind(
+        "breaking off",
+        "breaks the connection off in each answer",
+        BY_POLICY,
+        Reason.BROKEN_ANSWER,
+        opens=True,
+        checks=BREAKERS,
+    ),
+    Kind("crashing", "dies of each call and is started again", BY_POLICY, Reason.BROKEN_ANSWER),
+    Kind(
+        "vanished",
+        "is gone, and its registration file stays",
+        BY_POLICY,
+        Reason.UNREACHABLE,
+        checks={IGNORE: "plugins", FAIL: "fail_plugins"},
+    ),
+    Kind("wrong: no message", "answers what is no hook message", BY_POLICY, Reason.BAD_ANSWER),
+    Kind("wrong: an error", "answers each call with a gRPC error", BY_POLICY, Reason.ERROR_STATUS),
+    Kind("wrong: unserved", "does not serve a hook point of its file", BY_POLICY, Reason.UNIMPLEMENTED),
+    Kind(
+        "wrong: impossible",
+        "sets a value that no runtime takes, beside a good one",
+        {IGNORE: Lost.FIELD, FAIL: Lost.CALL},
+        Reason.BAD_ANSWER,
+    ),
+    Kind("wrong: refusing", "refuses each call (PERMISSION_DENIED)", either(Lost.CALL), Reason.REFUSED),
+    Kind("wrong: not here", "sets a value that this machine lacks, as a CPU", either(Lost.CONTAINER)),
+    Kind("wrong: unwanted", "sets a valid value that nobody wants", either(Lost.VALUE)),
+)
+
+
+def rows() -> Iterator[list[str]]:
+    """Yield the rows of the page's table, each as cells."""
+    for kind in KINDS:
+        for policy in FailurePolicy:
+            signs, check = kind.signs(policy), kind.checks.get(policy)
+            label = f'{{reason="{kind.reason.value}"}}' if kind.reason and signs is not REFUSAL else ""
+            label = '{outcome="failed"}' if kind.lost[policy] is Lost.CONTAINER else label
+            yield [
+                f"**{kind.name}**: {kind.does}",
+                f"``{policy.value}``",
+                kind.lost[policy].value,
+                _wait(kind),
+                f"event ``{signs.event.value}``; ``{METRICS[signs.metric].shown}{label}``; {signs.alert or 'no alert'}",
+                f"1: ``{check}``" if check else "0",
+            ]
+
+
+def _wait(kind: Kind) -> str:
+    if kind.waits:
+        return "its timeout, five times in a row; then none"
+    return "for its answer" if kind.lost[IGNORE] is Lost.TIME else "none"

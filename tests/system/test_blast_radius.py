@@ -1,0 +1,314 @@
+"""A bad hook server of each kind before real engines: the table of docs/fleets.rst is what happens.
+
+Where the engines behave alike containerd stands for both, unless scripts/soak runs it.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from runtimeproxy.admin.health import PATIENCE_SECONDS
+from runtimeproxy.errors import Reason
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.observe.metric_table import METRICS
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.registration import FailurePolicy
+from scripts.fleets import blast
+from scripts.fleets.blast import BACK_SECONDS, DISABLE, KINDS, MOVE, REPLACE, WAYS_BACK, Lost
+from tests.admin.test_process import ask
+from tests.amounts import SHARE_VARIABLE
+from tests.deploy.files import ALERTS, metrics
+from tests.fakes import hookanswers
+from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.hookserver import HookServer
+from tests.fakes.server import Server
+from tests.system.node import resources_answer, serving
+from tests.system.proxy import answers, wait_until
+from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
+from tests.system.test_disabling import posted, switch
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+POINT = "PreCreateContainer"
+HUNG_SECONDS, SLOW_SECONDS = 0.2, 0.3
+MARK = "example.com/by"
+IN_SOAK = SHARE_VARIABLE in os.environ
+
+
+class Gone(Server):
+    """A socket's file that a dead process left."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def start(self) -> None:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(self._path)
+
+    async def stop(self) -> None:
+        Path(self._path).unlink(missing_ok=True)
+
+
+class BreakingOff(HookServer):
+    """Drops the connection in place of each answer."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, faulty=True)
+
+    async def answer(self, call: HookCall) -> bytes:
+        assert self.faults is not None
+        self.faults.cut()
+        return await hookanswers.hang()(call)
+
+
+class Crashing(BreakingOff):
+    """Dies of each call, and is started again, as by its supervisor; ``starts`` counts that."""
+
+    starts = 0
+    _again: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self.starts += 1
+
+    async def answer(self, call: HookCall) -> bytes:
+        self._again = asyncio.create_task(self._crash())
+        return await super().answer(call)
+
+    async def _crash(self) -> None:
+        await self.stop()
+        await self.start()
+
+
+def answering(answer: Answer) -> Callable[[str], Server]:
+    return lambda path: HookServer(path, default=answer)
+
+
+def setting(by: str, **resources: int | str) -> Answer:
+    """Return an answer that marks the container, and sets these resources."""
+    values: Any = {"container_annotations": {MARK: by}, "container_resources": resources}
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(**values))
+
+
+BAD: dict[str, Callable[[str], Server]] = {
+    "hung": answering(hookanswers.hang()),
+    "slow": answering(hookanswers.after(SLOW_SECONDS, setting("bad"))),
+    "breaking off": BreakingOff,
+    "crashing": Crashing,
+    "vanished": Gone,
+    "wrong: no message": answering(hookanswers.garbage()),
+    "wrong: an error": answering(hookanswers.status(grpc.StatusCode.INTERNAL, "no")),
+    "wrong: unserved": answering(hookanswers.status(grpc.StatusCode.UNIMPLEMENTED)),
+    "wrong: impossible": answering(setting("bad", cpu_period=5)),
+    "wrong: refusing": answering(hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no")),
+    "wrong: not here": answering(resources_answer({"cpuset_cpus": "1000"})),
+    "wrong: unwanted": answering(setting("bad", cpu_shares=2)),
+}
+"""The hook servers by the names of the table's rows."""
+
+
+@pytest.fixture(scope="module")
+def held(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    """Run a node without a hook server."""
+    with running(kind, engine, tmp_path_factory.mktemp("node"), lambda node: None) as made:
+        assert ask(made.proxy.admin, "/livez")[0] == 200  # starts the admin server
+        yield made
+
+
+@dataclass
+class Trial:
+    """A row's hook server on a node, and a kubelet with a pod."""
+
+    node: RealNode
+    bad: blast.Kind
+    policy: FailurePolicy
+    path: str
+    client: Any
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.bad.name.replace(': ', '-').replace(' ', '-')}-{self.policy.value.lower()}"
+        self.lost, self.signs = self.bad.lost[self.policy], self.bad.signs(self.policy)
+        self.pod = self.node.plain_pod(self.name)
+        self.pod_id = self.client.run_pod(self.pod)
+        self.server: Any = BAD[self.bad.name](self.path)
+
+    def register(self) -> Path:
+        timeout = {"timeout": f"{HUNG_SECONDS}s"} if self.bad.waits else {}
+        points = [POINT, "PostStartContainer"] if self.lost is Lost.CONTAINER else [POINT]
+        proxy, told = self.node.proxy, f"registration {self.name}.json "
+        before = proxy.output().count(told)
+        file = proxy.register(f"{self.name}.json", self.path, points, policy=self.policy.value, **timeout)
+        proxy.wait_for_log(told, before + 1)
+        return file
+
+    def create(self) -> str:
+        """Create a container, and start it where the start may fail; return who has marked it, "" for nobody."""
+        container = self.client.create(self.pod_id, self.node.plain_container(f"c{next(self.numbers)}"), self.pod)
+        if self.lost is Lost.CONTAINER:
+            self.client.start(container)
+        return str(self.node.annotations(self.client, container).get(MARK, ""))
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """Return the events of calls that name the hook server, those of one kind or all."""
+        status, text = ask(self.node.proxy.admin, f"/events?hookServer={self.name}")
+        assert status == 200
+        found = map(json.loads, text.splitlines())
+        return [event for event in found if "operation" in event and event["kind"] in (kind, kind or event["kind"])]
+
+    def checks(self) -> list[str]:
+        """Return the checks of /readyz, and so of ``status``, that name the hook server."""
+        lines = ask(self.node.proxy.admin, "/readyz?verbose")[1].splitlines()
+        return [line.split()[0][3:] for line in lines if self.name in line]
+
+    def counted(self, metric: str, **labels: str) -> float:
+        """Return the sum of a metric's series with these labels."""
+        wanted = [f'{name}="{value}"' for name, value in labels.items()]
+        name = METRICS[metric].shown if metric != "hook_call_duration_seconds" else f"{METRICS[metric].shown}_count"
+        lines = [
+            line for line in ask(self.node.proxy.admin, "/metrics")[1].splitlines() if line.startswith(f"{name}{{")
+        ]
+        return sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted))
+
+    def spared(self) -> bool:
+        """Create a container; return whether that went well without the hook server."""
+        told, asked = len(self.events()), len(getattr(self.server, "calls", ()))
+        try:
+            by = self.create()
+        except Exception:  # of either client
+            return False
+        return (by, len(self.events()), len(getattr(self.server, "calls", ()))) == ("", told, asked)
+
+    def served(self) -> bool:
+        """Create a container; return whether that went well with a good hook server."""
+        try:
+            return self.create() == "good"
+        except Exception:
+            return False
+
+
+@pytest.fixture
+def trial(held: RealNode, bad: blast.Kind, policy: FailurePolicy, tmp_path: Path) -> Iterator[Trial]:
+    """Yield a trial whose hook server serves and is registered."""
+    with held.client() as client, ExitStack() as stack:
+        made = Trial(held, bad, policy, str(tmp_path / "hooks.sock"), client)
+        stack.enter_context(serving(made.server))
+        file = made.register()
+        yield made
+        file.unlink(missing_ok=True)
+
+
+LOGGED: dict[object, str] = {
+    Lost.CALL: "hook server '{name}' at PreCreateContainer: {reason}",
+    Lost.HOOK: "hook server '{name}' at PreCreateContainer: {reason}",
+    Lost.FIELD: "hook server '{name}' at PreCreateContainer: {reason}: ",
+    Lost.CONTAINER: "hook servers had set resources.cpuset_cpus ({name})",
+    Reason.UNIMPLEMENTED: "hook server {name} does not serve PreCreateContainer",
+}
+"""What the log says, for a reason or a loss."""
+
+
+def labels_of(trial: Trial) -> dict[str, str]:
+    """Return the labels of the row's metric."""
+    if trial.lost is Lost.CONTAINER:
+        return {"outcome": "failed"}
+    labels = {"hook_server": trial.name}
+    if trial.bad.reason and trial.signs is not blast.REFUSAL:
+        labels["reason"] = trial.bad.reason.value
+    elif trial.lost is Lost.VALUE:
+        labels["field"] = "resources.cpu_shares"
+    return labels
+
+
+def what_the_row_says(trial: Trial) -> None:
+    """Make creates, and compare with the row what is lost, how long that takes, and what is seen."""
+    bad, lost = trial.bad, trial.lost
+    before = trial.counted(trial.signs.metric, **labels_of(trial))
+    creates = FAILURES_IN_A_ROW + 1 if bad.opens or bad.name == "crashing" else 1
+    failed = FAILURES_IN_A_ROW if bad.opens else creates
+    for number in range(creates):
+        if isinstance(trial.server, Crashing):
+            wait_until(lambda: trial.server.starts > number and answers(Path(trial.path)), "it is back")  # noqa: B023
+        begun = time.monotonic()
+        if lost in (Lost.CALL, Lost.CONTAINER):
+            reason = Reason.BREAKER_OPEN if number >= failed else bad.reason
+            told = f"hook server {trial.name!r} at {POINT}: {reason.value}" if reason else ""
+            assert told in trial.node.failure(trial.create).text
+        else:
+            assert trial.create() == ("" if lost is Lost.HOOK else "bad")
+        least = HUNG_SECONDS if bad.waits and number < failed else SLOW_SECONDS if lost is Lost.TIME else 0.0
+        assert time.monotonic() - begun >= least
+    kind, reasons = trial.signs.event.value, [bad.reason.value] * failed if bad.reason else []
+    wait_until(lambda: len(trial.events(kind)) == creates, "each create is told", lambda: str(trial.events()))
+    assert [event["reason"] for event in trial.events(kind)[:failed] if "reason" in event] == reasons
+    wait_until(lambda: trial.counted(trial.signs.metric, **labels_of(trial)) == before + failed, "they are counted")
+    told = LOGGED.get(bad.reason) or LOGGED.get(lost, "")
+    assert told.format(name=trial.name, reason=bad.reason and bad.reason.value) in trial.node.proxy.output()
+    if IN_SOAK or bad.reason is not Reason.UNREACHABLE:  # that is looked at every 5 s, and fails after 30
+        checks = [bad.checks[trial.policy]] if bad.checks else []
+        deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+        while trial.checks() != checks:
+            assert time.monotonic() < deadline, (checks, trial.checks())
+            time.sleep(0.1)
+
+
+def the_ways_back(trial: Trial, record: Callable[[str, object], None]) -> None:
+    """Go each way back, and record how long it takes."""
+    took = {}
+
+    def until_it_holds(way: str, does: Callable[[], object], holds: Callable[[], bool]) -> None:
+        begun = time.monotonic()
+        does()
+        while not holds():
+            assert time.monotonic() - begun < BACK_SECONDS, way
+        took[way] = time.monotonic() - begun
+        assert took[way] < BACK_SECONDS
+
+    file = trial.node.proxy.registrations / f"{trial.name}.json"
+    until_it_holds(MOVE, lambda: file.rename(file.with_suffix(".aside")), trial.spared)
+    trial.register()
+    until_it_holds(DISABLE, lambda: switch(trial.node, "disable", trial.name, "--reason=it is bad"), trial.spared)
+    posted(trial.node.proxy, f"/hooks/{trial.name}/enable")
+    with ExitStack() as stack:
+        good = HookServer(trial.path, default=setting("good"))
+        until_it_holds(REPLACE, lambda: stack.enter_context(serving(good)), trial.served)
+    assert took.keys() == WAYS_BACK.keys()
+    for way, seconds in took.items():
+        record(way, f"{seconds:.3f}")
+
+
+DIFFERENT = [kind for kind in KINDS if IN_SOAK or Lost.CONTAINER in kind.lost.values()]
+
+
+@on(CONTAINERD)
+@pytest.mark.parametrize("policy", FailurePolicy, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("bad", KINDS, ids=lambda bad: bad.name)
+def test_row_is_what_happens(trial: Trial, record_property: Callable[[str, object], None]) -> None:
+    what_the_row_says(trial)
+    the_ways_back(trial, record_property)
+
+
+@on(DOCKERD)
+@pytest.mark.parametrize("policy", FailurePolicy, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("bad", DIFFERENT, ids=lambda bad: bad.name)
+def test_row_is_what_happens_in_docker_mode(trial: Trial, record_property: Callable[[str, object], None]) -> None:
+    what_the_row_says(trial)
+    the_ways_back(trial, record_property)
+
+
+def test_every_row_has_its_hook_server_and_names_an_alert_that_there_is() -> None:
+    assert list(BAD) == [kind.name for kind in KINDS]
+    for signs in (*blast.SIGNS.values(), blast.REFUSAL):
+        shown = METRICS[signs.metric].shown
+        assert not signs.alert or any(name.startswith(shown) for name in metrics(ALERTS[signs.alert]["expr"]))
