@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import day, endurance, image, tested, under_load
+from scripts.soaking import day, endurance, image, tested, under_load, versions
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -123,6 +123,7 @@ STEPS = (
     *_each("crowd", MIXED, under_load.crowded),
     *(_step(name, full, tested.tests, arguments) for name, (full, arguments) in TESTED.items()),
     _step("blast", "each row of docs/fleets.rst, on both engines", tested.blast),
+    *_each("versions", f"{versions.ROUNDS.full} upgrades and downgrades", versions.changed),
     *_each("full", NODE, full_node),
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),
     *_each("day", HOURS, day.played),

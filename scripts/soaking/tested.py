@@ -70,7 +70,8 @@ def reported(arguments: Sequence[str], share: float) -> tuple[str, str]:
     """Run tests; return their report and pytest's output. Raises DemoError with the output."""
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         report = Path(folder, "report.xml")
-        code, output = run_module([*PYTEST, f"--junit-xml={report}", *arguments], {SHARE_VARIABLE: repr(share)})
+        reporting = (f"--junit-xml={report}", "-o", "junit_family=xunit1")  # the other one has no properties
+        code, output = run_module([*PYTEST, *reporting, *arguments], {SHARE_VARIABLE: repr(share)})
         if code:
             raise DemoError(f"pytest ended with exit code {code}; its output: {output}")
         return report.read_text(), output

@@ -1,4 +1,7 @@
-"""The configuration's sources: which one has priority, and which one an error names."""
+"""The configuration's sources: which one has priority, and which one an error names.
+
+What an earlier version does not know is fault matrix P10.
+"""
 
 from dataclasses import FrozenInstanceError, fields
 

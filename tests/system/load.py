@@ -42,8 +42,9 @@ class Load:
     async def going_on(self) -> AsyncIterator[None]:
         """Make calls during the context; those made are answered at its end."""
         async with AsyncExitStack() as stack:
-            made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
-            callers = [await stack.enter_async_context(caller) for caller in made]
+            callers = [PATIENT[self._front.name](self._path) for _ in range(WORKERS)]
+            for caller in callers:
+                await stack.enter_async_context(caller)
             workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
             following = asyncio.create_task(self._follow(callers[0]))
             yield

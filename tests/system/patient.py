@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -14,7 +15,7 @@ from tests.system.docker_front import DOCKER, DockerCaller
 from tests.system.fronts import SECONDS, Failed
 
 RECONNECT_SECONDS = 0.02
-BACKOFF = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min", "max")}
+BACKOFF: dict[str, Any] = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min", "max")}
 
 
 class PatientCri(CriCaller):

@@ -14,7 +14,7 @@ from runtimeproxy.cli.shared.admin_client import AdminClient
 from tests.amounts import CRASH_SECONDS
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS
-from tests.system.test_process import handed_over
+from tests.system.supervising import handed_over
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,12 +25,11 @@ from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.supervising import handed_over
 from tests.system.times import in_rounds
 
 pytestmark = pytest.mark.slow
 
-SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
-"""What systemd does for a unit with a socket: the listener is file descriptor 3, the variables name the process."""
 STALL_SECONDS = 1.0
 STALLING = f"""
 import asyncio, sys, time
@@ -44,17 +42,6 @@ app._settle_memory = lambda: asyncio.get_running_loop().call_later(0.5, hang, "h
 sys.exit(cli.main())
 """
 """The program, whose loop hangs once, soon after its start."""
-
-
-@contextmanager
-def handed_over(path: Path) -> Iterator[dict[str, Any]]:
-    """Listen as systemd does for a unit with a socket; yield the arguments that hand the listener over to a proxy."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(socket.SOMAXCONN)  # as systemd does: while nothing accepts, each client waits in it
-        os.set_inheritable(listener.fileno(), True)
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        yield {"program": program, "pass_fds": [listener.fileno()]}
 
 
 async def refused(proxy: ProxyProcess) -> str:

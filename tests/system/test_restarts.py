@@ -21,7 +21,8 @@ from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
 from tests.system.proxy import ProxyProcess, waited_seconds
-from tests.system.test_process import SUPERVISED, handed_over, refused
+from tests.system.supervising import SUPERVISED, handed_over
+from tests.system.test_process import refused
 
 pytestmark = pytest.mark.slow
 
