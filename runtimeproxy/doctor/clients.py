@@ -64,7 +64,7 @@ def endpoints(machine: Machine, process: Process) -> Iterator[Told]:
 
 def _judged(machine: Machine, process: Process, told: Told | None, flag: str) -> Finding:
     who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
-    to_do = f"set --{flag}=unix://{ours} and restart {process.name}; README.rst, Run it"
+    to_do = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
     if told is None:
         return failed(f"{who} is told no endpoint and takes its default, not the proxy", to_do)
     try:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import day, endurance, image, tested, under_load, versions
+from scripts.soaking import day, documented, endurance, fresh, image, tested, under_load, versions
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -129,6 +129,8 @@ STEPS = (
     *_each("day", HOURS, day.played),
     _step("image", "2 builds, a hook server and the exporter in containerd", image.image),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
+    _step("documents", "every command in README.rst and docs/", documented.documents),
+    _step("fresh", "scripts/demo and scripts/test in a Debian tree with nothing else", fresh.readme),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),
 )
 """First the steps that measure time, before the machine is loaded by others; then those that count."""

@@ -50,6 +50,7 @@ class Machine:
 
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
+        command: list[str | Path]
         command = [BOOT, self.name, self._tree, self._beside, self._work / "mount", *self._binds]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the test, and that ends the machine.

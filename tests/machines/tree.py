@@ -60,7 +60,7 @@ def _make(tree: Path, suite: str, packages: Sequence[str]) -> None:
     work = Path(tempfile.mkdtemp(prefix=f"{tree.name}.", dir=tree.parent))
     try:
         (work / "memory").mkdir()
-        shell = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite, MIRROR]
+        shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite, MIRROR]
         # --kill-child: with the namespace's first process all the others end.
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *shell]
         done = subprocess.run(

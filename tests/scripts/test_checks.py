@@ -1,11 +1,14 @@
 """The checks of scripts/check find what they should find."""
 
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from runtimeproxy.observe.metric_table import ROWS
-from scripts.checks import audit, citations, metrics
+from runtimeproxy.settings.options import OPTIONS
+from scripts.checks import audit, citations, configuration, metrics
 from scripts.checks.pure import lacking, own_tests, pure_modules
 from scripts.checks.sizes import too_long
 
@@ -40,16 +43,21 @@ def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
     assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
 
 
-def test_page_of_metrics_is_made_from_the_table_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (ROOT / metrics.PAGE).read_text() == metrics.page(ROWS)
+@pytest.mark.parametrize(
+    ("generator", "table"), [(metrics, ROWS), (configuration, OPTIONS)], ids=["metrics", "options"]
+)
+def test_page_is_made_from_its_table_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: ModuleType, table: Any
+) -> None:
+    assert (ROOT / generator.PAGE).read_text() == generator.page(table)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     ends = []
     for arguments, text in (["--check"], None), ([], None), (["--check"], None), (["--check"], "changed"):
-        monkeypatch.setattr("sys.argv", ["genmetrics", *arguments])
+        monkeypatch.setattr("sys.argv", ["generator", *arguments])
         if text is not None:
-            (tmp_path / metrics.PAGE).write_text(text)
-        ends.append(metrics.main())
+            (tmp_path / generator.PAGE).write_text(text)
+        ends.append(generator.main())
     assert ends == [1, 0, 0, 1]
 
 

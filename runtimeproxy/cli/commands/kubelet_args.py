@@ -1,6 +1,6 @@
 """``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and how one goes back.
 
-Owns the table of flags by Kubernetes version and mode, which README.rst shows too.
+Owns the table of flags by Kubernetes version and mode, which docs/kubelet.rst shows too.
 Must not know: the node; it prints what is to be done and changes nothing.
 Invariant: the way back is printed with the way there.
 """
@@ -47,7 +47,7 @@ _CRI_DOCKERD = Unit("cri-docker.service", "/usr/bin/cri-dockerd --container-runt
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The flags for kubelets of some versions in one mode; ``kubelet`` is what README calls them."""
+    """The flags for kubelets of some versions in one mode; ``kubelet`` is what docs/kubelet.rst calls them."""
 
     kubelet: str
     mode: Mode

@@ -1,0 +1,150 @@
+"""The commands of README.rst and docs/, run as they stand there, on a machine with a real systemd.
+
+Each block is run line by line by a shell; every line must end with an exit code that it may have. What runs until it is
+stopped becomes a unit, and must say what shows that it works. The runtimes are the tests' fakes.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.demonstration.processes import DemoError, program
+from scripts.figures import Figure
+from tests.documents import Block, block, blocks
+from tests.machines.machine import Machine, MachineError
+from tests.machines.tree import debian
+
+ROOT = Path(__file__).parents[2]
+FAKES = {"containerd/containerd.sock": "tests.fakes.runtime", "docker/docker.sock": "tests.fakes.dockerd"}
+PLACEHOLDERS = {"<sock>": "/run/containerd/containerd.sock", "<docker sock>": "/run/docker/docker.sock"}
+LASTS = {
+    "koord-runtime-proxy --": "listening on",
+    "koord-runtime-proxy\n": "listening on",
+    "runtimeproxy export": "listening on",
+    "/opt/runtimeproxy/bin/python3": "serves",
+}
+"""How a command begins that runs until it is stopped, and what it says when it works."""
+CODES = {"runtimeproxy doctor": (0, 1), "runtimeproxy status": (0, 1), "systemctl status": (0, 3)}
+"""Exit codes by the beginning of a command, where 0 is not the only good one: it found something, or nothing runs."""
+
+
+class Run(NamedTuple):
+    """A block to run, by its page and first line; with ``keep`` what lasts goes on until the next one without it."""
+
+    page: str
+    first: str
+    keep: bool = False
+
+
+README, INSTALL, KUBELET = "README.rst", "docs/install.rst", "docs/kubelet.rst"
+OPERATION, TROUBLE, HOOKS = "docs/operation.rst", "docs/troubleshooting.rst", "docs/hooks.rst"
+UNITS = "runtimeproxy.service runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
+ORDER: tuple[Run | str, ...] = (
+    Run(INSTALL, "sha256sum --check --ignore-missing checksums.txt"),
+    Run(README, "tar -xzf runtimeproxy_0.2.0_linux_x86_64.tar.gz -C /opt"),
+    Run(INSTALL, "tar -xzf runtimeproxy_0.2.0_linux_x86_64.tar.gz -C /opt"),
+    Run(INSTALL, "koord-runtime-proxy --version"),
+    Run(INSTALL, "runtimeproxy config check"),
+    Run(INSTALL, "runtimeproxy config check --for-version=0.1.0"),
+    Run(README, "runtimeproxy status"),
+    Run(README, "runtimeproxy kubelet-args --kube-version=1.31"),
+    Run(KUBELET, "runtimeproxy kubelet-args --kube-version=1.31"),
+    Run(KUBELET, "systemctl show --property=ExecStart kubelet.service"),
+    Run(OPERATION, "curl --unix-socket /var/run/koord-runtimeproxy/admin.sock http://localhost/readyz?verbose"),
+    Run(OPERATION, 'runtimeproxy hook disable NAME --for 1h --reason "hangs since the update"'),
+    Run(OPERATION, "runtimeproxy hook enable NAME"),
+    Run(TROUBLE, "runtimeproxy doctor --config=/etc/runtimeproxy/config.yaml"),
+    Run(TROUBLE, "runtimeproxy hook disable NAME --for 1h --reason 'why'"),
+    Run(HOOKS, "/opt/runtimeproxy/bin/python3 hello.py", keep=True),
+    Run(HOOKS, "runtimeproxy hook call /var/run/runtimeproxy-hooks/hello.sock PreCreateContainer"),
+    Run(INSTALL, "/opt/runtimeproxy-0.2.0/bin/runtimeproxy config check"),
+    f"systemctl stop {UNITS}",
+    Run(README, "koord-runtime-proxy"),
+    Run(README, "koord-runtime-proxy --remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"),
+    Run(README, "koord-runtime-proxy --backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"),
+    Run(OPERATION, "groupadd --system runtimeproxy-metrics", keep=True),
+    Run(OPERATION, "runtimeproxy export --listen=127.0.0.1:9654", keep=True),
+    Run(TROUBLE, "curl -i http://127.0.0.1:9654/livez"),
+    Run(INSTALL, f"systemctl disable --now {UNITS}"),
+    Run(INSTALL, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
+    Run(INSTALL, "systemctl is-active runtimeproxy.socket runtimeproxy.service"),
+    Run(README, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
+    Run(INSTALL, "runtimeproxy in-use"),
+)
+"""The blocks in an order in which they work, and what has to be done between them."""
+RUN = [each for each in ORDER if isinstance(each, Run)]
+
+
+def documents(share: float) -> list[Figure]:
+    """Run all blocks once, whatever the share. Raises DemoError for a block that does not do what it should."""
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="rp-documents-") as folder, _node(Path(folder)) as machine:
+        running: list[str] = []
+        for each in ORDER:
+            if isinstance(each, str):
+                machine.run("sh", "-c", each)
+                continue
+            shown = block(each.page, each.first)
+            running += _run(machine, shown)
+            lines += shown.lines
+            if running and not each.keep:
+                machine.run("systemctl", "stop", *running)
+                running.clear()
+    return [Figure("blocks run as they stand", f"{len(RUN)}"), Figure("commands in them", f"{len(lines)}")]
+
+
+@contextmanager
+def _node(folder: Path) -> Iterator[Machine]:
+    """Boot a machine with fake runtimes at their usual places and the files of a release in /root. Raises DemoError."""
+    dist = folder / "dist"
+    made = subprocess.run(
+        [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={dist}"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        raise DemoError(f"the build failed: {made.stderr[-2000:]}")
+    binds = {}
+    with ExitStack() as stack:
+        for name, module in FAKES.items():
+            socket = folder / name
+            socket.parent.mkdir()
+            command = [sys.executable, "-m", module, f"--socket={socket}"]
+            stack.enter_context(program(socket.parent.name, command, folder)).wait_until_it_listens(socket)
+            binds[f"/run/{socket.parent.name}"] = socket.parent
+        try:
+            machine = stack.enter_context(Machine(debian(packages=("systemd", "curl")), folder / "machine", binds))
+            machine.copy(dist, "/root")
+            machine.write("/etc/runtimeproxy/config.yaml", "log-level: info\n")
+            machine.copy(ROOT / "hooks/tools/example.yaml", "/root/request.yaml")
+            machine.write("/root/hello.py", next(each.text for each in blocks(HOOKS) if each.language == "python"))
+            yield machine
+        except MachineError as error:
+            raise DemoError(str(error)) from None
+
+
+def _run(machine: Machine, shown: Block) -> list[str]:
+    """Run the lines of a block; return the units of those that go on. Raises DemoError."""
+    units: list[str] = []
+    for line in shown.lines:
+        command = line
+        for placeholder, value in PLACEHOLDERS.items():
+            command = command.replace(placeholder, value)
+        if says := next((says for start, says in LASTS.items() if f"{command}\n".startswith(start)), None):
+            units.append(f"documented-{sum(line.encode())}.service")
+            machine.run("systemd-run", "--quiet", f"--unit={units[-1]}", "sh", "-c", f"cd /root && exec {command}")
+            machine.until(partial(_said, machine, units[-1], says), f"{says!r} of {line}")
+            continue
+        codes = next((codes for start, codes in CODES.items() if command.startswith(start)), (0,))
+        output = machine.run("sh", "-c", f'cd /root && {{ {command}\n}}; echo "exit code $?"', check=False)
+        if int(output.rsplit(maxsplit=1)[-1]) not in codes:
+            raise DemoError(f"{shown.page}: {line}: {output[-2000:]}")
+    return units
+
+
+def _said(machine: Machine, unit: str, text: str) -> bool:
+    return text in machine.journal(unit)

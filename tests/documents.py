@@ -1,0 +1,95 @@
+"""The blocks of the documents, and who shows that each is true.
+
+A block that begins with ``$`` is written by scripts/outputs.py, with its outputs. One with a language is read by the
+tests. Every other one is run as it stands on its page by scripts/soaking/documented.py, or BLOCKS names who runs it, or
+says that it is nothing to run; what kubectl and helm would do in a cluster nobody runs.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from io import StringIO
+from typing import NamedTuple
+
+from docutils import nodes
+from docutils.core import publish_doctree
+
+from tests.docs import DOCS, ROOT
+
+PAGES = {
+    **{name: (ROOT / name).read_text() for name in ("README.rst", "CHANGELOG.rst", "CONTRIBUTING.rst", "SECURITY.rst")},
+    **{f"docs/{name}.rst": text for name, text in sorted(DOCS.items())},
+}
+PICTURE = "a picture, a list of names, or an output that is not shown whole"
+NAMED = "names the commands that others run"
+NO_CLUSTER = "needs a cluster or a registry: nobody runs it"
+NOT_RUN = (PICTURE, NAMED, NO_CLUSTER)
+SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
+FRESH = "scripts/soaking/fresh.py::readme"
+
+
+class Block(NamedTuple):
+    """A literal block of a page; ``language`` is "" without one."""
+
+    page: str
+    text: str
+    language: str
+
+    @property
+    def first(self) -> str:
+        return self.text.partition("\n")[0]
+
+    @property
+    def needs_a_cluster(self) -> bool:
+        return all(line.startswith(("kubectl ", "helm ")) for line in self.lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """Return its command lines, each whole: a backslash at the end of a line joins it with the next one."""
+        return self.text.replace("\\\n", "").splitlines()
+
+
+@cache
+def parsed(page: str) -> tuple[nodes.document, str]:
+    """Return a page as docutils reads it, and its warnings."""
+    warnings = StringIO()
+    settings = {"report_level": 2, "halt_level": 5, "warning_stream": warnings, "file_insertion_enabled": False}
+    return publish_doctree(PAGES[page], source_path=page, settings_overrides=settings), warnings.getvalue()
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Yield the literal blocks of a page."""
+    document, _ = parsed(page)
+    for node in document.findall(nodes.literal_block):
+        classes: list[str] = node.get("classes", [])
+        languages = [name for name in classes if name != "code"]
+        yield Block(page, node.astext(), languages[0] if languages else "")
+
+
+def block(page: str, first: str) -> Block:
+    """Return the one block of a page that begins with a line."""
+    [found] = [each for each in blocks(page) if each.first == first]
+    return found
+
+
+BLOCKS: dict[tuple[str, str], str] = {
+    (
+        "docs/architecture.rst",
+        "cli                                  the command line: entry points, commands, their output",
+    ): PICTURE,
+    ("docs/commands.rst", "runtimeproxy 0.9.0 containerd   ready, degraded   up 24 h 43 min   last 10 s"): PICTURE,
+    (
+        "docs/release.rst",
+        "bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader",
+    ): PICTURE,
+    ("README.rst", "kubelet  ->  runtimeproxy  ->  containerd or dockerd"): PICTURE,
+    ("README.rst", "scripts/demo"): FRESH,
+    ("README.rst", "python3 -m venv /opt/runtimeproxy"): FRESH,
+    ("docs/install.rst", "python3 -m venv /opt/runtimeproxy"): FRESH,
+    ("docs/release.rst", "minisign -Vm checksums.txt -P PUBLICKEY"): SIGNED,
+    ("docs/release.rst", 'minisign -Sm checksums.txt -s KEYFILE -t "runtimeproxy VERSION, commit COMMIT"'): SIGNED,
+    (
+        "docs/release.rst",
+        "ctr --namespace k8s.io images import --base-name runtimeproxy runtimeproxy_VERSION_image.tar",
+    ): NO_CLUSTER,
+    ("CONTRIBUTING.rst", "scripts/test --fast      the fast tests"): NAMED,
+}
