@@ -1,12 +1,13 @@
-"""A node in a machine: the units of deploy/systemd as a package puts them there, and this machine's engines.
+"""A node in a machine: the program with the units of deploy/systemd, in one of its forms, and this machine's engines.
 
-The program is the checkout's, with this Python, below /opt; other forms of it come by ``program``. A system call that a
-unit does not allow ends the process here, while the unit as shipped refuses it: so it is seen.
+A system call that a unit does not allow ends the process here, while the unit as shipped refuses it: so it is seen.
 """
 
 import site
 import sys
-from collections.abc import Iterator, Mapping
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,21 +20,25 @@ from tests.machines.tree import debian
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service", "runtimeproxy-hooks@.service")
+SOCKETS = ("runtimeproxy.socket", "runtimeproxy-admin.socket", "runtimeproxy-metrics.socket")
 ENGINES = ("containerd.service", "docker.service")
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
-CONTAINERD_SOCKET, DOCKER_SOCKET = "/run/containerd/containerd.sock", "/run/docker.sock"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PROGRAMS: Mapping[str, str] = {
     "runtimeproxy": "runtimeproxy.cli:main",
     "koord-runtime-proxy": "runtimeproxy.cli:koord_runtime_proxy",
     "runtimeproxy-hooks": "runtimeproxy_hooks.__main__:run",
 }
+PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
+"""Where a machine has the Python that runs the tests, our code, and what it needs."""
+PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+TREE = "/usr/lib/runtimeproxy"
 BINDS = {
-    "/opt/python": Path(sys.base_prefix),
-    "/opt/packages": Path(site.getsitepackages()[0]),
-    "/opt/program/runtimeproxy": ROOT / "runtimeproxy",
-    "/opt/program/runtimeproxy_hooks": ROOT / "hooks",
+    PREFIX: Path(sys.base_prefix),
+    PACKAGES: Path(site.getsitepackages()[0]),
+    f"{OURS}/runtimeproxy": ROOT / "runtimeproxy",
+    f"{OURS}/runtimeproxy_hooks": ROOT / "hooks",
 }
-PYTHON = f"/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 _DOCKER = """
 {"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}
@@ -41,36 +46,79 @@ _DOCKER = """
 _KILLS = "[Service]\nSystemCallErrorNumber=kill\n"
 
 
+def checkout(machine: Machine) -> None:
+    """Put the program into a machine as the checkout has it, with the Python that runs the tests."""
+    _put_programs(machine, OURS)
+
+
+def wheel(file: Path) -> Callable[[Machine], None]:
+    """Return what puts a wheel into a machine, with the packages of the Python that runs the tests."""
+
+    def put(machine: Machine) -> None:
+        with zipfile.ZipFile(file) as packed:
+            packed.extractall(machine.path("/opt/wheel"))
+        _put_programs(machine, "/opt/wheel")
+
+    return put
+
+
+def archive(file: Path) -> Callable[[Machine], None]:
+    """Return what puts the archive for nodes without Python into a machine."""
+
+    def put(machine: Machine) -> None:
+        with tarfile.open(file) as packed:
+            packed.extractall(machine.path("/opt/archive"), filter="tar")
+        machine.run("sh", "-c", f"mv /opt/archive/* {TREE}")
+        for name in PROGRAMS:
+            machine.write(f"/usr/bin/{name}", f'#!/bin/sh\nexec {TREE}/bin/{name} "$@"\n', mode=0o755)
+        _put_units(machine)
+
+    return put
+
+
+def package(file: Path) -> Callable[[Machine], None]:
+    """Return what installs the Debian package in a machine."""
+
+    def put(machine: Machine) -> None:
+        machine.copy(file, f"/tmp/{file.name}")
+        machine.run("dpkg", "--install", f"/tmp/{file.name}")
+
+    return put
+
+
 @contextmanager
-def node(work: Path) -> Iterator[Machine]:
-    """Boot a machine with units, program and engines; nothing of them is started."""
+def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Machine]:
+    """Boot a machine with engines and, by ``put``, units and program; without what the machine cannot give."""
     with Machine(debian(), work, BINDS, beside=True) as machine:
-        for name, main in PROGRAMS.items():
-            machine.write(f"/usr/bin/{name}", program(main), mode=0o755)
-        install(machine)
-        _configure_engines(machine)
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
+        for unit in SERVICES:
+            machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", _KILLS)
+            fit(machine, unit, UNITS / unit)
+        _configure_engines(machine)
+        put(machine)
         yield machine
 
 
-def install(machine: Machine) -> None:
-    """Put the units into a machine, without what it cannot give."""
-    machine.copy(UNITS, "/usr/lib/systemd/system")
-    machine.copy(UNITS / "runtimeproxy.sysusers", "/usr/lib/sysusers.d/runtimeproxy.conf")
-    machine.run("systemd-sysusers")
-    for unit in SERVICES:
-        machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", _KILLS)
-        fit(machine, unit, UNITS / unit)
-    machine.run("systemctl", "daemon-reload")
+def _put_programs(machine: Machine, folder: str) -> None:
+    for name, main in PROGRAMS.items():
+        machine.write(f"/usr/bin/{name}", program(main, folder), mode=0o755)
+    _put_units(machine)
 
 
-def program(main: str = "") -> str:
+def program(main: str = "", folder: str = OURS) -> str:
     """Return the text of a program that runs ``main``, or of a Python that has our packages."""
     module, _, function = main.partition(":")
     code = f"-c 'import sys; from {module} import {function} as main; sys.exit(main())'" if main else ""
-    paths = "PYTHONPATH=/opt/program:/opt/packages LD_LIBRARY_PATH=/opt/python/lib"
+    paths = f"PYTHONPATH={folder}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
     return f'#!/bin/sh\n{paths} exec {PYTHON} {code} "$@"\n'
+
+
+def _put_units(machine: Machine) -> None:
+    machine.copy(UNITS, "/usr/lib/systemd/system")
+    machine.copy(UNITS / "runtimeproxy.sysusers", "/usr/lib/sysusers.d/runtimeproxy.conf")
+    machine.run("systemd-sysusers")
+    machine.run("systemctl", "daemon-reload")
 
 
 def _configure_engines(machine: Machine) -> None:

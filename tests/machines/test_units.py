@@ -16,12 +16,11 @@ from tests.engines import cgroups, cri, docker_cli
 from tests.engines.dockerd import BUSYBOX
 from tests.machines.fitting import fit
 from tests.machines.machine import Machine
-from tests.machines.node import SERVICES, SOCKET, load_images, make_cgroup, program
+from tests.machines.node import SERVICES, SOCKET, SOCKETS, load_images, make_cgroup, program
 from tests.system.real import Kubelet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SOCKETS = ("runtimeproxy.socket", "runtimeproxy-admin.socket", "runtimeproxy-metrics.socket")
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
 EXPORTER = "http://127.0.0.1:9654"
 LOOKS = 89
@@ -58,6 +57,7 @@ def node(machine: Machine) -> Iterator[Machine]:
 def serve(node: Machine, mode: str) -> str:
     """Have the proxy serve in a mode; return its socket as this machine sees it."""
     node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
+    node.run("systemctl", "daemon-reload")
     node.run("systemctl", "restart", "runtimeproxy.service")
     node.until(lambda: node.run("runtimeproxy", "status", check=False).startswith("ready"), "the hook servers")
     return str(node.path(SOCKET))
@@ -130,6 +130,20 @@ def test_what_is_disabled_by_hand_outlives_a_restart(node: Machine) -> None:
     node.run("systemctl", "restart", "runtimeproxy.service")
     assert "disabled" in node.run("runtimeproxy", "hook", "ls")
     node.run("runtimeproxy", "hook", "enable", "batchresource")
+
+
+def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:
+    drop_in = "/run/systemd/system/runtimeproxy.service.d/sooner.conf"
+    node.write(drop_in, "[Service]\nWatchdogSec=3s\n")  # the usual time is for scripts/soak
+    serve(node, "Containerd")
+    try:
+        node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
+        with cri.CriClient(str(node.path(SOCKET))) as client:
+            assert client.version().runtime_name == "containerd"
+        assert "Failed with result 'watchdog'" in node.journal("runtimeproxy.service")
+    finally:
+        node.path(drop_in).unlink()
+        serve(node, "Containerd")
 
 
 # ---- how closed they are
