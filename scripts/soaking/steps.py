@@ -103,6 +103,10 @@ TESTED = {
         "100 restarts, 100 second starts, 50 kills with 200 pods, 60 s of a crash loop",
         system("restarts", "crash_loop", "engines_killed", "containerd"),
     ),
+    "units": (
+        "10,000 calls in each mode, and 10 minutes under the watchdog for wheel, archive and package",
+        ["tests/machines/test_units.py", "tests/machines/test_watchdog.py"],
+    ),
     "kills": ("200 pods, 1,000 lost creates", [*system("restart"), "tests/core/test_originals_file_rows.py"]),
 }
 NODE = f"{PODS:,} pods with {CONTAINERS} containers each; {RECORDS_PODS * (1 + CONTAINERS):,} records"

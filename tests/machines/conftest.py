@@ -15,6 +15,6 @@ collect_ignore = [] if SHARE_VARIABLE in os.environ else ["test_watchdog.py"]
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Yield a node on which nothing of ours runs yet."""
+    """Yield a node on which the proxy runs."""
     with node(tmp_path_factory.mktemp("node") / "machine") as machine:
         yield machine

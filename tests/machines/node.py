@@ -6,12 +6,13 @@ A system call that a unit does not allow ends the process here, while the unit a
 import site
 import sys
 import tarfile
+import textwrap
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.docs import ROOT
+from tests.docs import DOCS, ROOT
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.fitting import fit
@@ -88,7 +89,7 @@ def package(file: Path) -> Callable[[Machine], None]:
 
 @contextmanager
 def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Machine]:
-    """Boot a machine with engines and, by ``put``, units and program; without what the machine cannot give."""
+    """Boot a machine with engines and, by ``put``, units and program, which run; without what it cannot give."""
     with Machine(debian(), work, BINDS, beside=True) as machine:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
@@ -115,10 +116,10 @@ def program(main: str = "", folder: str = OURS) -> str:
 
 
 def _put_units(machine: Machine) -> None:
-    machine.copy(UNITS, "/usr/lib/systemd/system")
-    machine.copy(UNITS / "runtimeproxy.sysusers", "/usr/lib/sysusers.d/runtimeproxy.conf")
-    machine.run("systemd-sysusers")
-    machine.run("systemctl", "daemon-reload")
+    """Install and start the units as docs/operation.rst says."""
+    commands = DOCS["operation"].partition("directory of the units::\n")[2].partition("\n.. list-table::")[0]
+    machine.copy(UNITS, "/opt/units")
+    machine.run("bash", "-ec", f"cd /opt/units\n{textwrap.dedent(commands)}")
 
 
 def _configure_engines(machine: Machine) -> None:

@@ -39,7 +39,6 @@ def test_loop_that_works_is_left_and_one_that_hangs_is_restarted(
     pattern, put = FORMS[form]
     (file,) = dist.glob(pattern)
     with nodes.node(tmp_path / "machine", put(file)) as machine:
-        machine.run("systemctl", "enable", "--now", *nodes.SOCKETS, "runtimeproxy.service")
         works = machine.show("runtimeproxy.service", "MainPID")
         with client_of(machine) as client:
             machine.until(lambda: client.version(), "the runtime")
