@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import day, documented, endurance, fresh, image, tested, under_load, versions
+from scripts.soaking import built, day, documented, endurance, fresh, image, tested, under_load, versions
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -132,6 +132,8 @@ STEPS = (
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),
     *_each("day", HOURS, day.played),
     _step("image", "2 builds, a hook server and the exporter in containerd", image.image),
+    _step("built", "two builds, an hour apart", built.built_twice),
+    _step("archive", "Debian 11, 12 and 13", built.archive_runs),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("documents", "every command in README.rst and docs/", documented.documents),
     _step("fresh", "scripts/demo and scripts/test in a Debian tree with nothing else", fresh.readme),

@@ -10,6 +10,8 @@ import socket
 import struct
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,12 @@ def test_listener_watchdog_and_main_process_are_the_programs_own(archive: Path, 
                 told |= dict.fromkeys(data.decode().splitlines(), struct.unpack("3i", more[0][2])[0])
             assert set(told.values()) == {proxy.pid}
         assert (tmp_path / "held.sock").exists()  # not the proxy's own, so it stays
+
+
+def test_wheel_and_sdist_name_their_build(release: Path) -> None:
+    (wheel,), (sdist,) = release.glob("*.whl"), release.glob(f"runtimeproxy-{VERSION}.tar.gz")
+    with zipfile.ZipFile(wheel) as of_wheel, tarfile.open(sdist) as of_sdist:
+        build = of_sdist.extractfile(f"runtimeproxy-{VERSION}/runtimeproxy/BUILD")
+        assert build is not None
+        assert re.fullmatch(r"commit: [0-9a-f]{40}-dirty\ndate: \S+Z\n", of_wheel.read("runtimeproxy/BUILD").decode())
+        assert build.read() == of_wheel.read("runtimeproxy/BUILD")
