@@ -1,7 +1,7 @@
 #!/bin/sh
 # Boots a machine, and ends it when standard input ends: also after kill -9 of whoever holds the other end.
 #   boot.sh NAME TREE BESIDE WORK [SOURCE:PLACE ...]
-# NAME is its cgroup in each hierarchy, TREE its read-only root, BESIDE "" or the directory whose files are seen in /usr
+# NAME is its cgroup in each hierarchy, with NAME-outer beside it for what enters the machine, TREE its read-only root, BESIDE "" or the directory whose files are seen in /usr
 # where TREE has none, WORK an empty directory, then read-only bind mounts.
 # Writes the id of the machine's process 1 to standard output. All mounts are in the machine's own namespace.
 set -eu
@@ -13,10 +13,14 @@ hierarchies() {
     sed -n 's|^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - \(cgroup2\?\) [^ ]* \(.*\)$|\2 \3 \1|p' /proc/self/mountinfo
 }
 
+# Moves this process into a cgroup of each hierarchy.
+join() {
+    for place in $(hierarchies | cut -d ' ' -f 3); do echo 0 >"$place/$1/cgroup.procs"; done
+}
+
 inside() {
-    read -r pid rest </proc/self/stat # of the machine's process 1, in the numbers of the outer /proc
+    read -r pid _ </proc/self/stat # of the machine's process 1, in the numbers of the outer /proc
     cgroups=$(hierarchies)
-    mount --make-rprivate /
     # What is written is in memory, and gone with the namespace.
     mount -t tmpfs -o mode=755 machine "$work"
     mkdir "$work/upper" "$work/work" "$work/root" "$work/lib"
@@ -29,7 +33,7 @@ inside() {
     cd "$work/root"
     mount -t proc proc proc
     mount --bind proc/sys proc/sys
-    mount -o remount,bind,ro proc/sys # but its own network no namespace keeps apart what is set there
+    mount -o remount,bind,ro proc/sys # only what is set for the network stays in a namespace
     mount --bind proc/sys/net proc/sys/net
     mount -o remount,bind,rw proc/sys/net
     mount -t sysfs -o ro sysfs sys
@@ -70,30 +74,43 @@ inside() {
         sh -c 'umount -l /mnt && exec /lib/systemd/systemd --unit=multi-user.target'
 }
 
-if [ "${MACHINE_INSIDE:-}" ]; then
+case "${MACHINE_STAGE:-}" in
+outer) # In version 2 a cgroup with processes of its own gives those below it no controller: unshare must not stay.
+    join "$name-outer"
+    MACHINE_STAGE=inside exec unshare --uts --ipc --net --pid --fork --kill-child "$0" "$name" "$tree" "$beside" \
+        "$work" "$@"
+    ;;
+inside)
+    join "$name"
     inside "$@"
-fi
+    ;;
+esac
 
 # Fails if a cgroup is busy, which it is for a moment after its last process.
 remove() {
     hierarchies | while read -r _ _ place; do
-        [ ! -d "$place/$name" ] || find "$place/$name" -depth -type d -exec rmdir {} + || exit 1
+        for group in "$place/$name" "$place/$name-outer"; do
+            [ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + || exit 1
+        done
     done
 }
 
-hierarchies | while read -r _ _ place; do
-    mkdir "$place/$name"
-    for file in cpuset.cpus cpuset.mems; do
-        [ ! -e "$place/$file" ] || [ ! -e "$place/$name/$file" ] || cat "$place/$file" >"$place/$name/$file"
-    done
+hierarchies | while read -r type _ place; do
+    mkdir "$place/$name" "$place/$name-outer"
+    if [ "$type" = cgroup2 ]; then
+        for controller in $(cat "$place/cgroup.controllers"); do
+            echo "+$controller" >"$place/cgroup.subtree_control" || true # as far as this machine lets
+        done
+    elif [ -e "$place/cpuset.cpus" ]; then
+        for group in "$name" "$name-outer"; do
+            cat "$place/cpuset.cpus" >"$place/$group/cpuset.cpus"
+            cat "$place/cpuset.mems" >"$place/$group/cpuset.mems"
+        done
+    fi
 done
 (
-    hierarchies | while read -r _ _ place; do echo "$place"; done >"$work/places"
-    while read -r place; do echo 0 >"$place/$name/cgroup.procs"; done <"$work/places"
-    rm "$work/places"
-    export MACHINE_INSIDE=yes
-    exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" "$name" "$tree" "$beside" \
-        "$work" "$@" </dev/null
+    join "$name" # the root of what the machine sees
+    MACHINE_STAGE=outer exec unshare --mount --cgroup "$0" "$name" "$tree" "$beside" "$work" "$@" </dev/null
 ) &
 machine=$!
 exec >/dev/null # so that its reader sees the machine's end

@@ -66,7 +66,8 @@ class Machine:
             self.until(lambda: self.run("systemctl", "is-system-running", check=False).strip() in STARTED, "the boot")
         except BaseException as error:
             self.__exit__()
-            raise MachineError(f"{error}; the log of its start: {self._log.read_text()[-2000:]}") from error
+            error.add_note(f"the log of its start: {self._log.read_text()[-2000:]}")
+            raise
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -162,7 +163,7 @@ class Machine:
             time.sleep(LOOK_SECONDS)
 
     def _enter(self, *namespaces: str) -> list[str]:
-        # Into its cgroups first: nsenter changes what is seen of them, not where the process is.
+        # Into cgroups beside its own first: nsenter changes what is seen of them, not where the process is.
         groups = " ".join(f"{path}/cgroup.procs" for path in self._cgroups())
         into = f'for group in {groups}; do echo $$ >"$group"; done; exec "$@"'
         return ["sh", "-c", into, "sh", "nsenter", "--target", str(self.pid), *namespaces, "--"]
@@ -173,5 +174,5 @@ class Machine:
             mounted, _, kind = line.partition(" - ")
             with suppress(IndexError):
                 if kind.startswith("cgroup"):
-                    found.append(Path(mounted.split()[4], self.name))
+                    found.append(Path(mounted.split()[4], f"{self.name}-outer"))
         return found

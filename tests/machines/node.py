@@ -96,7 +96,8 @@ def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Mach
         for unit in SERVICES:
             machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", _KILLS)
             fit(machine, unit, UNITS / unit)
-        _configure_engines(machine)
+        configure_engines(machine)
+        machine.run("groupadd", "--system", "docker")  # its package would do it
         put(machine)
         yield machine
 
@@ -122,12 +123,12 @@ def _put_units(machine: Machine) -> None:
     machine.run("bash", "-ec", f"cd /opt/units\n{textwrap.dedent(commands)}")
 
 
-def _configure_engines(machine: Machine) -> None:
+def configure_engines(machine: Machine) -> None:
+    """Write the configuration of containerd and dockerd, neither of which may run yet."""
     config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD_SOCKET, pause=images.PAUSE_IMAGE)
     machine.write("/etc/containerd/config.toml", config)
     machine.write("/etc/docker/daemon.json", _DOCKER)
     machine.write("/etc/hosts", "127.0.0.1 localhost\n")
-    machine.run("groupadd", "--system", "docker")
 
 
 def load_images(machine: Machine) -> None:

@@ -54,4 +54,5 @@ def test_it_ends_with_a_test_that_is_killed(tmp_path: Path) -> None:
 
 def _left(pid: int, name: str) -> list[object]:
     """Return what there is of a machine: its first process, its cgroups."""
-    return [*([pid] if Path(f"/proc/{pid}").exists() else []), *cgroups.directories(name)]
+    groups = [path for each in (name, f"{name}-outer") for path in cgroups.directories(each)]
+    return [*([pid] if Path(f"/proc/{pid}").exists() else []), *groups]
