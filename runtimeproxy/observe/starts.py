@@ -66,8 +66,10 @@ def _is_ours(found: os.stat_result, owners: tuple[int, ...]) -> bool:
 
 
 def _boot() -> str:
-    with open(_BOOT) as file:
+    """Return what tells this boot from others: nothing under ProcSubset=pid, where the directory, on tmpfs, does."""
+    with suppress(OSError), open(_BOOT) as file:
         return file.read().strip()
+    return "-"
 
 
 def _counts(content: bytes) -> tuple[int, int, str]:

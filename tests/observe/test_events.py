@@ -152,7 +152,9 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
         events.runtime_lost(seen_by, "unavailable")
     events.runtime_back("clients")
     assert [event["kind"] for event in events.read().events] == ["runtime_lost"]
+    assert events.runtime_is_lost
     events.runtime_back("passes")
+    assert not events.runtime_is_lost
     events.runtime_lost("passes", "deadline")
     events.runtime_lost("clients", "unreachable")
     events.runtime_back()

@@ -132,6 +132,13 @@ def test_fault_of_the_file_has_no_effect(socket: str, fault: Callable[[Path], ob
     assert not target.exists() or target.read_text() == "mine"
 
 
+def test_without_a_boot_id_the_directory_tells_the_boot(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ProcSubset=pid hides it."""
+    monkeypatch.setattr(starts, "_BOOT", f"{socket}.none")
+    killed(begun(socket))
+    assert counts(begun(socket)) == (2, 1)
+
+
 def test_shortage_of_descriptors_and_an_abstract_socket_have_no_effect(socket: str) -> None:
     with no_descriptors():
         assert counts(begun(socket)) == (0, 0)
