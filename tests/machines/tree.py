@@ -9,21 +9,18 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 MAKE_SECONDS = 280.0
 """A tree takes 25 to 60 s, half of them downloads."""
-MIRROR = "http://deb.debian.org/debian"
 
 # In memory, because dpkg waits for the disk after each file. Mounts end with the namespace, however this ends.
 SCRIPT = """
 set -eu
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tree "$1/memory"
-debootstrap --variant=minbase --include="$2" "$3" "$1/memory/tree" "$4"
+debootstrap --variant=minbase --include="$2" "$3" "$1/memory/tree"
 rm -rf "$1"/memory/tree/var/cache/apt/archives/*.deb
 cp -a "$1/memory/tree" "$1/tree"
 """
@@ -57,10 +54,11 @@ def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> 
 
 
 def _make(tree: Path, suite: str, packages: Sequence[str]) -> None:
-    work = Path(tempfile.mkdtemp(prefix=f"{tree.name}.", dir=tree.parent))
+    work = tree.with_name(f".{tree.name}")
+    shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+    (work / "memory").mkdir(parents=True)
     try:
-        (work / "memory").mkdir()
-        shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite, MIRROR]
+        shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite]
         # --kill-child: with the namespace's first process all the others end.
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *shell]
         done = subprocess.run(
@@ -70,5 +68,4 @@ def _make(tree: Path, suite: str, packages: Sequence[str]) -> None:
             raise TreeError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
         (work / "tree").rename(tree)
     finally:
-        with suppress(OSError):
-            shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
