@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.building import archive, deb, image, rpm, sbom, sign, sources, wheel
@@ -55,16 +56,12 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
     the files. Raises BuildError."""
     if key is not None:
         sign.check_key(key, ROOT)
-    os.umask(0o022)
-    with tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
+    with _surroundings(), tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
         work, fresh = Path(folder, "work"), Path(folder, "dist")
         work.mkdir()
         fresh.mkdir()
         source = sources.extract(ROOT, work / "source", dirty=dirty)
-        # For every program that a build starts.
-        os.environ.update(
-            SOURCE_DATE_EPOCH=str(source.epoch), LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH=""
-        )
+        os.environ["SOURCE_DATE_EPOCH"] = str(source.epoch)
         for name in artefacts:
             ARTEFACTS[name](work, fresh)
         sbom.write(work, fresh, sources.version(work))
@@ -73,6 +70,19 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
             sign.sign(fresh / CHECKSUMS, key, f"runtimeproxy {sources.version(work)}, commit {source.commit}")
         dist.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
+
+
+@contextmanager
+def _surroundings() -> Iterator[None]:
+    """Give the build, and every program that it starts, the same umask and variables everywhere, until its end."""
+    umask, environ = os.umask(0o022), dict(os.environ)
+    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH="")
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        os.environ.clear()
+        os.environ.update(environ)
 
 
 def write_checksums(dist: Path) -> None:

@@ -12,8 +12,8 @@ REVISION = 1
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 
 
-def build(work: Path, dist: Path, compression: str = "xz") -> list[Path]:
-    """Build runtimeproxy_<version>-1_amd64.deb; tests do not wait for a good compression."""
+def build(work: Path, dist: Path) -> list[Path]:
+    """Build runtimeproxy_<version>-1_amd64.deb; nobody waits for the compression of a dirty one, which is for tests."""
     package = f"runtimeproxy_{sources.version(work)}-{REVISION}_amd64.deb"
     folder = work / "deb"
     shutil.copytree(work / "source/deploy/debian", folder / "debian")
@@ -28,7 +28,7 @@ def build(work: Path, dist: Path, compression: str = "xz") -> list[Path]:
         path.write_text(installed.script(work, path.read_text()))
     (folder / "debian/copyright").write_text(installed.copyright_text(work))
     (folder / "debian/changelog").write_text(_changelog(folder, sources.version(work)))
-    run(["debian/rules", "binary", f"COMPRESSION={compression}"], folder)
+    run(["debian/rules", "binary", f"COMPRESSION={'none' if sources.is_dirty(work) else 'xz'}"], folder)
     return [Path(shutil.copy(work / package, dist))]
 
 

@@ -63,3 +63,8 @@ def version(work: Path) -> str:
     values: dict[str, str] = {}
     exec((work / "source/runtimeproxy/version.py").read_text(), values)
     return values["VERSION"]
+
+
+def is_dirty(work: Path) -> bool:
+    """Return whether the sources in ``work`` are those of a working tree."""
+    return "-dirty\n" in (work / "source" / BUILD_FILE).read_text()

@@ -1,6 +1,5 @@
 """The wheel and the source distribution, made by the setuptools that deploy/build-requirements.lock pins."""
 
-import os
 import shutil
 import sys
 import tarfile
@@ -39,8 +38,5 @@ def _call(work: Path, hook: str) -> Path:
         run([sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "--target", backend, "-r", pins])
     shutil.copytree(work / "source", copy)
     code = f"import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))"
-    os.environ["PYTHONPATH"] = str(backend)
-    try:
-        return work / run([sys.executable, "-P", "-c", code, work], copy).splitlines()[-1]
-    finally:
-        os.environ["PYTHONPATH"] = ""
+    command: list[str | Path] = ["env", f"PYTHONPATH={backend}", sys.executable, "-P", "-c", code, work]
+    return work / run(command, copy).splitlines()[-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.docs import ROOT
 
-ARTEFACTS = ("wheel", "sdist", "archive")
+ARTEFACTS = ("wheel", "sdist", "archive", "deb")
 """What tests need of scripts/build."""
 INSIDE = Path(__file__).with_name("inside.sh")
 PROGRAMS = ("koord-runtime-proxy", "runtimeproxy", "runtimeproxy-hooks")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.building.__main__ import build
 from tests.amounts import WATCHED_SECONDS
 from tests.engines import cri
 from tests.machines import node as nodes
@@ -24,20 +23,12 @@ FORMS: Mapping[str, tuple[str, Callable[[Path], Callable[[Machine], None]]]] = {
 """Each form by the name that scripts/build knows, its file, and what puts it into a machine."""
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build all forms from the working tree."""
-    folder = tmp_path_factory.mktemp("dist")
-    build(list(FORMS), folder, dirty=True)
-    return folder
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_loop_that_works_is_left_and_one_that_hangs_is_restarted(
-    form: str, dist: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+    form: str, release: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     pattern, put = FORMS[form]
-    (file,) = dist.glob(pattern)
+    (file,) = release.glob(pattern)
     with nodes.node(tmp_path / "machine", put(file)) as machine:
         works = machine.show("runtimeproxy.service", "MainPID")
         with client_of(machine) as client:
