@@ -4,29 +4,36 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, MachineError
 
 NEEDS_THE_HOST = re.compile(
     r"(?:Private|Protect|Proc|Restrict|Limit|Device|IPAddress|Memory|SystemCall|OOM|Capability|NoNew|Lock)\w*=.+"
 )
 """Settings that the kernel or the host's rights may refuse."""
-_PROBE = "/run/systemd/system/probe.service"
+_PROBE, _TOLD = "/run/systemd/system/probe.service", "/run/probe"
+_TELL = "/bin/sh -c 'cat /proc/self/oom_score_adj; ulimit -n'"
 
 
 def fit(machine: Machine, unit: str, file: Path) -> list[str]:
     """Write a drop-in that resets the settings of a unit's file which this machine cannot give; return and print them.
 
-    The unit's program is not started. Raises MachineError if the settings fail together and none fails alone.
+    Those that systemd itself passes over where it may not give them need no drop-in, and are returned, too. The unit's
+    program is not started. Raises MachineError if the settings fail together and none fails alone.
     """
     settings = list(_settings(file))
-    if _starts(machine, settings):
-        return []
-    dropped = [setting for setting in settings if not _starts(machine, [setting])]
-    kept = [setting for setting in settings if setting not in dropped]
-    machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(["[Service]", *map(_reset, dropped)]))
-    machine.run("systemctl", "daemon-reload")
-    print(f"{unit}: this machine cannot give {', '.join(dropped) or 'the settings together'}")
-    machine.until(lambda: _starts(machine, kept), f"a start of {unit} without {dropped}", seconds=0)
+    dropped: list[str] = []
+    if not _starts(machine, settings):
+        dropped = [setting for setting in settings if not _starts(machine, [setting])]
+        machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(["[Service]", *map(_reset, dropped)]))
+        kept = [setting for setting in settings if setting not in dropped]
+        if not _starts(machine, kept):
+            raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
+    told = dict(zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path(_TOLD).read_text().split(), strict=True))
+    wanted = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+    passed_over = [name for name, value in told.items() if wanted.get(name, "infinity") not in ("infinity", value)]
+    dropped += [f"{name}={wanted[name]}" for name in passed_over if f"{name}={wanted[name]}" not in dropped]
+    if dropped:
+        print(f"{unit}: this machine cannot give {', '.join(dropped)}")
     return dropped
 
 
@@ -40,7 +47,8 @@ def _reset(setting: str) -> str:
 
 
 def _starts(machine: Machine, settings: list[str]) -> bool:
-    machine.write(_PROBE, "\n".join(["[Service]", "Type=oneshot", "ExecStart=/bin/true", *settings, ""]))
+    head = ["[Service]", "Type=oneshot", f"ExecStart={_TELL}", f"StandardOutput=truncate:{_TOLD}"]
+    machine.write(_PROBE, "\n".join([*head, *settings, ""]))
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", "probe.service", check=False)
     return machine.show("probe.service", "Result") == "success"
