@@ -98,6 +98,8 @@ def main() -> int:
         help="let proxy and hook servers go on for so long after it",
     )
     arguments = parser.parse_args()
+    if processes.PROGRAMS and not Path(processes.PROGRAMS, processes.COMMAND).is_file():
+        parser.error(f"$DEMO_PROGRAMS has no {processes.COMMAND}: name the directory bin of an unpacked archive")
     interruption.listen()  # so that all programs are ended on exit
     reason = why_fake(arguments.fake)
     shown = [_shown(name, reason, arguments.keep) for name in MODES if arguments.mode in (None, name)]

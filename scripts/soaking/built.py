@@ -1,6 +1,7 @@
 """Steps about what scripts/build makes: the same bytes twice, and the archive in trees of Debian without Python."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from scripts.benchmark.ends import CriClient
 from scripts.building.__main__ import CHECKSUMS
 from scripts.demonstration import processes
 from scripts.demonstration.processes import DemoError
+from scripts.demonstration.runtimes import MODES
 from scripts.figures import Figure, at_most
 from scripts.soaking.tested import run_module
 from tests.building import made
@@ -77,7 +79,7 @@ def archive_runs(share: float) -> list[Figure]:
         shutil.unpack_archive(file, folder / "of its own")
         (top,) = (folder / "of its own").iterdir()
         for suite in SUITES:
-            tree = debian(suite, ())
+            tree = debian(suite, ("base-files",))  # which is in every tree
             pythons = [path.name for path in (tree / "usr/bin").glob("python*")]
             command = made.inside(tree, folder / f"work-{suite}", folder)
             programs = made.wrapped(top, command, folder / f"bin-{suite}")
@@ -86,10 +88,13 @@ def archive_runs(share: float) -> list[Figure]:
             )
             if code:
                 raise DemoError(f"the demo in {suite} ended with exit code {code}; its output: {output}")
+            shown = len(re.findall(r"^OK: ", output, re.MULTILINE))
             start = median(_start_seconds(folder / f"starts-{suite}", programs / processes.COMMAND))
             figures += [
                 Figure(f"{suite}: Pythons in the tree", ", ".join(pythons) or "none", "none", not pythons),
-                Figure(f"{suite}: modes whose demo shows every effect", "2", "2", True),
+                Figure(
+                    f"{suite}: modes whose demo shows every effect", f"{shown}", f"{len(MODES)}", shown == len(MODES)
+                ),
                 at_most(f"{suite}: start to first answer, median of {STARTS}", start, START_SECONDS, " s"),
             ]
     return figures

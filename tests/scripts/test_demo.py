@@ -68,6 +68,16 @@ def test_command_line_of_the_proxy_is_the_documented_one(tmp_path: Path, mode: s
     assert " ".join([processes.COMMAND, *documented]) in {line.strip() for line in README.splitlines()}
 
 
+def test_other_programs_are_shown_if_they_are_there(tmp_path: Path, monkeypatch: Patch, capsys: Out) -> None:
+    monkeypatch.setattr(processes, "PROGRAMS", str(tmp_path))
+    assert processes.proxy_command("cri", tmp_path, "")[0] == str(tmp_path / processes.COMMAND)
+    monkeypatch.setattr(sys, "argv", ["demo", "--fake"])
+    with pytest.raises(SystemExit) as ended:
+        demonstration.main()
+    assert ended.value.code == 2
+    assert "$DEMO_PROGRAMS has no koord-runtime-proxy: name the directory bin" in capsys.readouterr().err
+
+
 def test_programs_are_asked_to_end_at_once(tmp_path: Path) -> None:
     wait = "touch asked-$0; until [ -e asked-a -a -e asked-b -a -e asked-c ]; do sleep 0.01; done; exit 0"
     script = f"cd {tmp_path}; trap '{wait}' TERM; echo WARNING all is well >&2; while :; do sleep 0.01; done"
