@@ -26,26 +26,21 @@ class Journal:
         """Return whether a change is not done."""
         return bool(self._before)
 
-    def before(self, place: str) -> str | None:
-        """Return what a file of the journal was before the change; None if it was not there."""
-        return self._before[place]
-
-    def change(self, files: Mapping[str, str | None], mode: int = 0o644) -> bool:
-        """Give files these contents, None to remove one; return whether any had another. Raises OSError."""
+    def change(self, files: Mapping[str, str | None]) -> None:
+        """Give files these contents, None to remove one. Raises OSError."""
         changes = {place: text for place, text in files.items() if self._node.text(place) != text}
         new = {place: self._node.text(place) for place in changes if place not in self._before}
         if new:
             self._node.write(PLACE, json.dumps(self._before | new), 0o600)
             self._before |= new
         for place, text in changes.items():
-            self._put(place, text, mode)
-        return bool(changes)
+            self._put(place, text)
 
     def undo(self) -> set[str]:
         """Give all files of the journal their old contents; return those that had others. Raises OSError."""
         changed = {place for place, text in self._before.items() if self._node.text(place) != text}
         for place in changed:
-            self._put(place, self._before[place], 0o644)
+            self._put(place, self._before[place])
         self.done()
         return changed
 
@@ -54,8 +49,8 @@ class Journal:
         self._node.remove(PLACE)
         self._before = {}
 
-    def _put(self, place: str, text: str | None, mode: int) -> None:
+    def _put(self, place: str, text: str | None) -> None:
         if text is None:
             self._node.remove(place)
         else:
-            self._node.write(place, text, mode)
+            self._node.write(place, text)

@@ -130,19 +130,19 @@ class Watch:
                 return f"{unit} is not active"
         return healthz(self._port)
 
-    def until_well(self, seconds: float = WATCH_SECONDS) -> None:
-        """Watch for that long. Raises Failed if the kubelet is not well then, and was not for some time."""
+    def until_well(self) -> None:
+        """Watch for WATCH_SECONDS. Raises Failed if the kubelet was not well all through the last WELL_SECONDS."""
         begin, well_since, fault = self._clock(), None, ""
-        while (now := self._clock()) - begin < seconds:
+        while (now := self._clock()) - begin < WATCH_SECONDS:
             self._sleep(LOOK_SECONDS)
             if found := self.fault():
                 well_since, fault = None, found
             elif well_since is None:
                 well_since = now
         if well_since is None or self._clock() - well_since < WELL_SECONDS:
-            raise Failed(f"the kubelet did not become healthy within {seconds:g} s: {fault}")
+            raise Failed(f"the kubelet did not become healthy within {WATCH_SECONDS:g} s: {fault}")
         if not self._ready():
-            raise Failed(f"the node is not ready {seconds:g} s after the kubelet's restart, and was before it")
+            raise Failed(f"the node is not ready {WATCH_SECONDS:g} s after the kubelet's restart, and was before it")
 
 
 def healthz(port: int) -> str:

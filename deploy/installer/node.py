@@ -6,6 +6,7 @@ Invariant: a file has its old or its new content, whatever happens meanwhile.
 """
 
 import os
+import stat
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from .errors import Failed
 
-ENTER = ("nsenter", "--target=1", "--mount", "--")
-"""What runs a command with the node's files: its process 1 has them, and the pod shares the node's processes."""
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENTER = ("nsenter", "--target=1", "--mount", "--", "env", "--ignore-environment", _PATH)
+"""What runs a command with the node's files, which its process 1 has, and without the pod's variables."""
 SECONDS = 90.0
 """How long a command may take: longer than a unit of the node may take to stop."""
 LONGEST = 200
@@ -40,9 +42,11 @@ class Node:
             return None
 
     def write(self, place: str, text: str, mode: int = 0o644) -> None:
-        """Replace a file, or make it with its directories. Raises OSError."""
+        """Replace a file, whose mode stays, or make it with its directories. Raises OSError."""
         path = self.path(place)
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.stat().st_mode)
         beside = path.with_name(f".{path.name}.runtimeproxy-installer")
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

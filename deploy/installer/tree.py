@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import file_digest
 from pathlib import Path
@@ -94,23 +95,25 @@ def running(node: Node) -> tuple[str, str]:
 
 
 def units(node: Node, home: str) -> dict[str, str | None]:
-    """Return the unit files of a tree, with the tree's own programs. Raises OSError, Failed."""
+    """Return the unit files of a tree and their drop-ins, with the tree's own programs. Raises OSError, Failed."""
     folder = node.path(f"{home}/share/systemd")
     files: dict[str, str | None] = {
-        f"{UNITS}/{file.name}": _PREFIX.sub(
+        f"{UNITS}/{file.relative_to(folder)}": _PREFIX.sub(
             lambda place: home + ("/bin" if place[1] == "bin" else ""), file.read_text()
         )
-        for file in sorted(folder.glob("runtimeproxy*"))
+        for file in sorted(folder.rglob("*"))
+        if file.suffix in (".service", ".socket", ".conf") and file.is_file()
     }
     for name in (SERVICE, SOCKET):
         if f"{UNITS}/{name}" not in files:
-            raise Failed(f"the archive has no {name}: take another one")
+            raise Failed(f"{home} has no {name}: it is the tree of no release")
     return files
 
 
-def installed_units(node: Node) -> list[str]:
-    """Return the names of the unit files of a tree on the node."""
-    return sorted(file.name for file in node.path(UNITS).glob("runtimeproxy*") if file.is_file())
+def names(files: Iterable[str], kind: str) -> list[str]:
+    """Return the names of the units of a kind, such as ".socket", whose files these are; no template is one."""
+    found = (file.removeprefix(f"{UNITS}/") for file in files)
+    return sorted(name for name in found if name.endswith(kind) and "@" not in name and "/" not in name)
 
 
 def link(node: Node, home: str) -> None:

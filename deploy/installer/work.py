@@ -174,8 +174,9 @@ class Work:
         files = tree.units(self._node, self._home)
         if self._wanted.config:
             files[CONFIG] = self._config()
-        old = {f"{tree.UNITS}/{name}" for name in tree.installed_units(self._node)}
-        files |= dict.fromkeys(old - files.keys())  # units that the new tree has no more
+        before, _ = tree.running(self._node)
+        if before:  # units that the new tree has no more
+            files |= dict.fromkeys(tree.units(self._node, before).keys() - files.keys())
         if any(self._node.text(place) != text for place, text in files.items()) or not self._node.active(tree.SERVICE):
             self._place()
             if self._group() is None:
@@ -188,7 +189,7 @@ class Work:
     def _start(self, home: str) -> None:
         """Start the units of a tree: its sockets, if they do not listen yet, and its service anew."""
         self._node.run("systemctl", "daemon-reload")
-        sockets = [name for name in tree.installed_units(self._node) if name.endswith(".socket")]
+        sockets = tree.names(tree.units(self._node, home), ".socket")
         self._node.run("systemctl", "enable", *sockets, tree.SERVICE)
         self._node.run("systemctl", "start", *sockets)
         self._node.run("systemctl", "restart", tree.SERVICE)
@@ -249,12 +250,11 @@ class Work:
 
     def _remove(self) -> None:
         """Stop the units and remove them. Raises Failed, OSError."""
-        names = tree.installed_units(self._node)
-        running = [name for name in names if "@" not in name]
+        files = tree.units(self._node, self._home)
         self._node.run("systemctl", "stop", "runtimeproxy-hooks@*.service")
-        self._node.run("systemctl", "disable", "--now", *running)
-        for name in names:
-            self._node.remove(f"{tree.UNITS}/{name}")
+        self._node.run("systemctl", "disable", "--now", *tree.names(files, ".socket"), *tree.names(files, ".service"))
+        for file in files:
+            self._node.remove(file)
         self._node.run("systemctl", "daemon-reload")
         tree.link(self._node, "")
 
@@ -276,12 +276,13 @@ class Work:
         if faults:
             raise Failed(f"the way back failed: {'; '.join(faults)}: repair this node by hand")
 
-    def _stop_removed(self, changed: set[str]) -> None:
+    def _stop_removed(self, files: set[str]) -> None:
         """Stop units whose files are gone."""
-        units = [place.rpartition("/")[2] for place in changed if place.startswith(f"{tree.UNITS}/runtimeproxy")]
-        self._node.ask("systemctl", "stop", *sorted(unit for unit in units if "@" not in unit))
-        for place in self._node.path(tree.UNITS).glob("*.wants/runtimeproxy*"):
-            place.unlink()
+        units = tree.names(files, ".socket") + tree.names(files, ".service")
+        self._node.ask("systemctl", "stop", *units)
+        for wanted in self._node.path(tree.UNITS).glob("*.wants/*"):
+            if wanted.name in units:
+                wanted.unlink()
         self._node.run("systemctl", "daemon-reload")
         tree.link(self._node, "")
 

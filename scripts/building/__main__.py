@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.building import archive, deb, image, rpm, sbom, sign, sources, wheel
+from scripts.building import archive, chart, deb, image, rpm, sbom, sign, sources, wheel
 from scripts.building.errors import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,7 @@ ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
     "deb": deb.build,
     "rpm": rpm.build,
     "image": image.build,
+    "chart": chart.build,
 }
 """What makes each artefact, in the order in which they are built; it gets the directories ``work`` and ``dist``."""
 

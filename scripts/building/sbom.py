@@ -63,7 +63,9 @@ def of_artefact(artefact: Path, work: Path, version: str) -> str:
     for name in sorted(files):
         component = found[_key(owners[name])] if name in owners else main
         component.components.add(_of_file(name, files[name]))
-    return _text(main, found.values() or _of_pins((work / "source/deploy/requirements.lock").read_text()))
+    if not found and not artefact.name.endswith(".tgz"):  # a chart needs no library
+        return _text(main, _of_pins((work / "source/deploy/requirements.lock").read_text()))
+    return _text(main, found.values())
 
 
 def _owners(brought: Iterable[Part], place: str, files: Mapping[str, str]) -> dict[str, Part]:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import yaml
 from kubernetes_validate import utils
 
 from runtimeproxy.plugins import directory, registration
+from runtimeproxy.version import VERSION
 from runtimeproxy_hooks.__main__ import HOOKS, load
+from scripts.building import chart, sources
 from scripts.checks import manifests
 from scripts.checks.manifests import KUBERNETES, SETS
 from tests.deploy.charts import DAEMON_SETS, SCHEMA, SKIP_LABEL, containers, documents, host_paths, of_kind
@@ -65,6 +68,25 @@ def schemas() -> Any:
 
 def suffix_for(version: str) -> str:
     return "-before-1.30" if int(version[2:]) < 30 else ""
+
+
+def test_the_charts_version_is_the_proxys() -> None:
+    told = yaml.safe_load((manifests.CHART / "Chart.yaml").read_text())
+    assert (told["version"], told["appVersion"]) == (VERSION, VERSION)
+
+
+def test_the_packed_chart_is_the_charts_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    shutil.copytree(manifests.CHART, tmp_path / "source" / manifests.CHART)
+    monkeypatch.setattr(sources, "version", lambda work: VERSION)
+    [packed] = chart.build(tmp_path, tmp_path)
+    assert packed.name == f"runtimeproxy-{VERSION}.tgz"
+    files = [path for path in manifests.CHART.rglob("[!.]*") if path.is_file() and path.parent.name != "ci"]
+    with tarfile.open(packed) as tar:
+        names = {entry.name for entry in tar if entry.isfile()}
+    assert names == {f"runtimeproxy/{path.relative_to(manifests.CHART)}" for path in files} - {
+        "runtimeproxy/.helmignore"
+    }
 
 
 def test_versions_of_kubernetes_are_from_1_25_to_the_newest() -> None:

@@ -7,6 +7,9 @@ import pytest
 
 from runtimeproxy_installer import kubelet
 from tests.deploy.installer.fakes import Bench
+from tests.machines.conftest import machine
+
+__all__ = ["machine"]
 
 
 @pytest.fixture(autouse=True)

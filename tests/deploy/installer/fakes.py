@@ -1,11 +1,12 @@
 """A node as a directory, whose systemctl, kubelet and proxy are this file's; an archive; an API server."""
 
+import gzip
 import hashlib
 import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,15 +21,14 @@ from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.node import Node
 from runtimeproxy_installer.wanted import Wanted
 from runtimeproxy_installer.work import Work
+from tests.docs import ROOT
 
 NAME, POOL, NAMESPACE = "n1", "pool-installer", "kube-system"
 SERVICE = "runtimeproxy.service"
-UNITS = {
-    SERVICE: "[Service]\nExecStart=/usr/bin/koord-runtime-proxy\n",
-    "runtimeproxy.socket": "[Socket]\nListenStream=/run/koord-runtimeproxy/runtimeproxy.sock\n",
-    "runtimeproxy-admin.socket": "[Socket]\nListenStream=/run/koord-runtimeproxy/admin.sock\n",
-    "runtimeproxy-hooks@.service": "[Service]\nExecStart=/usr/bin/runtimeproxy-hooks %i\n",
-}
+_UNITS = ROOT / "deploy" / "systemd"
+UNITS = {str(file.relative_to(_UNITS)): file.read_text() for file in sorted(_UNITS.rglob("*")) if file.is_file()}
+INSTALLED = sorted(name for name in UNITS if not name.endswith(".sysusers"))
+STARTED = {SERVICE, *(name for name in UNITS if name.endswith(".socket"))}
 DROP_IN = "/etc/systemd/system/kubelet.service.d/90-runtimeproxy.conf"
 KUBEADM = """\
 # /lib/systemd/system/kubelet.service
@@ -44,15 +44,17 @@ ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS \\
 SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def archive(folder: Path, version: str = "0.2.0", **units: str) -> str:
-    """Write an archive; return its digest."""
+def archive(folder: Path, version: str = "0.2.0", programs: Mapping[str, str] | None = None, **units: str) -> str:
+    """Write an archive with the units of deploy/systemd and others; return its digest."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.tar.gz"):
         old.unlink()
     path = folder / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
+    with gzip.GzipFile(path, "w", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         files = {f"share/systemd/{name}": text for name, text in (UNITS | units).items()}
-        for name, text in {"bin/runtimeproxy": f"#!/bin/sh\n# {version}\n", **files}.items():
+        for name, text in (programs or {"runtimeproxy": f"#!/bin/sh\n# {version}\n"}).items():
+            files[f"bin/{name}"] = text
+        for name, text in files.items():
             entry = tarfile.TarInfo(f"runtimeproxy-{version}/{name}")
             entry.size, entry.mode = len(text), 0o755
             tar.addfile(entry, io.BytesIO(text.encode()))

@@ -5,7 +5,9 @@ import errno
 import gzip
 import hashlib
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +19,8 @@ import runtimeproxy_installer
 from runtimeproxy_installer import journal, tree
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack
 from runtimeproxy_installer.kubelet import HEAD, Kubelet
-from tests.deploy.installer.fakes import DROP_IN, SERVICE, SOCKET, UNITS, Bench, Killed, archive
-
-SOCKETS = {"runtimeproxy.socket", "runtimeproxy-admin.socket"}
+from tests.deploy.installer.fakes import DROP_IN, INSTALLED, SERVICE, SOCKET, STARTED, Bench, Killed, archive
+from tests.docs import ROOT
 
 
 def home(bench: Bench, version: str = "0.2.0") -> str:
@@ -28,10 +29,10 @@ def home(bench: Bench, version: str = "0.2.0") -> str:
 
 def test_the_proxy_is_installed_and_no_kubelet_is_touched(bench: Bench) -> None:
     assert bench.install() == "0.2.0"
-    assert bench.node.active_units == {"kubelet.service", SERVICE, *SOCKETS}
-    assert bench.node.text(f"/etc/systemd/system/{SERVICE}") == (
-        f"[Service]\nExecStart={home(bench)}/bin/koord-runtime-proxy\n"
-    )
+    assert bench.node.active_units == {"kubelet.service", *STARTED}
+    assert f"\nExecStart={home(bench)}/bin/koord-runtime-proxy\n" in bench.node.text(f"{tree.UNITS}/{SERVICE}")
+    assert units(bench) == INSTALLED
+    assert not [text for text in bench.node.state()["files"].values() if "/usr/bin/" in text]
     assert bench.node.path("/usr/local/bin/runtimeproxy").readlink() == Path(f"{home(bench)}/bin/runtimeproxy")
     assert "runtimeproxy-metrics:x:965:" in (bench.node.text("/etc/group") or "")
     assert bench.node.path("/etc/runtime/hookserver.d").stat().st_mode & 0o777 == 0o755
@@ -65,12 +66,21 @@ def test_an_upgrade_keeps_the_version_before_and_no_older_one(bench: Bench) -> N
     assert tree.running(bench.node)[1] == "0.10.0"
 
 
-def test_a_unit_that_a_new_version_has_no_more_is_taken_away(bench: Bench) -> None:
+def units(bench: Bench) -> list[str]:
+    folder = bench.node.path(tree.UNITS)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_units_that_are_no_more_go_and_what_others_added_stays(bench: Bench) -> None:
     bench.sha256 = archive(bench.archives, **{"runtimeproxy-old.service": "[Service]\n"})
     bench.install()
+    own = f"{tree.UNITS}/runtimeproxy.service.d/override.conf"
+    bench.node.write(own, "[Service]\nLogLevelMax=info\n")
     bench.sha256 = archive(bench.archives, "0.3.0")
     bench.install()
-    assert tree.installed_units(bench.node) == sorted(UNITS)
+    assert units(bench) == sorted([*INSTALLED, "runtimeproxy.service.d/override.conf"])
+    bench.uninstall()
+    assert units(bench) == ["runtimeproxy.service.d/override.conf"]
 
 
 def test_a_configuration_is_checked_and_written(bench: Bench) -> None:
@@ -210,6 +220,16 @@ def test_a_full_file_system_changes_nothing(bench: Bench, monkeypatch: pytest.Mo
     assert (bench.node.state()["files"], bench.node.trees(), bench.places) == ({}, [], 0)
 
 
+@pytest.mark.engine  # it mounts a small file system, in a namespace of its own
+def test_a_small_file_system_changes_nothing(tmp_path: Path) -> None:
+    """The archive does not fit: that is seen before, or when it happens."""
+    command = ["unshare", "--mount", sys.executable, "-m", "tests.deploy.installer.full", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    seen, happened = done.stdout.splitlines() or [done.stderr, ""]
+    assert re.fullmatch(r"/opt/runtimeproxy has 0 MiB free, and 2 MiB are needed: make room; left: \[\]", seen)
+    assert re.fullmatch(r"the archive cannot be unpacked: tar: .*Wrote only .*; left: \[\]", happened)
+
+
 def no_space(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/opt/runtimeproxy/undo.json")
 
@@ -258,7 +278,7 @@ def test_half_installed_at_any_step_is_made_whole_by_the_next_run(tmp_path: Path
             assert SOCKET in bench.node.kubelet
             assert bench.node.kubelet_well
             assert bench.node.trees() == [home(bench).rpartition("/")[2]]
-            assert bench.node.active_units == {"kubelet.service", SERVICE, *SOCKETS}
+            assert bench.node.active_units == {"kubelet.service", *STARTED}
             assert bench.node.timers == []
             assert bench.node.text("/etc/runtimeproxy/config.yaml")
             step, steps = step + 1, steps + 1
