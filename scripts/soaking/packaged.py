@@ -1,0 +1,329 @@
+"""The Debian package on a node: installed, upgraded and downgraded with pods running, removed, purged.
+
+The node is a machine (tests/machines) with Debian's containerd and dockerd, and each mode has its turn on it. A kubelet
+calls all the while: a call each 10 ms, and connections as grpc-go makes them, or Go's net/http. Everything that is not
+as it must be raises DemoError.
+"""
+
+import asyncio
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from scripts.building import sources
+from scripts.demonstration.processes import DemoError
+from scripts.figures import Figure
+from tests.docker.client import Client
+from tests.docs import ROOT
+from tests.engines import cri
+from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
+from tests.machines import node
+from tests.machines.fitting import fit
+from tests.machines.machine import Machine, MachineError
+from tests.machines.tree import debian
+from tests.system import clients
+from tests.system.cri_front import METHODS, CriCaller
+from tests.system.fronts import SECONDS, Failed
+from tests.system.patient import PatientDocker
+
+NEWER = "99.0.0"
+"""The version of the second package, which has all else of the first."""
+PACKAGES = ("systemd", "containerd", "docker.io", "busybox-static")
+PACKAGE, UNIT = "runtimeproxy", "runtimeproxy.service"
+PYTHON = "/usr/lib/runtimeproxy/bin/python3"
+CONFIGURATION = "/etc/runtimeproxy/config.yaml"
+REGISTRATIONS = "/etc/runtime/hookserver.d"
+THEIRS = f"{REGISTRATIONS}/koordlet.json"
+KUBELET = "/etc/systemd/system/kubelet.service"
+MODES = ("Containerd", "Docker")
+PODS = 3
+CALL_SECONDS = 0.01
+BACKOFF: dict[str, Any] = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 5000,
+    "grpc.max_reconnect_backoff_ms": 3000,
+}
+"""What the kubelet sets for its connection to the runtime: attempts after 100 ms to 3 s, with 5 s for each at least."""
+CHANGED_FILE = f"??5?????? c {CONFIGURATION}"
+"""What dpkg -V says of the configuration in Docker mode, which is not the package's own."""
+OF_OTHERS = (
+    *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log", "/var/lib/dpkg", "/var/lib/systemd"),
+    *(
+        "/run/containerd",
+        "/run/docker",
+        "/run/log",
+        "/run/systemd",
+        "/run/udev",
+        "/var/lib/containerd",
+        "/var/lib/docker",
+    ),
+    *("/etc/systemd/system/runtimeproxy.service.d", "/etc/systemd/system/runtimeproxy-hooks@.service.d"),
+)
+"""Places whose files are of the engines, of dpkg, of systemd and of the test."""
+
+
+def packaged(share: float) -> list[Figure]:
+    """Live the package's life once in each mode, whatever the share. Raises DemoError."""
+    with tempfile.TemporaryDirectory(prefix="rp-packaged-") as folder:
+        work = Path(folder)
+        packages = [built(work / "this"), built(work / "newer", NEWER)]
+        try:
+            with Machine(debian(packages=PACKAGES), work / "machine") as machine:
+                for package in packages:
+                    machine.copy(package, f"/root/{package.name}")
+                dropped = _prepared(machine)
+                figures = [figure for mode in MODES for figure in _Life(machine, mode, *packages).lived()]
+        except MachineError as error:
+            raise DemoError(str(error)) from None
+    return [*figures, Figure("settings of units that this machine cannot give", ", ".join(dropped) or "none")]
+
+
+def _prepared(machine: Machine) -> list[str]:
+    """Start the engines with the tests' images, and return what this machine cannot give to them and to our units."""
+    node.configure_engines(machine)
+    units = {unit: Path("/lib/systemd/system", unit) for unit in node.ENGINES}
+    files = {unit: machine.path(file) for unit, file in units.items()}
+    files |= {unit: node.UNITS / unit for unit in (UNIT, "runtimeproxy-hooks@.service")}
+    dropped = [f"{unit}: {setting}" for unit, file in files.items() for setting in fit(machine, unit, file)]
+    machine.run("systemctl", "restart", *node.ENGINES)
+    node.load_images(machine)
+    return dropped
+
+
+def built(folder: Path, version: str = "") -> Path:
+    """Build the package of the working tree, of another version if one is given. Raises DemoError."""
+    source = folder / "checkout"
+    sources.extract(ROOT, source, dirty=True)
+    if version:
+        file = source / "runtimeproxy/version.py"
+        file.write_text(re.sub(r'^VERSION = ".*"$', f'VERSION = "{version}"', file.read_text(), flags=re.MULTILINE))
+    identity = ["-c", "user.name=soak", "-c", "user.email=soak"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "sources"]):
+        subprocess.run(["git", "-C", source, *words], check=True)
+    command = [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={folder / 'dist'}", "deb"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DemoError(f"the package cannot be built: {done.stderr[-2000:]}")
+    (package,) = (folder / "dist").glob("*.deb")
+    return package
+
+
+class _PatientCri(CriCaller):
+    """A kubelet's connection: a call fails at once where there is none, and is not made again by the client."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(socket)
+        self._client = clients.Client(socket, **BACKOFF)
+
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
+        try:
+            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
+        except grpc.aio.AioRpcError as error:
+            raise Failed(error.code(), str(error.details())) from None
+
+
+class _PatientDocker(PatientDocker):
+    """cri-dockerd's: Go's net/http does not wait for a listener."""
+
+    async def _connect(self) -> Client:
+        try:
+            return await Client.connect(self._socket)
+        except OSError as error:
+            raise Failed(None, f"refused: {error}") from None
+
+
+class _Calls:
+    """Calls that are made in a thread of their own, each 10 ms, until the end of the ``with`` block."""
+
+    def __init__(self, mode: str, socket: Path) -> None:
+        self.count = 0
+        self.failed: list[str] = []
+        self.longest = 0.0
+        self._make = _PatientDocker if mode == "Docker" else _PatientCri
+        self._socket = socket
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._call()))
+
+    def __enter__(self) -> "_Calls":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    async def _call(self) -> None:
+        async with self._make(self._socket) as caller:
+            while not self._ending.is_set():
+                start = time.monotonic()
+                try:
+                    await caller.act("list" if self.count % 2 else "ping")
+                except Failed as error:
+                    self.failed.append(f"{time.strftime('%X')} {error}")
+                self.count += 1
+                took = time.monotonic() - start
+                self.longest = max(self.longest, took)
+                await asyncio.sleep(max(CALL_SECONDS - took, 0))
+
+
+class _Life:
+    """The life of the package in one mode; each method is a part of it."""
+
+    def __init__(self, machine: Machine, mode: str, package: Path, newer: Path) -> None:
+        self._machine, self._mode = machine, mode
+        self._package, self._newer = package.name, newer.name
+        self._changed = CHANGED_FILE if mode == "Docker" else ""
+
+    def lived(self) -> list[Figure]:
+        """Live it. Raises DemoError."""
+        before = self._files()
+        self._install()
+        socket = self._machine.path(node.SOCKET)
+        self._run_pods(str(socket))
+        pods = self._processes()
+        with _Calls(self._mode, socket) as calls:
+            for package in (self._newer, self._package):
+                self._change_version(package)
+                self._machine.run("systemctl", "restart", UNIT)
+            self._refuse_a_bad_configuration()
+            self._refuse_removal_while_connected()
+        self._check("failed calls", calls.failed[:3], [])
+        self._remove()
+        self._check("processes of pods", self._processes(), pods)
+        self._purge(before)
+        what = f"{self._mode}: calls during 2 changes of version, 2 restarts and 2 refusals"
+        return [
+            Figure(what, f"{calls.count:,}"),
+            Figure(f"{self._mode}: of these failed", f"{len(calls.failed)}", "0", not calls.failed),
+            Figure(f"{self._mode}: the longest took", f"{calls.longest:.2f} s"),
+            Figure(f"{self._mode}: processes of pods, the same at the end", f"{len(pods)}"),
+        ]
+
+    def _install(self) -> None:
+        told = self._dpkg("-i", f"/root/{self._package}")
+        self._tells(told, "the proxy runs and listens, and nothing uses it yet", "runtimeproxy kubelet-args")
+        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE), "")
+        self._machine.write(
+            THEIRS, '{"remote-endpoint": "/run/koordlet/x.sock", "runtime-hooks": ["PreStartContainer"]}'
+        )
+        if self._mode == "Docker":
+            self._machine.write(CONFIGURATION, "backend-runtime-mode: Docker\n")
+            self._machine.run("systemctl", "restart", UNIT)
+        self._machine.run("systemctl", "start", "runtimeproxy-hooks@gpu.service")
+        self._machine.until(lambda: "gpu.json" in self._machine.run("ls", REGISTRATIONS), "a registration of ours")
+
+    def _run_pods(self, socket: str) -> None:
+        """Run pods with a container each."""
+        parents = {f"pod-{number}": f"/kubepods/uid-{number}" for number in range(PODS)}
+        if self._mode == "Docker":
+            with Dockershim(socket, CRI_DOCKERD) as shim:
+                for name, parent in parents.items():
+                    pod_id = shim.run_pod_sandbox(name, name, cgroup_parent=parent, oom_score_adj=0)
+                    shim.start_container(shim.create_container(pod_id, "main", command=["/bin/sleep", "3600"]))
+            return
+        with cri.CriClient(socket) as client:
+            for name, parent in parents.items():
+                pod = cri.pod_config(name, name, cgroup_parent=parent)
+                container = cri.container_config("main", command=["/bin/sleep", "3600"])
+                client.start(client.create(client.run_pod(pod), container, pod))
+
+    def _change_version(self, package: str) -> None:
+        first = self._machine.show(UNIT, "MainPID")
+        told = self._dpkg("-i", f"/root/{package}")
+        self._tells(told, "hook servers still run the earlier version")
+        version = package.split("_")[1].partition("-")[0]
+        self._check("the version that answers", f'"{version}"' in self._version(), True)
+        self._check("the process is the old one", self._machine.show(UNIT, "MainPID") == first, False)
+        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE).strip(), self._changed)
+
+    def _refuse_a_bad_configuration(self) -> None:
+        """An upgrade that would not start is refused; then the old version has every file, and its process goes on."""
+        kept, first = self._machine.run("cat", CONFIGURATION), self._machine.show(UNIT, "MainPID")
+        self._machine.write(CONFIGURATION, f"{kept}\nhook-timeot: 3s\n")
+        told = self._dpkg("-i", f"/root/{self._newer}", fails=True)
+        self._tells(told, "unknown key 'hook-timeot'", "would not start", "runs on")
+        self._machine.write(CONFIGURATION, kept)
+        self._check("the process", self._machine.show(UNIT, "MainPID"), first)
+        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE).strip(), self._changed)
+        self._check("the installed version", self._state(), f"installed {self._package.split('_')[1]}")
+
+    def _refuse_removal(self, words: str) -> None:
+        first = self._machine.show(UNIT, "MainPID")
+        told = self._dpkg("-r", PACKAGE, fails=True)
+        self._tells(told, words, "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
+        self._check("the process", self._machine.show(UNIT, "MainPID"), first)
+        self._check("the installed version", self._state(), f"installed {self._package.split('_')[1]}")
+
+    def _refuse_removal_while_connected(self) -> None:
+        """A client in the machine, because those of the calls are outside, where nobody in the machine sees them."""
+        hold = f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('{node.SOCKET}'); time.sleep(3600)"
+        self._machine.run("systemd-run", "--unit=connected", PYTHON, "-c", hold)
+        uses = ("sh", "-c", "runtimeproxy in-use || true")
+        self._machine.until(lambda: "has 1 connection to" in self._machine.run(*uses), "a connection")
+        self._refuse_removal("has 1 connection to")
+        self._machine.run("systemctl", "stop", "connected.service")
+
+    def _remove(self) -> None:
+        """Remove it when the calls have ended: not while a kubelet that does not run is configured to use it."""
+        self._machine.write(KUBELET, f"[Service]\nExecStart=/bin/kubelet --container-runtime-endpoint={node.SOCKET}\n")
+        self._machine.run("systemctl", "daemon-reload")
+        self._refuse_removal("kubelet.service is configured to call it")
+        self._machine.run("rm", KUBELET)
+        self._machine.run("systemctl", "daemon-reload")
+        self._dpkg("-r", PACKAGE)
+        self._check(
+            "what is left of its units", self._machine.run("sh", "-c", "systemctl list-units -q runtimeproxy*"), ""
+        )
+        self._check("the registrations", self._machine.run("ls", REGISTRATIONS).split(), [Path(THEIRS).name])
+
+    def _purge(self, before: set[str]) -> None:
+        self._dpkg("-P", PACKAGE)
+        left = sorted(self._files() - before)
+        self._check("what a purge leaves", left, ["/etc/runtime", REGISTRATIONS, THEIRS])
+        self._check("its group", "runtimeproxy" in self._machine.run("cat", "/etc/group"), False)
+        self._machine.run("rm", "-r", "/etc/runtime")
+
+    def _dpkg(self, *arguments: str, fails: bool = False) -> str:
+        """Run dpkg as no terminal asks it, and return what it says. Raises DemoError if it fails, or should have."""
+        told = self._machine.run("sh", "-c", 'dpkg "$@" || echo "dpkg failed"', "dpkg", *arguments)
+        self._check(f"dpkg {arguments[0]} fails ({told[-1000:]})", "dpkg failed" in told, fails)
+        return told
+
+    def _state(self) -> str:
+        return self._machine.run("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}", PACKAGE)
+
+    def _version(self) -> str:
+        """Return what the running process says of itself."""
+        ask = (
+            "import http.client, socket; c = http.client.HTTPConnection('x'); c.sock = socket.socket(socket.AF_UNIX); "
+        )
+        ask += "c.sock.connect('/run/koord-runtimeproxy/admin.sock'); c.request('GET', '/version'); "
+        return self._machine.run(
+            "/usr/lib/runtimeproxy/bin/python3", "-c", f"{ask}print(c.getresponse().read().decode())"
+        )
+
+    def _files(self) -> set[str]:
+        """Return all paths of the machine but those of others."""
+        left_out = " -o ".join(f"-path {place}" for place in OF_OTHERS)
+        return set(self._machine.run("sh", "-c", f"find / \\( {left_out} \\) -prune -o -print").split("\n"))
+
+    def _processes(self) -> list[str]:
+        """Return name, id and start of each process of the pods and their shims."""
+        lines = self._machine.run("sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null || true").splitlines()
+        rows = [line.split() for line in lines if "(sleep)" in line or "(containerd-shim" in line]
+        return sorted(f"{row[1]} {row[0]} {row[21]}" for row in rows)
+
+    def _tells(self, told: str, *words: str) -> None:
+        if missing := [word for word in words if word not in told]:
+            raise DemoError(f"{self._mode}: it does not say {missing}, but: {told}")
+
+    def _check(self, what: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            raise DemoError(f"{self._mode}: {what}: {found}, not {wanted}; {self._machine.journal(UNIT)[-2000:]}")
