@@ -24,6 +24,7 @@ NAMED = "names the commands that others run"
 NO_CLUSTER = "needs a cluster or a registry: nobody runs it"
 NOT_RUN = (PICTURE, NAMED, NO_CLUSTER)
 SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
+UNITS = "tests/machines/node.py::_put_units"
 FRESH = "scripts/soaking/fresh.py::readme"
 
 
@@ -85,6 +86,7 @@ BLOCKS: dict[tuple[str, str], str] = {
     ("README.rst", "scripts/demo"): FRESH,
     ("README.rst", "python3 -m venv /opt/runtimeproxy"): FRESH,
     ("docs/install.rst", "python3 -m venv /opt/runtimeproxy"): FRESH,
+    ("docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system"): UNITS,
     ("docs/release.rst", "minisign -Vm checksums.txt -P PUBLICKEY"): SIGNED,
     ("docs/release.rst", 'minisign -Sm checksums.txt -s KEYFILE -t "runtimeproxy VERSION, commit COMMIT"'): SIGNED,
     (
