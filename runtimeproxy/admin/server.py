@@ -20,6 +20,7 @@ from runtimeproxy.admin.connections import Connection
 from runtimeproxy.admin.event_stream import Event, Events, stream
 from runtimeproxy.admin.exposition import CONTENT_TYPE, Exposition
 from runtimeproxy.admin.routes import ROUTES, Route, health, json_text, members
+from runtimeproxy.observe.events import shown
 from runtimeproxy.relay.listener import peer_credentials
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Server:
 
     async def _ask_events(self, since: int, limit: int) -> list[Event]:
         answer = await self._channel.ask("events", {"since": since, "limit": limit})
-        return cast(list[Event], answer.get("events", []))
+        return [event if isinstance(event, dict) else shown(*event) for event in answer.get("events", ())]
 
     async def _stream(self, request: web.Request, route: Route) -> web.StreamResponse:
         asked = route.question(request.query.items())

@@ -32,6 +32,7 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, IGNORE, Behaviour
 from tests.fakes.state import LIST, Synced
+from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
@@ -59,7 +60,7 @@ class Recorded(Core):
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events without number and time, their fields as a mapping."""
-        found = self.metrics.events.read().events
+        found = shown_of(self.metrics.events)
         assert CANARY not in str(found)
         told = [{key: value for key, value in event.items() if key not in ("number", "time")} for event in found]
         for event in told:
@@ -323,7 +324,7 @@ async def test_passes_are_recorded_where_they_change_anything() -> None:
         await asyncio.sleep(3 * PASS_SECONDS)
         rig.state.has("c1")
         await asyncio.sleep(3 * PASS_SECONDS)
-    found = [(event["kind"], event["reason"], event["text"]) for event in rig.metrics.events.read().events]
+    found = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
     one = ("sync", "complete", "1 records read, 0 dropped")
     assert found == [one, one]
 
@@ -337,7 +338,7 @@ async def test_runtime_is_lost_and_back_by_passes_that_fail(kind: BackendFailure
         await asyncio.sleep(3)
         rig.state.errors.clear()
         await asyncio.sleep(10 * PASS_SECONDS)
-    found = rig.metrics.events.read().events
+    found = shown_of(rig.metrics.events)
     assert CANARY not in str(found)
     told = [(event["kind"], event.get("reason")) for event in found]
     around = kind is not BackendFailure.OTHER

@@ -15,6 +15,7 @@ from runtimeproxy.errors import BackendError
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.clock import virtual_time
+from tests.observe.events import shown_of
 
 POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
 PLAIN = "e" * 64
@@ -225,7 +226,7 @@ async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.L
     assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
     failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [away("away"), BACK, away("gone"), BACK])
-    recorded = [(event["kind"], event.get("reason")) for event in rig.metrics.events.read().events]
+    recorded = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]
 
 

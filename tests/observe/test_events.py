@@ -11,11 +11,14 @@ from runtimeproxy.observe.events import (
     MOST_BYTES,
     MOST_EVENTS,
     MOST_FIELDS,
+    PAGE,
+    PAGE_BYTES,
     PARTS,
     About,
     EventKind,
     Events,
 )
+from tests.observe.events import shown_of
 
 ID = "0123456789abcdef" * 4
 CREATE = About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
@@ -46,7 +49,7 @@ def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
         seconds=SECONDS,
         text="some",
     )
-    (event,) = events.read().events
+    (event,) = shown_of(events)
     assert json.loads(json.dumps(event)) == {
         "number": 1,
         "time": "2025-11-24T16:00:00.250Z",
@@ -72,7 +75,7 @@ def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
 
 def test_keys_that_do_not_apply_are_left_out(events: Events) -> None:
     events.add(EventKind.DRAIN)
-    assert set(events.read().events[0]) == {"number", "time", "kind"}
+    assert set(shown_of(events)[0]) == {"number", "time", "kind"}
 
 
 READS = [
@@ -89,7 +92,7 @@ READS = [
 def test_events_are_read_after_a_number(arguments: tuple[int, ...], found: list[int], last: int) -> None:
     """A number that was not given yet is one of an earlier process."""
     page = full(3).read(*arguments)
-    assert ([event["number"] for event in page.events], page.last, page.gap) == (found, last, None)
+    assert ([event[0] for event in page.events], page.last, page.gap) == (found, last, None)
 
 
 def test_nothing_is_read_where_nothing_happened(events: Events) -> None:
@@ -108,14 +111,21 @@ def test_pages_together_are_all_events() -> None:
     events, found, since = full(MOST_EVENTS), list[int](), 0
     while since < events.last:
         page = events.read(since)
-        found += [event["number"] for event in page.events]
+        found += [event[0] for event in page.events]
         since = page.last
     assert found == list(range(1, MOST_EVENTS + 1))
 
 
+@pytest.mark.parametrize(("length", "read"), [(0, PAGE), (1_000, 33), (8_000, 5), (PAGE_BYTES, 81)])
+def test_page_has_no_more_than_is_made_in_a_turn(length: int, read: int) -> None:
+    """One event may be behind the bound; what is longer than UNCUT is cut."""
+    events = full(3 * PAGE, "x" * length)
+    assert len(events.read(limit=MOST_EVENTS).events) == read
+
+
 def test_fields_beyond_the_bound_are_only_counted(events: Events) -> None:
     events.add(EventKind.EDITED, fields={f"envs.V{number}": "a" for number in range(MOST_FIELDS + 3)})
-    (event,) = events.read().events
+    (event,) = shown_of(events)
     assert [entry["field"] for entry in event["fields"]] == [f"envs.V{number}" for number in range(MOST_FIELDS)]
     assert event["text"] == "and 3 fields more"
 
@@ -124,7 +134,7 @@ def test_fields_beyond_the_bound_are_only_counted(events: Events) -> None:
 def test_long_texts_are_cut(events: Events, text: str) -> None:
     fields = {f"envs.{number}{text}": text for number in range(2 * MOST_FIELDS)}
     events.add(EventKind.EDITED, About("CreateContainer", *[text] * 6), hook_server=text, fields=fields, text=text)
-    (event,) = events.read().events
+    (event,) = shown_of(events)
     assert event["pod"] == event["hookServer"] == text[:LONGEST_TEXT]
     assert event["fields"][1] == {"field": f"envs.1{text}"[:LONGEST_TEXT], "hookServer": text[:LONGEST_TEXT]}
     assert events.bytes < MOST_BYTES / 8
@@ -132,7 +142,7 @@ def test_long_texts_are_cut(events: Events, text: str) -> None:
 
 def test_a_text_that_cannot_be_kept_as_it_is_changes_no_other(events: Events) -> None:
     events.add(EventKind.EDITED, About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
-    (event,) = events.read().events
+    (event,) = shown_of(events)
     assert (event["namespace"], event["pod"], event["podId"]) == ("ab", r"\udc80", "p")
     assert event["fields"] == [{"field": "envs.", "hookServer": "x"}]
 
@@ -142,7 +152,7 @@ def test_the_oldest_events_go_where_the_bytes_are_used_up(length: int) -> None:
     events = full(MOST_EVENTS, "x" * length)
     assert events.bytes == len(events) * (FIXED_BYTES + length + 7)
     assert MOST_BYTES - (FIXED_BYTES + length + 7) < events.bytes <= MOST_BYTES
-    assert events.read(limit=1).events[0]["number"] == events.last - len(events) + 1
+    assert events.read(limit=1).events[0][0] == events.last - len(events) + 1
 
 
 def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
@@ -151,7 +161,7 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     for seen_by in ("clients", "passes", "clients"):
         events.runtime_lost(seen_by, "unavailable")
     events.runtime_back("clients")
-    assert [event["kind"] for event in events.read().events] == ["runtime_lost"]
+    assert [event["kind"] for event in shown_of(events)] == ["runtime_lost"]
     assert events.runtime_is_lost
     events.runtime_back("passes")
     assert not events.runtime_is_lost
@@ -161,7 +171,7 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     events.runtime_back()
     lost = ("runtime_lost", "unavailable"), ("runtime_lost", "deadline")
     back = ("runtime_back", None)
-    told = [(event["kind"], event.get("reason")) for event in events.read().events]
+    told = [(event["kind"], event.get("reason")) for event in shown_of(events)]
     assert told == [lost[0], back, lost[1], back]
 
 

@@ -13,6 +13,7 @@ import uvloop
 from runtimeproxy.observe import loop_watchdog
 from runtimeproxy.observe.loop_watchdog import STALL_SECONDS, LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
+from tests.observe.events import shown_of
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def test_stall_is_counted_and_its_place_is_told_without_values(
     hangs_at, goes_on = lines[at : at + 2]
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
     assert re.fullmatch(r"the event loop goes on after \d+\.\d\d s", goes_on)
-    stalls = [event for event in metrics.events.read().events if event["kind"] == "stall"]
+    stalls = [event for event in shown_of(metrics.events) if event["kind"] == "stall"]
     assert [event for event in stalls if re.match(rf"\d\.\d\d s at {re.escape(__file__)}:\d+ {place}", event["text"])]
     assert SECRET not in "".join(lines) + str(stalls)
 

@@ -23,6 +23,7 @@ from runtimeproxy.plugins.mask import MaskFile
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher
 from tests.fakes import registration
+from tests.observe.events import shown_of
 from tests.patience import SECONDS, until
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
@@ -230,7 +231,7 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogC
     ]
     assert [vars(line).get("limited", True) for line in caplog.records] == [False, True, True, *[False] * 5]
     assert [rig.metrics.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
-    events = rig.metrics.events.read().events
+    events = shown_of(rig.metrics.events)
     assert [event["kind"].removeprefix("plugin_") for event in events] == [
         "added",
         *["changed"] * 3,
@@ -257,7 +258,7 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
     assert all(line.startswith("registration rejected: koordlet.json: not JSON (yet?)") for line in rejected)
     assert all(line.endswith("; the last good state stays") for line in rejected)
     assert last.startswith("registration koordlet.json good again, unchanged: endpoint /run/a.sock, policy Ignore,")
-    *invalid, restored = [(event["kind"], event["text"]) for event in rig.metrics.events.read().events[1:]]
+    *invalid, restored = [(event["kind"], event["text"]) for event in shown_of(rig.metrics.events)[1:]]
     assert {kind for kind, _ in invalid} == {"plugin_invalid"}
     assert invalid[0][1].startswith("koordlet.json: not JSON (yet?): ")
     assert restored == ("plugin_changed", "endpoint /run/a.sock, policy Ignore, points PreCreateContainer")
@@ -475,12 +476,12 @@ async def test_gauges_tell_who_is_disabled(rig: Rig) -> None:
     await rig.manager.disable("away", "gone", "root")
     assert rig.gauges("hook_disabled") == {"a": 1, "b": 0, "away": 1}
     assert rig.gauges("hook_breaker_open") == {"b": 0}
-    told = [(event["kind"], event["hookServer"], event.get("text")) for event in rig.metrics.events.read().events]
+    told = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(rig.metrics.events)]
     assert told[2:] == [("plugin_disabled", "a", "hangs"), ("plugin_disabled", "away", "gone")]
     assert rig.gauges("plugins") == {"closed": 1, "open": 0, "half_open": 0, "disabled": 1}
     for name in ("a", "away"):
         await rig.manager.enable(name)
-    ended = [(event["kind"], event["hookServer"]) for event in rig.metrics.events.read().events[4:]]
+    ended = [(event["kind"], event["hookServer"]) for event in shown_of(rig.metrics.events)[4:]]
     assert ended == [("plugin_enabled", "a"), ("plugin_enabled", "away")]
     assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
     assert rig.gauges("plugins") == {"closed": 2, "open": 0, "half_open": 0, "disabled": 0}

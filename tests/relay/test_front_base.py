@@ -14,6 +14,7 @@ from runtimeproxy.relay.drain import Drainable, Unfinished
 from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.pair import Pair
 from tests.fakes.descriptors import no_descriptors
+from tests.observe.events import shown_of
 from tests.patience import SECONDS, read, until
 from tests.relay.test_dial import fill_backlog, scarce
 from tests.relay.test_pair import Copy
@@ -99,7 +100,7 @@ class Rig:
 
     def events(self) -> list[tuple[str | None, ...]]:
         """Return kind, reason and text of each event."""
-        found = self.front.metrics.events.read().events
+        found = shown_of(self.front.metrics.events)
         return [(event["kind"], event.get("reason"), event.get("text")) for event in found]
 
     def count(self, what: str) -> float:
