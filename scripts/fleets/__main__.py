@@ -1,15 +1,17 @@
 """Write the tables of docs/fleets.rst, or check that they are what would be written.
 
-Run: ``python -m scripts.fleets [--check]``; scripts/fleet calls it.
+Run: ``python -m scripts.fleets [--check | --measure]``; scripts/fleet calls it.
 """
 
 import argparse
+import asyncio
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.fleets import blast
+from scripts.fleets import blast, costs, gates
 
 PAGE = Path("docs/fleets.rst")
 _TABLE = r"(?m)^\.\. Written by scripts/fleet: {}\.\n\n(?:(?:[. ].*)?\n)*(?=\S|\Z)"
@@ -20,7 +22,14 @@ def main() -> int:
     """Write the page, or with ``--check`` compare it; return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/fleet", description="Write the tables of docs/fleets.rst.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure anew first; needs dist/ with the Debian package"
+    )
     arguments = parser.parse_args()
+    if arguments.measure:
+        from scripts.fleets.measure import measure  # the tests' fakes, which nothing else here needs
+
+        costs.MEASURED.write_text(json.dumps(asyncio.run(measure()), indent=2) + "\n")
     page = PAGE.read_text()
     wanted = renewed(page, tables())
     if not arguments.check:
@@ -33,10 +42,22 @@ def main() -> int:
 
 def tables() -> Mapping[str, str]:
     """Return the tables by name."""
+    found = costs.measured()
     ways = [[f"**{way}**", does, f"{blast.BACK_SECONDS:g} s"] for way, does in blast.WAYS_BACK.items()]
     return {
+        "pools": table(("Pool", "Watched for"), gates.POOLS),
+        "gates of a proxy": table(("What must be so", "What has data where it is not"), gates.rows(gates.OF_PROXY)),
+        "gates of a hook server": table(
+            ("What must be so", "What has data where it is not"), gates.rows(gates.OF_HOOK_SERVER)
+        ),
         "blast radius": table(("Hook server", "Policy", "Lost", "Waits", "Seen", "Status"), blast.rows()),
         "ways back": table(("Way back", "What it does", "Within"), ways),
+        "measured": table(("What", "Measured", "How"), costs.node_rows(found)),
+        "fleet": table(("What", f"Of {costs.NODES:,} nodes"), costs.fleet_rows(found)),
+        "hours": table(
+            ("Nodes at a time", "Hours of an upgrade", "Hours of the first installation"), costs.hours_rows(found)
+        ),
+        "seconds": table(("Step", "Seconds"), costs.seconds_rows(found)),
     }
 
 

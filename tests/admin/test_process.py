@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,7 @@ GROUPS = [(None, 0o600), ("12345" if os.geteuid() == 0 else str(os.getegid()), 0
 @pytest.mark.parametrize(("group", "mode"), GROUPS)
 def test_metrics_socket_is_for_its_group_if_it_has_one(tmp_path: Path, group: str | None, mode: int) -> None:
     metrics = tmp_path / "m" / "metrics.sock"
-    more = {} if group is None else {"metrics_group": group}
+    more: dict[str, Any] = {} if group is None else {"metrics_group": group}
     with ProxyProcess(tmp_path, metrics_endpoint=str(metrics), **more):
         assert rights(metrics)[0] == mode
         assert rights(metrics.parent)[0] == (0o700 if group is None else 0o750)

@@ -158,7 +158,7 @@ async def scraped(folder: Path) -> AsyncIterator[tuple[Prometheus, str]]:
 
 def asked(target: str) -> dict[str, str]:
     """Return the queries by their places; of an alert, which has no data unless it fires, what it selects."""
-    found = {}
+    found: dict[str, str] = {}
     for place, query in queries():
         if place in ALERTS:
             found |= {f"{place}: {each}": f"last_over_time({each}[5m])" for each in selectors(query)}

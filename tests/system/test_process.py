@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,7 +161,8 @@ async def test_systemd_is_told_the_state_in_a_line(front: Front, tmp_path: Path,
 def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag: str) -> None:
     with handed_over(tmp_path / "given.sock") as handed:
         os.link(tmp_path / "given.sock", tmp_path / "runtime's.sock")
-        proxy = ProxyProcess(tmp_path, **handed, **{flag: str(tmp_path / "runtime's.sock")})
+        flags: dict[str, Any] = {flag: str(tmp_path / "runtime's.sock")}
+        proxy = ProxyProcess(tmp_path, **handed, **flags)
         proxy.launch()
         assert proxy.process is not None
         assert proxy.process.wait(WAIT_SECONDS) == 1
