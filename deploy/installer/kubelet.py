@@ -73,7 +73,6 @@ class DropIn:
         self.unit: str = parts["unit"]
         self.place: str = parts["file"]
         self._flags = " ".join(parts["flags"])
-        self._usual: str = parts["dropIn"].rpartition("ExecStart=")[2].strip().removesuffix(self._flags).strip()
 
     @property
     def there(self) -> bool:
@@ -82,10 +81,10 @@ class DropIn:
 
     def text(self) -> str:
         """Return the drop-in: the unit's own command with the flags behind it. Raises Failed, Refused."""
-        return f"{HEAD}[Service]\nExecStart=\nExecStart={self._command() or self._usual} {self._flags}\n"
+        return f"{HEAD}[Service]\nExecStart=\nExecStart={self._command()} {self._flags}\n"
 
     def _command(self) -> str:
-        """Return the command that the unit's other files give it; "" if they give none."""
+        """Return the one command that the unit's other files give it. Raises Failed, Refused."""
         code, text = self._node.ask("systemctl", "cat", self.unit)
         if code:
             raise Refused(
@@ -96,12 +95,11 @@ class DropIn:
         others = "\n".join(body for place, body in zip(parts[1::2], parts[2::2], strict=True) if place != self.place)
         commands: list[str] = []
         for line in re.sub(r"\s*\\\n\s*", " ", others).splitlines():
-            if line.startswith("ExecStart="):
-                command = line.removeprefix("ExecStart=").strip()
-                commands = [*commands, command] if command else []
-        if len(commands) > 1:
+            if found := re.fullmatch(r"\s*ExecStart\s*=\s*(.*?)\s*", line):
+                commands = [*commands, found[1]] if found[1] else []  # an empty one takes back those before it
+        if len(commands) != 1:
             raise Refused(f"{self.unit} has {len(commands)} commands: point it at the proxy by hand")
-        return commands[0] if commands else ""
+        return commands[0]
 
 
 class Watch:

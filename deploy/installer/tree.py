@@ -76,7 +76,9 @@ class Archive:
             raise
 
     def _check_space(self, folder: Path) -> None:
-        size = int.from_bytes(self._file.read_bytes()[-4:], "little")  # of what is unpacked (RFC 1952)
+        with self._file.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            size = int.from_bytes(file.read(), "little")  # of what is unpacked (RFC 1952)
         needed, free = int(_SPARE * size), shutil.disk_usage(folder).free
         if free < needed:
             raise Failed(f"{TREES} has {free >> 20} MiB free, and {(needed >> 20) + 1} MiB are needed: make room")

@@ -97,6 +97,7 @@ class FakeNode(Node):
         self.units = {"kubelet.service"}
         self.active_units = {"kubelet.service"}
         self.kubelet = "/usr/bin/kubelet"
+        self.kubelet_files = KUBEADM
         self.restarts = 0
         self.timers: list[str] = []
         self.bad: Callable[[str], bool] = lambda command: False
@@ -173,7 +174,7 @@ class FakeNode(Node):
         if verb == "cat":
             drop_in = self.text(DROP_IN)
             ours = "" if drop_in is None else f"\n# {DROP_IN}\n{drop_in}"
-            return (0, KUBEADM + ours) if units[0] in self.units else (1, f"No files found for {units[0]}.")
+            return (0, self.kubelet_files + ours) if units[0] in self.units else (1, f"No files found for {units[0]}.")
         if verb in ("start", "restart"):
             for unit in units:
                 there = unit in self.units or self.path(f"{tree.UNITS}/{unit}").exists()

@@ -50,6 +50,35 @@ def test_a_kubelet_is_pointed_at_the_proxy_by_one_restart(bench: Bench) -> None:
     assert starts == [f"systemctl restart {SERVICE}", "systemctl restart kubelet.service"]
 
 
+COMMANDS: dict[str, tuple[str, str]] = {
+    "of the unit alone": ("ExecStart=/usr/bin/kubelet --a", "/usr/bin/kubelet --a"),
+    "over lines": ("ExecStart=/usr/bin/kubelet \\\n    --a \\\n    --b", "/usr/bin/kubelet --a --b"),
+    "with blanks": ("  ExecStart = -/opt/kubelet $ARGS  ", "-/opt/kubelet $ARGS"),
+    "of a drop-in": (
+        "ExecStart=/usr/bin/kubelet\n\n# /etc/systemd/system/kubelet.service.d/a.conf\nExecStart=\nExecStart=/b",
+        "/b",
+    ),
+    "several": ("ExecStart=/a\nExecStart=/b", ""),
+    "none": ("Type=oneshot", ""),
+}
+"""What the unit's files say, and the command in them; "" where there is not one."""
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_the_nodes_own_command_is_kept(case: str, bench: Bench) -> None:
+    said, command = COMMANDS[case]
+    bench.node.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{said}\n"
+    if command:
+        bench.install(configure_kubelet=True)
+        assert f"\nExecStart={command} --container-runtime-endpoint={SOCKET}\n" in (bench.node.text(DROP_IN) or "")
+        bench.install(configure_kubelet=True)  # its own drop-in is not the node's command
+        assert (bench.node.text(DROP_IN) or "").count(SOCKET) == 1
+    else:
+        with pytest.raises(Refused, match="commands: point it at the proxy by hand"):
+            bench.install(configure_kubelet=True)
+        assert bench.node.state()["files"] == {}
+
+
 def test_installed_twice_changes_nothing_and_needs_no_place(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
     before, places, bench.node.said = bench.node.state(), bench.places, []
