@@ -61,7 +61,13 @@ def _of_process(pid: int) -> tuple[dict[str, str], dict[str, str]]:
 
     if not pid:
         return {}, {}
-    words = Path(f"/proc/{pid}/cmdline").read_text(errors="surrogateescape").split("\0")
+    try:
+        words, lines = (
+            Path(f"/proc/{pid}/{name}").read_text(errors="surrogateescape").split("\0")
+            for name in ("cmdline", "environ")
+        )
+    except OSError:  # it has ended meanwhile, as in a crash loop
+        return {}, {}
     # In the tree a program is "-c CODE", behind the loader and its flags.
     given = iter(words[words.index("-c") + 2 : -1] if "-c" in words else [])
     flags = {}
@@ -71,7 +77,6 @@ def _of_process(pid: int) -> tuple[dict[str, str], dict[str, str]]:
             if name not in {option.name for option in OPTIONS}:
                 raise ConfigError(f"--{name}: this version has no such flag")
             flags[name] = value if equals else next(given, "")
-    lines = Path(f"/proc/{pid}/environ").read_text(errors="surrogateescape").split("\0")
     pairs = (line.partition("=") for line in lines)
     return flags, {name: value for name, _, value in pairs if name.startswith(ENVIRONMENT_PREFIX)}
 

@@ -8,8 +8,9 @@ if [ -L "$self" ]; then
     fi
     self=$(readlink -f "$self")
 fi
+# With CDPATH set cd would look elsewhere, and print what it found.
 case $self in
-*/*) root=$(cd "${self%/*}/.." && pwd -P) ;;
+*/*) root=$(CDPATH='' cd "${self%/*}/.." && pwd -P) ;;
 *) root=$(cd .. && pwd -P) ;;
 esac
 # A locale is a file of the node's own C library, made for another one than this tree's. Python then works in UTF-8.
