@@ -142,9 +142,11 @@ class _Code:
         return name in self._errors | REPORTING | BY_WAY_OF_A_FIELD or _is_log(call) or self._is_maker(path, name)
 
     def _is_maker(self, path: Path, name: str) -> bool:
-        """Return whether a function makes errors or hands them on; one with a private name is known in its file, and one
-        that is called as a method of every dict nowhere."""
-        return not hasattr(dict, name) and any(name == maker and (file == path or name[:1] != "_") for file, maker in self._makers)
+        """Return whether a function makes errors or hands them on. One with a private name is known in its file only,
+        one that is called as a method of dict is not known by its name."""
+        return not hasattr(dict, name) and any(
+            name == maker and (file == path or name[:1] != "_") for file, maker in self._makers
+        )
 
     def _hands_on(self, call: ast.Call, parameters: set[str]) -> bool:
         """Return whether a call says nothing but a parameter."""

@@ -4,6 +4,7 @@ Each block is run line by line by a shell; every line must end with an exit code
 stopped becomes a unit, and must say what shows that it works. The runtimes are the tests' fakes.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,17 +17,20 @@ from typing import NamedTuple
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import Figure
 from tests.documents import Block, block, blocks
+from tests.machines.fitting import fit
 from tests.machines.machine import Machine, MachineError
 from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
+ARTEFACTS = ("wheel", "archive", "deb")
+UNIT_FILES = ROOT / "deploy" / "systemd"
+SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service")
 FAKES = {"containerd/containerd.sock": "tests.fakes.runtime", "docker/docker.sock": "tests.fakes.dockerd"}
 PLACEHOLDERS = {"<sock>": "/run/containerd/containerd.sock", "<docker sock>": "/run/docker/docker.sock"}
 LASTS = {
-    "koord-runtime-proxy --": "listening on",
-    "koord-runtime-proxy\n": "listening on",
-    "runtimeproxy export": "listening on",
-    "/opt/runtimeproxy/bin/python3": "serves",
+    r"koord-runtime-proxy(?! --version)": "listening on",
+    r"runtimeproxy export": "listening on",
+    r"/opt/runtimeproxy/bin/python3 ": "serves",
 }
 """How a command begins that runs until it is stopped, and what it says when it works."""
 CODES = {"runtimeproxy doctor": (0, 1), "runtimeproxy status": (0, 1), "systemctl status": (0, 3)}
@@ -67,10 +71,11 @@ ORDER: tuple[Run | str, ...] = (
     Run(README, "koord-runtime-proxy"),
     Run(README, "koord-runtime-proxy --remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"),
     Run(README, "koord-runtime-proxy --backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"),
-    Run(OPERATION, "groupadd --system runtimeproxy-metrics", keep=True),
+    Run(OPERATION, "groupadd --system --force runtimeproxy-metrics", keep=True),
     Run(OPERATION, "runtimeproxy export --listen=127.0.0.1:9654", keep=True),
     Run(TROUBLE, "curl -i http://127.0.0.1:9654/livez"),
     Run(INSTALL, f"systemctl disable --now {UNITS}"),
+    "rm -r /etc/runtimeproxy",
     Run(INSTALL, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
     Run(INSTALL, "systemctl is-active runtimeproxy.socket runtimeproxy.service"),
     Run(README, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
@@ -83,7 +88,10 @@ RUN = [each for each in ORDER if isinstance(each, Run)]
 def documents(share: float) -> list[Figure]:
     """Run all blocks once, whatever the share. Raises DemoError for a block that does not do what it should."""
     lines: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="rp-documents-") as folder, _node(Path(folder)) as machine:
+    with tempfile.TemporaryDirectory(prefix="rp-documents-") as folder, node(Path(folder)) as machine:
+        machine.write("/etc/runtimeproxy/config.yaml", "log-level: info\n")
+        machine.copy(ROOT / "hooks/tools/example.yaml", "/root/request.yaml")
+        machine.write("/root/hello.py", next(each.text for each in blocks(HOOKS) if each.language == "python"))
         running: list[str] = []
         for each in ORDER:
             if isinstance(each, str):
@@ -99,15 +107,9 @@ def documents(share: float) -> list[Figure]:
 
 
 @contextmanager
-def _node(folder: Path) -> Iterator[Machine]:
+def node(folder: Path) -> Iterator[Machine]:
     """Boot a machine with fake runtimes at their usual places and the files of a release in /root. Raises DemoError."""
-    dist = folder / "dist"
-    made = subprocess.run(
-        [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={dist}"],
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        raise DemoError(f"the build failed: {made.stderr[-2000:]}")
+    dist = release(folder / "dist")
     binds = {}
     with ExitStack() as stack:
         for name, module in FAKES.items():
@@ -119,12 +121,21 @@ def _node(folder: Path) -> Iterator[Machine]:
         try:
             machine = stack.enter_context(Machine(debian(packages=("systemd", "curl")), folder / "machine", binds))
             machine.copy(dist, "/root")
-            machine.write("/etc/runtimeproxy/config.yaml", "log-level: info\n")
-            machine.copy(ROOT / "hooks/tools/example.yaml", "/root/request.yaml")
-            machine.write("/root/hello.py", next(each.text for each in blocks(HOOKS) if each.language == "python"))
+            machine.write("/etc/apt/apt.conf.d/90-no-terminal", 'APT::Get::Assume-Yes "true";\n')
+            for unit in SERVICES:
+                fit(machine, unit, UNIT_FILES / unit)
             yield machine
         except MachineError as error:
             raise DemoError(str(error)) from None
+
+
+def release(dist: Path) -> Path:
+    """Build the files of a release from the working tree into a directory. Raises DemoError."""
+    command = [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={dist}", *ARTEFACTS]
+    made = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise DemoError(f"the build failed: {made.stderr[-2000:]}")
+    return dist
 
 
 def _run(machine: Machine, shown: Block) -> list[str]:
@@ -134,7 +145,7 @@ def _run(machine: Machine, shown: Block) -> list[str]:
         command = line
         for placeholder, value in PLACEHOLDERS.items():
             command = command.replace(placeholder, value)
-        if says := next((says for start, says in LASTS.items() if f"{command}\n".startswith(start)), None):
+        if says := next((says for start, says in LASTS.items() if re.match(start, command)), None):
             units.append(f"documented-{sum(line.encode())}.service")
             machine.run("systemd-run", "--quiet", f"--unit={units[-1]}", "sh", "-c", f"cd /root && exec {command}")
             machine.until(partial(_said, machine, units[-1], says), f"{says!r} of {line}")
