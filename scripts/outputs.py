@@ -15,7 +15,6 @@ from textwrap import indent
 from tests.cli.admin_answers import CANNED
 from tests.fakes.canned_admin import serving
 
-PAGES = ("docs/commands.rst",)
 PAGE = Path(__file__).parents[1] / "docs" / "commands.rst"
 _MARGIN = " " * 4
 _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", re.MULTILINE)

@@ -1,6 +1,6 @@
 """The blocks of the documents, and who shows that each is true.
 
-A block that begins with ``$`` is written by scripts/outputs.py, with its outputs. One with a language is read by the
+A block that begins with ``$`` is written by a script, with its outputs. One with a language is read by the
 tests. Every other one is run as it stands on its page by scripts/soaking/documented.py, or BLOCKS names who runs it, or
 says that it is nothing to run; what kubectl and helm would do in a cluster nobody runs.
 """
@@ -25,6 +25,8 @@ NO_CLUSTER = "needs a cluster or a registry: nobody runs it"
 NOT_RUN = (PICTURE, NAMED, NO_CLUSTER)
 SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
 UNITS = "tests/machines/node.py::_put_units"
+WRITTEN = {"docs/commands.rst": "scripts/outputs.py", "docs/migration.rst": "scripts/soaking/migration.py"}
+"""The pages with outputs, and what writes them."""
 FRESH = "scripts/soaking/fresh.py::readme"
 
 

@@ -15,10 +15,9 @@ from docutils import nodes
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import command_group
 from runtimeproxy.version import VERSION
-from scripts.outputs import PAGES as WRITTEN
 from scripts.soaking import documented
 from tests.docs import DOCS, ROOT
-from tests.documents import BLOCKS, NOT_RUN, PAGES, Block, blocks, parsed
+from tests.documents import BLOCKS, NOT_RUN, PAGES, WRITTEN, Block, blocks, parsed
 
 READERS = {"python": ast.parse, "json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text))}
 FILE = re.compile(r"(?:[A-Za-z0-9_.-]+/)+[A-Za-z0-9_.-]+\.[a-z]+|[A-Z]+\.rst|scripts/[a-z]+|deploy/[a-z-]+")

@@ -15,10 +15,19 @@ from pathlib import Path
 
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
+from tests.documents import block
 from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = "/root/runtimeproxy"
+README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy"
+"""The blocks that install from source, which are run in the same tree."""
+WHEEL = f"""\
+rm -r /opt/runtimeproxy
+cd {CHECKOUT}
+.venv/bin/python -m pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
+cd /root
+"""
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
 TAIL = 4000
 NOTHING = ("bash",)
@@ -48,11 +57,12 @@ def readme(share: float) -> list[Figure]:
     # Not below /tmp, which may be in memory: with all packages the tree has 2 GB.
     with tempfile.TemporaryDirectory(prefix="fresh-", dir=debian(packages=NOTHING).parent) as folder:
         tree = Path(folder, "tree")
+        sources = [f"cd {CHECKOUT}\n{block(README, VENV).text}", f"{WHEEL}\n{block(INSTALL, VENV).text}"]
         subprocess.run(["cp", "-a", debian(packages=NOTHING), tree], check=True)  # devices, too
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
         return [
-            Figure(f"seconds of {' '.join(command)}", f"{_seconds(tree, command):.0f}")
-            for command in (["scripts/demo"], tested)
+            Figure(f"seconds of {' '.join(command).splitlines()[-1]}", f"{_seconds(tree, command):.0f}")
+            for command in (["scripts/demo"], tested, *(["sh", "-exc", source] for source in sources))
         ]
 
 

@@ -10,7 +10,19 @@ from typing import NamedTuple
 from scripts.benchmark import admin, cases, hooks, measure
 from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
-from scripts.soaking import built, day, documented, endurance, fresh, image, packaged, tested, under_load, versions
+from scripts.soaking import (
+    built,
+    day,
+    documented,
+    endurance,
+    fresh,
+    image,
+    migration,
+    packaged,
+    tested,
+    under_load,
+    versions,
+)
 from scripts.soaking.results import Found, Result
 from scripts.soaking.tested import HYPOTHESIS, system
 from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
@@ -137,6 +149,7 @@ STEPS = (
     _step("package", "its life in both modes", packaged.packaged),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("documents", "every command in README.rst and docs/", documented.documents),
+    _step("migration", "from koord-runtime-proxy and back", migration.migration),
     _step("fresh", "scripts/demo and scripts/test in a Debian tree with nothing else", fresh.readme),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),
 )

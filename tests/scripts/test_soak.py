@@ -453,6 +453,7 @@ OTHERS = (
     "documents",
     "fresh",
     "image",
+    "migration",
     "properties",
     "blast",
     *steps.TESTED,

@@ -24,6 +24,8 @@ def test_texts_are_taken_as_they_are_written() -> None:
     assert texts(written) == taken
 
 
+DEEP = 10_000
+"""Deeper than Python goes, also after Hypothesis has raised its limit in this process."""
 NO_YAML, NESTED = "f: this is not YAML:", "f: this is nested too deeply: write 'key: value' lines"
 NO_CHARACTER = r"f: an escape stands for no character: \UXXXXXXXX ends at \U0010FFFF"
 ERRORS = [
@@ -31,8 +33,8 @@ ERRORS = [
     ("a: canary\nb: *who", f"{NO_YAML} found undefined alias 'who' in line 2"),
     ("a: 1\n---\nb: 2", f"{NO_YAML} but found another document in line 2"),
     ("a: \x01", f"{NO_YAML} it holds characters that YAML does not allow"),
-    ("[" * 1000, NESTED),
-    ("{a: " * 1000, NESTED),
+    ("[" * DEEP, NESTED),
+    ("{a: " * DEEP, NESTED),
     (r'a: "\UFFFFFFFF"', NO_CHARACTER),
     (r'a: "\U00110000"', NO_CHARACTER),
     ("\n- canary", "f:2: top: write 'key: value' lines here"),
