@@ -5,7 +5,6 @@ stopped becomes a unit, and must say what shows that it works. The runtimes are 
 """
 
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from typing import NamedTuple
 
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import Figure
+from tests.building.made import release
 from tests.documents import Block, block, blocks
 from tests.machines.fitting import fit
 from tests.machines.machine import Machine, MachineError
 from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
-ARTEFACTS = ("wheel", "archive", "deb")
 UNIT_FILES = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service")
 FAKES = {"containerd/containerd.sock": "tests.fakes.runtime", "docker/docker.sock": "tests.fakes.dockerd"}
@@ -74,8 +73,9 @@ ORDER: tuple[Run | str, ...] = (
     Run(OPERATION, "groupadd --system --force runtimeproxy-metrics", keep=True),
     Run(OPERATION, "runtimeproxy export --listen=127.0.0.1:9654", keep=True),
     Run(TROUBLE, "curl -i http://127.0.0.1:9654/livez"),
+    "cp -r /etc/systemd/system /root/kept",  # with what this machine cannot give
     Run(INSTALL, f"systemctl disable --now {UNITS}"),
-    "rm -r /etc/runtimeproxy",
+    "cp -r /root/kept/*.service.d /etc/systemd/system/ 2>/dev/null; rm -r /etc/runtimeproxy",
     Run(INSTALL, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
     Run(INSTALL, "systemctl is-active runtimeproxy.socket runtimeproxy.service"),
     Run(README, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
@@ -109,7 +109,7 @@ def documents(share: float) -> list[Figure]:
 @contextmanager
 def node(folder: Path) -> Iterator[Machine]:
     """Boot a machine with fake runtimes at their usual places and the files of a release in /root. Raises DemoError."""
-    dist = release(folder / "dist")
+    dist = release(folder / "release")
     binds = {}
     with ExitStack() as stack:
         for name, module in FAKES.items():
@@ -127,15 +127,6 @@ def node(folder: Path) -> Iterator[Machine]:
             yield machine
         except MachineError as error:
             raise DemoError(str(error)) from None
-
-
-def release(dist: Path) -> Path:
-    """Build the files of a release from the working tree into a directory. Raises DemoError."""
-    command = [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={dist}", *ARTEFACTS]
-    made = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise DemoError(f"the build failed: {made.stderr[-2000:]}")
-    return dist
 
 
 def _run(machine: Machine, shown: Block) -> list[str]:

@@ -68,7 +68,7 @@ def renewed(page: str, old: Path | None) -> tuple[str, int, int]:
         _prepare(machine, old)
         with _client(machine) as counts:
             text = COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(machine, found[1])}", " " * 4), page)
-    return text, *counts
+    return text, counts[0], counts[1]
 
 
 def _prepare(machine: Machine, old: Path | None) -> None:
@@ -101,6 +101,7 @@ def _client(machine: Machine) -> Iterator[list[int]]:
         with grpc.insecure_channel(
             f"unix:{machine.path(SOCKET)}", [("grpc.max_reconnect_backoff_ms", 3000)]
         ) as channel:
+            version: grpc.UnaryUnaryMultiCallable[bytes, bytes]
             version = channel.unary_unary("/runtime.v1.RuntimeService/Version")
             while not over.wait(CALL_SECONDS):
                 counts[0] += 1
