@@ -23,9 +23,9 @@ CHECKOUT = "/root/runtimeproxy"
 README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy"
 """The blocks that install from source, which are run in the same tree."""
 WHEEL = f"""\
-rm -r /opt/runtimeproxy
 cd {CHECKOUT}
-.venv/bin/python -m pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
+/opt/runtimeproxy/bin/pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
+rm -r /opt/runtimeproxy
 cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
