@@ -79,6 +79,7 @@ ORDER: tuple[Run | str, ...] = (
     Run(INSTALL, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
     Run(INSTALL, "systemctl is-active runtimeproxy.socket runtimeproxy.service"),
     Run(README, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
+    Run(INSTALL, "runtimeproxy status"),
     Run(INSTALL, "runtimeproxy in-use"),
 )
 """The blocks in an order in which they work, and what has to be done between them."""
