@@ -133,7 +133,7 @@ def link(node: Node, home: str) -> None:
 def remove_others(node: Node, *homes: str) -> None:
     """Remove all trees but these. Raises OSError."""
     keep = {Path(home).name for home in homes if home}
-    for found in node.path(TREES).iterdir():
+    for found in node.path(TREES).glob("*"):
         if found.is_dir() and found.name not in keep:
             shutil.rmtree(found)
 

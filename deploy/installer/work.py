@@ -96,16 +96,15 @@ class Work:
         """Take the proxy off the node. Raises Refused, Failed, RolledBack."""
         journal = self._resumed()
         self._home, _ = tree.running(self._node)
-        if not self._home:
-            return
-        self._place()
-        self._kubelet_back(journal)
-        code, users = self._node.ask(self._program, "in-use", "--no-headers")
-        if code:
+        if self._home:
+            self._place()
+            self._kubelet_back(journal)
             journal.done()
-            raise Refused(f"still in use: {' '.join(users.split())}: point it back (runtimeproxy kubelet-args) first")
-        self._remove()
-        journal.done()
+            code, users = self._node.ask(self._program, "in-use", "--no-headers")
+            if code:
+                told = " ".join(users.split())
+                raise Refused(f"still in use: {told}: point it back (runtimeproxy kubelet-args) first")
+            self._remove()
         tree.remove_others(self._node)
 
     @property
@@ -253,10 +252,11 @@ class Work:
         files = tree.units(self._node, self._home)
         self._node.run("systemctl", "stop", "runtimeproxy-hooks@*.service")
         self._node.run("systemctl", "disable", "--now", *tree.names(files, ".socket"), *tree.names(files, ".service"))
-        for file in files:
+        tree.link(self._node, "")
+        service = f"{tree.UNITS}/{tree.SERVICE}"
+        for file in [*(files.keys() - {service}), service]:  # while that is there, the next run goes on here
             self._node.remove(file)
         self._node.run("systemctl", "daemon-reload")
-        tree.link(self._node, "")
 
     def _undo(self, journal: Journal) -> None:
         """Bring back what was there before, the kubelet first. What fails does not stop the rest. Raises Failed."""

@@ -390,6 +390,27 @@ def test_the_way_back_is_the_way_there_in_reverse_order(bench: Bench) -> None:
     assert bench.node.state() == before
 
 
+@pytest.mark.slow  # sixty installations
+def test_half_removed_at_any_step_is_gone_after_the_next_run(tmp_path: Path, fast_bench: Make) -> None:
+    step = 0
+    while True:
+        bench = fast_bench(tmp_path / str(step))
+        before = bench.node.state()
+        bench.install(configure_kubelet=True)
+        bench.node.kill_at, bench.node.steps = step, 0
+        try:
+            bench.uninstall()
+            break
+        except Killed:
+            bench.node.kill_at = -1
+        bench.uninstall()
+        assert bench.node.state() == before
+        assert bench.node.text(journal.PLACE) is None
+        assert bench.node.timers == []
+        step += 1
+    assert step > 20
+
+
 def test_a_proxy_that_is_used_otherwise_is_not_taken_away(bench: Bench) -> None:
     bench.install()
     bench.node.kubelet, before = f"/usr/bin/kubelet --container-runtime-endpoint={SOCKET}", bench.node.state()
