@@ -1,9 +1,13 @@
-"""The units as shipped do all their work under a real systemd, and no system call that they refuse is ever made."""
+"""The units as shipped do all their work under a real systemd, and no system call that they refuse is ever made.
+
+A version that cannot start is fault matrix P9.
+"""
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +147,41 @@ def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> N
     finally:
         node.path(drop_in).unlink()
         serve(node, "Containerd")
+
+
+LACKING = """[Service]
+ExecStart=
+ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
+    from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
+"""
+"""The proxy without one of its libraries."""
+
+
+def test_crash_loop_keeps_the_socket_and_is_told(node: Machine) -> None:
+    serve(node, "Containerd")
+    drop_in = "/run/systemd/system/runtimeproxy.service.d/lacking.conf"
+    node.write("/usr/bin/our-python", program(), mode=0o755)
+    node.write(drop_in, LACKING)
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "restart", "--no-block", "runtimeproxy.service")
+    with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
+        try:
+            node.until(lambda: int(node.show("runtimeproxy.service", "NRestarts")) >= 3, "it cannot start")
+            answer = threads.submit(client.version)
+            assert node.show("runtimeproxy.socket", "ActiveState") == "active"
+            assert "the library uvloop cannot be loaded" in node.journal("runtimeproxy.service")
+            assert not answer.done()
+        finally:
+            node.path(drop_in).unlink()
+            node.run("systemctl", "daemon-reload")
+        assert answer.result().runtime_name == "containerd"
+    serving = re.compile(r"serving, \d+ hook servers?")
+    node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is told")
+    admin = ("--unix-socket", "/run/koord-runtimeproxy/admin.sock", "http://localhost/metrics")
+    ends = re.search(r"^runtimeproxy_unclean_ends_total (\d+)", node.run("curl", "--silent", *admin), re.MULTILINE)
+    assert ends
+    assert int(ends[1]) >= 3
+    serve(node, "Containerd")
 
 
 # ---- how closed they are

@@ -12,6 +12,7 @@ import pytest
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from tests.amounts import CRASH_SECONDS
+from tests.docker import client as docker_client
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS
 from tests.system.supervising import handed_over
@@ -32,8 +33,9 @@ ANSWER_SECONDS = 60.0
 
 
 async def test_crash_loop_refuses_nobody_and_the_next_version_answers(
-    front: Front, tmp_path: Path, runtime: Runtime
+    front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", CRASH_SECONDS.now + ANSWER_SECONDS)
     tmp_path.chmod(0o700)
     with handed_over(tmp_path / "proxy.sock") as handed:
         good = front.process(tmp_path, **handed)
