@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from scripts.building import installed
-from scripts.building.errors import run
+from scripts.building.errors import BuildError, run
 
 SOCKETS = "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
 REPRODUCIBLE = {
@@ -15,7 +15,9 @@ REPRODUCIBLE = {
 
 
 def build(work: Path, dist: Path) -> list[Path]:
-    """Build runtimeproxy-<version>-1.x86_64.rpm."""
+    """Build runtimeproxy-<version>-1.x86_64.rpm. Raises BuildError where rpmbuild would find no file of its own."""
+    if " " in str(work):
+        raise BuildError(f"rpmbuild takes no path with a space, and this is {work}: set TMPDIR to another directory")
     folder = work / "rpm"
     root = folder / "root"
     folder.mkdir()

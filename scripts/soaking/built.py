@@ -48,11 +48,11 @@ def built_twice(share: float) -> list[Figure]:
 
 def _built(place: Path, before: list[str], umask: int, environ: dict[str, str]) -> set[str]:
     """Build the last commit in a clone; return the lines of the checksums."""
-    (place / "tmp").mkdir(parents=True)
-    clone = place / "checkout"
+    temporary, clone = place.with_name(f"{place.name.split()[0]}-tmp"), place / "checkout"
+    temporary.mkdir()
     subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
     command = [*before, sys.executable, "-m", "scripts.building"]
-    environ = os.environ | {"PYTHONPATH": str(clone), "TMPDIR": str(place / "tmp")} | environ
+    environ = os.environ | {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)} | environ
     done = subprocess.run(
         command,
         cwd=clone,
