@@ -32,6 +32,15 @@ tell_of_hook_servers() {
     fi
 }
 
+# After a restart, where $1 says whether it served before.
+require_service() {
+    if [ "$1" = yes ] && ! serves; then
+        tell "version @VERSION@ does not start: journalctl -u runtimeproxy.service says why. Clients wait at the socket." \
+            "Install the earlier version again."
+        return 1
+    fi
+}
+
 tell_next_step() {
     if serves; then
         tell "the proxy runs and listens, and nothing uses it yet. The next step:" \
