@@ -18,7 +18,7 @@ from scripts.demonstration.processes import DemoError
 from scripts.demonstration.runtimes import MODES
 from scripts.figures import Figure, at_most
 from scripts.soaking.tested import run_module
-from tests.building import made
+from tests.building import bills, made
 from tests.docs import ROOT
 from tests.fakes import cri_pb2
 from tests.machines.tree import debian
@@ -37,12 +37,14 @@ def built_twice(share: float) -> list[Figure]:
     later = ["faketime", "-f", "+1h"]
     with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
         first = _built(Path(folder, "one"), [], 0o022, {})
+        unnamed = bills.faults(Path(folder, "one/checkout/dist"))
         second = _built(Path(folder, "another place"), later, 0o077, {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8"})
     differing = sorted({line.split(maxsplit=1)[1] for line in first ^ second})
     named = ", ".join(differing) or "none"
     return [
         Figure("files of a release", f"{len(first)}"),
         Figure("files that differ in a second build", named, "none", not differing),
+        Figure("faults of bills of materials", "; ".join(unnamed) or "none", "none", not unnamed),
     ]
 
 

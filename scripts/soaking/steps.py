@@ -143,7 +143,7 @@ STEPS = (
     *_each("full", NODE, full_node),
     *(Step(f"lives-{mode}", f"{endurance.LIVES.full:,} lifecycles", partial(endurance.lived, mode)) for mode in MODES),
     *_each("day", HOURS, day.played),
-    _step("image", "2 builds, a hook server and the exporter in containerd", image.image),
+    _step("image", "a hook server and the exporter in containerd", image.image),
     _step("built", "two builds, an hour apart", built.built_twice),
     _step("archive", "Debian 11, 12 and 13", built.archive_runs),
     _step("package", "its life in both modes", packaged.packaged),

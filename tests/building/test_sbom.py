@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from scripts.building import contents, packing, parts, sbom
 from scripts.building.parts import Part
+from tests.building import bills
+from tests.building.made import ARTEFACTS
 from tests.docs import ROOT
 
 EPOCH, VERSION = "1700000000", "1.2.3"
@@ -191,3 +194,22 @@ def test_same_artefact_has_the_same_document_in_every_process(work: Path, tmp_pa
     environments = ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2"))
     runs = [subprocess.run(command, cwd=ROOT, env=each, capture_output=True, check=True) for each in environments]
     assert runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.engine  # the build needs Debian
+def test_each_file_of_a_release_is_named_with_its_hash(release: Path) -> None:
+    assert len(list(release.glob(f"*{sbom.SUFFIX}"))) == len(ARTEFACTS)
+    assert bills.faults(release) == []
+    archive = json.loads(next(release.glob(f"*_linux_x86_64.tar.gz{sbom.SUFFIX}")).read_text())
+    ours = files(archive["metadata"]["component"])
+    foreign = r"/(lib/python3\.11/(?!dist-packages/runtimeproxy)|lib/(?!python3)|libexec/)"
+    assert [name for name in ours if re.search(foreign, name)] == []
+
+
+@pytest.mark.engine
+def test_each_part_of_a_release_has_its_licence_beside_it(archive: Path) -> None:
+    """But base-files, whose part is the licences that the others name."""
+    texts = archive / parts.LICENCES
+    names = [part.name for part in parts.read(archive) if not any((texts / part.name).glob("*"))]
+    assert names == ["base-files"]
+    assert (texts / "common-licenses/GPL-3").stat().st_size > 30_000
