@@ -57,7 +57,6 @@ LABELS = {
     "title": "runtimeproxy",
     "description": "Hook servers, metrics exporter and node-installer of runtimeproxy",
     "licenses": "Apache-2.0",
-    "base.name": "debian:12",
 }
 """Labels of every version, below org.opencontainers.image."""
 
