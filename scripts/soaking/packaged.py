@@ -2,7 +2,7 @@
 
 The node is a machine (tests/machines) with Debian's containerd and dockerd, and each mode has its turn on it. A kubelet
 calls all the while: a call each 10 ms, and connections as grpc-go makes them, or Go's net/http. Everything that is not
-as it must be raises DemoError.
+as it must be raises DemoError; an error that lintian finds in the package, BuildError.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from scripts.building import sources
+from scripts.building.errors import run
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
 from tests.docker.client import Client
@@ -74,6 +75,9 @@ def packaged(share: float) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rp-packaged-") as folder:
         work = Path(folder)
         packages = [built(work / "this"), built(work / "newer", NEWER)]
+        # Only what is built from a commit is compressed.
+        compression = ",".join(f"uses-no-compression-for-{part}-tarball" for part in ("control", "data"))
+        run(["lintian", "--fail-on=error", f"--suppress-tags={compression}", packages[0]])
         try:
             with Machine(debian(packages=PACKAGES), work / "machine") as machine:
                 for package in packages:
