@@ -89,6 +89,6 @@ remove_all() {
     rm -f "$root"/etc/systemd/system/*.wants/runtimeproxy-hooks@*.service
     rmdir "$registrations" "$root/etc/runtime" 2>/dev/null || true
     if getent group runtimeproxy-metrics >/dev/null; then
-        groupdel runtimeproxy-metrics
+        groupdel runtimeproxy-metrics || tell "the group runtimeproxy-metrics stays: it is a user's own"
     fi
 }

@@ -47,7 +47,8 @@ class Listener:
         self.socket = sock
         self.path = path
         self._lock = lock
-        self._made = None if lock is None else identity(path)
+        self._file = identity(path)
+        self._made = None if lock is None else self._file
 
     @property
     def handed_over(self) -> bool:
@@ -58,9 +59,10 @@ class Listener:
         """Return why nobody can connect to the socket any more; "" if they can."""
         if self.socket.fileno() < 0:
             return "the socket is closed"
-        if self._lock is None or identity(self.path) == self._made is not None:
+        if self._file is None or identity(self.path) == self._file:
             return ""
-        return f"{self.path} is no longer the proxy's socket: it was removed or replaced; restart the proxy"
+        holder = "the proxy" if self._lock is not None else "its socket unit"
+        return f"{self.path} is no longer the proxy's socket: it was removed or replaced; restart {holder}"
 
     def withdraw(self) -> bool:
         """Stop new connections by removing the socket if it is still the one made here. May be called again.
@@ -333,6 +335,6 @@ def identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of the file at a path, without following links; None if there is none."""
     try:
         found = os.lstat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: an abstract address begins with NUL
         return None
     return found.st_dev, found.st_ino

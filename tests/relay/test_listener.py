@@ -335,6 +335,12 @@ def test_fault_of_a_listener_that_nobody_can_connect_to(tmp_path: Path) -> None:
         assert handed_over.fault() == ""
         handed_over.close()
         assert handed_over.fault() == "the socket is closed"
+    with socket.socket(socket.AF_UNIX) as given:
+        given.bind(str(tmp_path / "taken.sock"))
+        taken = Listener(given, str(tmp_path / "taken.sock"))
+        assert taken.fault() == ""
+        (tmp_path / "taken.sock").unlink()
+        assert taken.fault().endswith("removed or replaced; restart its socket unit")
     listener = listen(str(path))
     assert listener.fault() == ""
     path.rename(tmp_path / "b.sock")
