@@ -36,8 +36,10 @@ STATES: Mapping[type[Exception], str] = {
     Stopped: "Interrupted",
 }
 """The state of a node by how the work ended; each but the second is done again by the next pod."""
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 30.0
 """Between two looks for a free place; each node takes some more or less, so that a thousand do not ask at once."""
+TELL_LOOKS = 20
+"""After so many looks a node says anew whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
 LONGEST = 400
 """Longest reason in an annotation, in characters."""
@@ -116,11 +118,12 @@ class Installer:
                 return
         except ApiError:
             return
-        waiting = ""
+        waiting, looks = "", 0
         while holders := self._holders():
-            if holders != waiting:
+            if looks % TELL_LOOKS == 0 and holders != waiting:
                 self._tell("Waiting", f"{holders} changes first")
                 waiting = holders
+            looks += 1
             self._sleep(WAIT_SECONDS * random.uniform(0.5, 1.5))
         self._tell("Working", "")
 

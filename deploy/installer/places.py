@@ -1,11 +1,12 @@
 """How many nodes change at a time: each place is a lease, and who changes a node holds one.
 
-Owns when a place is free.
+Owns when a place is free, and at which places a node looks.
 Must not know: what is done while it is held.
 Invariant: a place whose holder is alive is nobody else's. A node that failed keeps its own, so that a version that
 fails stops after as many nodes as there are places.
 """
 
+import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from .api import Api, Object
 
 SECONDS = 600
 """How long a place is its holder's without a sign of life."""
+FEW = 3
+"""At how many of its pool's places a node looks: at each look it reads so many leases, however many there are."""
 
 
 class Places:
@@ -24,7 +27,9 @@ class Places:
     ) -> None:
         self._api = api
         self._namespace = namespace
-        self._names = [f"{pool}-{number}" for number in range(count)]
+        # Drawn by the node's name: always the same, so that a node that begins anew finds the place that it had.
+        numbers = random.Random(holder).sample(range(count), min(FEW, count))
+        self._names = [f"{pool}-{number}" for number in sorted(numbers)]
         self._holder = holder
         self._clock = clock
         self._seen: dict[str, tuple[str, float]] = {}
@@ -33,7 +38,7 @@ class Places:
         self.held: str | None = None
 
     def take(self) -> str:
-        """Take a place; return "" if this node has one now, else who has the places."""
+        """Take one of this node's few places; return "" if it has one now, else who has them."""
         holders = []
         # A node that begins anew takes the place that it had.
         leases = {name: self._api.lease(self._namespace, name) for name in self._names}

@@ -131,6 +131,23 @@ def test_a_node_that_waits_says_for_whom(pods: Pods, cluster: Cluster) -> None:
     assert seen == ["Waiting: n1 changes first"]
 
 
+def test_a_node_that_waits_long_writes_seldom(pods: Pods, cluster: Cluster) -> None:
+    """The holder is another one at each look."""
+    pods.once("n1", Failed("broken"))
+    looks: list[str] = []
+
+    def look() -> None:
+        looks.append(cluster.annotations("n2")["reason"])
+        cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] = f"n{len(looks) + 2}"
+        if len(looks) == 2 * program.TELL_LOOKS:
+            cluster.leases.clear()
+
+    pods.asleep = look
+    assert pods.once("n2", "0.2.0")
+    turn = program.TELL_LOOKS
+    assert looks == ["n1 changes first"] * turn + [f"n{turn + 2} changes first"] * turn
+
+
 def test_what_was_rolled_back_is_not_tried_again_by_itself(pods: Pods, cluster: Cluster) -> None:
     pods.once("n1", RolledBack("bad"))
     assert not pods.once("n1", "0.2.0")

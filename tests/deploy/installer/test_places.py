@@ -56,6 +56,25 @@ def test_a_node_that_begins_anew_takes_its_own_place(api: Api) -> None:
     assert (again.take(), again.held) == ("", f"{POOL}-1")
 
 
+def test_a_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Cluster) -> None:
+    """However many places a pool has, and again at its own ones when it begins anew."""
+    names = [f"node-{number}" for number in range(200)]
+    for name in names:
+        of(api, name, 100).take()
+    held = {lease["spec"]["holderIdentity"]: name for name, lease in cluster.leases.items()}
+    assert len(held) > 90
+    for name, place in list(held.items())[:20]:
+        again = of(api, name, 100)
+        assert (again.take(), again.held) == ("", place)
+    [waits, *_] = [name for name in names if name not in held]
+    waiting, cluster.asked = of(api, waits, 100), []
+    for _ in range(10):
+        assert len(waiting.take().split(", ")) == places.FEW
+    assert {method for method, _ in cluster.asked} == {"GET"}
+    assert len(cluster.asked) == 10 * places.FEW
+    assert len({path for _, path in cluster.asked}) == places.FEW
+
+
 def test_the_place_of_a_node_that_is_gone_is_free_after_a_time(api: Api) -> None:
     clock = Clock()
     gone, waiting = of(api, "n1"), of(api, "n2", clock=clock)
