@@ -2,13 +2,15 @@
 
 Owns the journal's file.
 Must not know: what the files are for.
-Invariant: a file is in the journal before it is changed, so that a run that was cut off can be undone by the next one.
+Invariant: a file is in the journal before it is changed, so that a run that was cut off can be undone by the next one,
+also where it was cut off on its way back.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
-from .node import Node
+from .node import File, Node
 
 PLACE = "/opt/runtimeproxy/undo.json"
 
@@ -19,7 +21,8 @@ class Journal:
     def __init__(self, node: Node) -> None:
         self._node = node
         found = node.text(PLACE)
-        self._before: dict[str, str | None] = {} if found is None else json.loads(found)
+        before = {} if found is None else json.loads(found)
+        self._before: dict[str, File | None] = {place: file and File(**file) for place, file in before.items()}
 
     @property
     def open(self) -> bool:
@@ -29,28 +32,30 @@ class Journal:
     def change(self, files: Mapping[str, str | None]) -> None:
         """Give files these contents, None to remove one. Raises OSError."""
         changes = {place: text for place, text in files.items() if self._node.text(place) != text}
-        new = {place: self._node.text(place) for place in changes if place not in self._before}
+        new = {place: self._node.file(place) for place in changes if place not in self._before}
         if new:
-            self._node.write(PLACE, json.dumps(self._before | new), 0o600)
+            before = {place: file and asdict(file) for place, file in (self._before | new).items()}
+            self._node.write(PLACE, json.dumps(before), 0o600)
             self._before |= new
         for place, text in changes.items():
-            self._put(place, text)
+            if text is None:
+                self._node.remove(place)
+            else:
+                self._node.write(place, text)
 
     def undo(self) -> set[str]:
-        """Give all files of the journal their old contents; return those that had others. Raises OSError."""
-        changed = {place for place, text in self._before.items() if self._node.text(place) != text}
-        for place in changed:
-            self._put(place, self._before[place])
-        self.done()
-        return changed
+        """Bring all files of the journal back as they were; return their places. Raises OSError.
+
+        The journal stays open until ``done``: whoever is cut off before has not restarted what reads these files.
+        """
+        for place, file in self._before.items():
+            if file is None:
+                self._node.remove(place)
+            elif self._node.file(place) != file:
+                self._node.put(place, file)
+        return set(self._before)
 
     def done(self) -> None:
         """Forget what was there before. Raises OSError."""
         self._node.remove(PLACE)
         self._before = {}
-
-    def _put(self, place: str, text: str | None) -> None:
-        if text is None:
-            self._node.remove(place)
-        else:
-            self._node.write(place, text)

@@ -170,9 +170,9 @@ def change(node: Node, journal: Journal, drop_in: DropIn, text: str | None, watc
 
 
 def back(node: Node, unit: str) -> None:
-    """Restart a unit whose drop-in is what it was before. Raises Failed."""
-    node.ask("systemctl", "stop", f"{TIMER}.timer")
+    """Restart a unit whose drop-in is what it was before. Raises Failed; then the timer tries it once more."""
     restart(node, unit)
+    node.ask("systemctl", "stop", f"{TIMER}.timer")
 
 
 def restart(node: Node, unit: str) -> None:

@@ -2,14 +2,16 @@
 
 Owns how a command comes to run on the node and not in the pod, and how a file is replaced.
 Must not know: what any of them is for.
-Invariant: a file has its old or its new content, whatever happens meanwhile.
+Invariant: a file has its old or its new content, whatever happens meanwhile; no link of the node leads out of its root.
 """
 
+import errno
 import os
 import stat
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import Failed
@@ -21,6 +23,19 @@ SECONDS = 90.0
 """How long a command may take: longer than a unit of the node may take to stop."""
 LONGEST = 200
 """Longest part of a command's output that is told."""
+_LINKS = 40
+"""Through how many links a path may lead, as in Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file's text, mode and owner, -1 for whoever writes it; or a link, whose text is where it leads."""
+
+    text: str
+    mode: int
+    user: int = -1
+    group: int = -1
+    link: bool = False
 
 
 class Node:
@@ -31,28 +46,75 @@ class Node:
         self._enter = enter
 
     def path(self, place: str) -> Path:
-        """Return where a path of the node is found here."""
-        return self.root / place.lstrip("/")
+        """Return where a path of the node is found here: also an absolute link leads below the root, as it does on the
+        node. Raises OSError."""
+        return self._found(place.split("/"), _LINKS)
+
+    def entry(self, place: str) -> Path:
+        """Return where the last part of a path is itself found here, which may be a link. Raises OSError."""
+        folder, _, name = place.rpartition("/")
+        return self.path(folder) / name
+
+    def _found(self, parts: list[str], links: int) -> Path:
+        found = self.root
+        for at, part in enumerate(parts):
+            if part in ("", "."):
+                continue
+            if part == "..":
+                found = found if found == self.root else found.parent
+            elif (here := found / part).is_symlink():
+                if not links:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/".join(parts))
+                target = os.readlink(here)
+                before = [] if target.startswith("/") else list(found.relative_to(self.root).parts)
+                return self._found([*before, *target.split("/"), *parts[at + 1 :]], links - 1)
+            else:
+                found = here
+        return found
 
     def text(self, place: str) -> str | None:
         """Return the text of a file; None if it is not there. Raises OSError."""
         try:
-            return self.path(place).read_text(errors="surrogateescape")
+            return self.path(place).read_bytes().decode(errors="surrogateescape")
         except FileNotFoundError:
             return None
 
+    def file(self, place: str) -> File | None:
+        """Return the file or the link that is at a path; None if nothing is. Raises OSError."""
+        path = self.entry(place)
+        try:
+            found = path.lstat()
+            link = stat.S_ISLNK(found.st_mode)
+            text = os.readlink(path) if link else path.read_bytes().decode(errors="surrogateescape")
+        except FileNotFoundError:
+            return None
+        return File(text, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, link)
+
     def write(self, place: str, text: str, mode: int = 0o644) -> None:
-        """Replace a file, whose mode stays, or make it with its directories. Raises OSError."""
-        path = self.path(place)
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        """Replace a file, whose mode and owner stay, or make it with its directories. Raises OSError."""
+        file = File(text, mode)
         with suppress(FileNotFoundError):
-            mode = stat.S_IMODE(path.stat().st_mode)
+            found = self.path(place).stat()
+            if stat.S_ISREG(found.st_mode):  # a unit that is masked is a link to a device
+                file = File(text, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+        self.put(place, file)
+
+    def put(self, place: str, file: File) -> None:
+        """Replace a file or a link, or make it with its directories. Raises OSError."""
+        path = self.entry(place)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.runtimeproxy-installer")
         try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.write(text.encode(errors="surrogateescape"))
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
+            beside.unlink(missing_ok=True)  # of a run that was cut off
+            if file.link:
+                beside.symlink_to(file.text)
+                os.lchown(beside, file.user, file.group)
+            else:
+                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                    opened.write(file.text.encode(errors="surrogateescape"))
+                    os.fchown(opened.fileno(), file.user, file.group)
+                    os.fchmod(opened.fileno(), file.mode)
+                    os.fsync(opened.fileno())
             os.replace(beside, path)
         except OSError:
             with suppress(OSError):
@@ -60,8 +122,8 @@ class Node:
             raise
 
     def remove(self, place: str) -> None:
-        """Remove a file if it is there. Raises OSError."""
-        self.path(place).unlink(missing_ok=True)
+        """Remove a file or a link if it is there. Raises OSError."""
+        self.entry(place).unlink(missing_ok=True)
 
     def ask(self, *command: str, seconds: float = SECONDS) -> tuple[int, str]:
         """Run a command on the node; return its exit code and what it printed. Raises Failed if it cannot be run."""

@@ -121,8 +121,8 @@ def names(files: Iterable[str], kind: str) -> list[str]:
 def link(node: Node, home: str) -> None:
     """Let the command for people be that of a tree, of none if "". What somebody else put there stays, and a node whose
     directory cannot be written has no such command."""
-    path = node.path(COMMAND)
     with suppress(OSError):
+        path = node.entry(COMMAND)
         if os.path.lexists(path) and not (path.is_symlink() and os.readlink(path).startswith(f"{TREES}/")):
             return
         path.unlink(missing_ok=True)

@@ -273,6 +273,7 @@ class Work:
                     self._start(home)
                 else:
                     self._stop_removed(changed)
+        journal.done()
         if faults:
             raise Failed(f"the way back failed: {'; '.join(faults)}: repair this node by hand")
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from runtimeproxy.cli.commands.kubelet_args import kubelet_args_command
 from runtimeproxy_installer import tree
 from runtimeproxy_installer.kubelet import Kubelet
-from runtimeproxy_installer.node import Node
+from runtimeproxy_installer.node import File, Node
 from runtimeproxy_installer.wanted import Wanted
 from runtimeproxy_installer.work import Work
 from tests.docs import ROOT
@@ -114,9 +114,9 @@ class FakeNode(Node):
             raise Killed
         self.steps += 1
 
-    def write(self, place: str, text: str, mode: int = 0o644) -> None:
+    def put(self, place: str, file: File) -> None:
         self.step()
-        super().write(place, text, mode)
+        super().put(place, file)
 
     def remove(self, place: str) -> None:
         self.step()

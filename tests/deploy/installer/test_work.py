@@ -19,6 +19,8 @@ import runtimeproxy_installer
 from runtimeproxy_installer import journal, tree
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack
 from runtimeproxy_installer.kubelet import HEAD, Kubelet
+from runtimeproxy_installer.node import File
+from runtimeproxy_installer.work import CONFIG
 from tests.deploy.installer.fakes import DROP_IN, INSTALLED, SERVICE, SOCKET, STARTED, Bench, Killed, archive
 from tests.docs import ROOT
 
@@ -33,7 +35,7 @@ def test_the_proxy_is_installed_and_no_kubelet_is_touched(bench: Bench) -> None:
     assert f"\nExecStart={home(bench)}/bin/koord-runtime-proxy\n" in bench.node.text(f"{tree.UNITS}/{SERVICE}")
     assert units(bench) == INSTALLED
     assert not [text for text in bench.node.state()["files"].values() if "/usr/bin/" in text]
-    assert bench.node.path("/usr/local/bin/runtimeproxy").readlink() == Path(f"{home(bench)}/bin/runtimeproxy")
+    assert bench.node.entry("/usr/local/bin/runtimeproxy").readlink() == Path(f"{home(bench)}/bin/runtimeproxy")
     assert "runtimeproxy-metrics:x:965:" in (bench.node.text("/etc/group") or "")
     assert bench.node.path("/etc/runtime/hookserver.d").stat().st_mode & 0o777 == 0o755
     assert (bench.node.restarts, bench.node.text(DROP_IN), bench.node.text(journal.PLACE)) == (0, None, None)
@@ -232,7 +234,7 @@ def test_a_proxy_that_does_not_become_ready_goes_back(bench: Bench, installed: b
         bench.install(configure_kubelet=installed)
     after = bench.node.state()
     assert (after["files"], after["active"], after["kubelet"]) == (before["files"], before["active"], before["kubelet"])
-    assert bench.node.path("/usr/local/bin/runtimeproxy").is_symlink() is installed
+    assert bench.node.entry("/usr/local/bin/runtimeproxy").is_symlink() is installed
 
 
 def test_a_call_that_does_not_pass_through_goes_back(bench: Bench) -> None:
@@ -328,6 +330,57 @@ def test_a_kubelet_comes_back_by_a_timer_if_the_installer_is_gone(bench: Bench) 
     assert bench.node.text(DROP_IN) is None
 
 
+@pytest.mark.slow  # forty installations
+@pytest.mark.parametrize("by", ["systemd", "the next run"])
+def test_killed_on_the_way_back_somebody_brings_the_kubelet_back(by: str, tmp_path: Path, fast_bench: Make) -> None:
+    """At each step behind the restart of a kubelet that is not well with the proxy."""
+
+    def made(name: str) -> Bench:
+        bench = fast_bench(tmp_path / name)
+        bench.node.bad = lambda command: SOCKET in command
+        return bench
+
+    whole = made("whole")
+    with pytest.raises(RolledBack):
+        whole.install(configure_kubelet=True)
+    for step in reversed(range(whole.node.steps)):
+        bench = made(str(step))
+        assert killed_at(bench, step, configure_kubelet=True)
+        if not bench.node.restarts:
+            break
+        if by == "systemd":
+            bench.node.fire_timers()
+        else:
+            bench.install()
+        assert (bench.node.kubelet, bench.node.text(DROP_IN)) == ("/usr/bin/kubelet", None), step
+    assert 10 < step < whole.node.steps - 10
+
+
+OWNER = (1234, 1235) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+"""Somebody else, where this may be given away."""
+
+
+def test_what_is_replaced_keeps_owner_and_mode_and_what_is_undone_is_as_before(bench: Bench) -> None:
+    node = bench.node
+    before: dict[str, File] = {
+        CONFIG: File("log-level: info\r\n", 0o640, *OWNER),
+        f"{tree.UNITS}/{SERVICE}": File("[Service]\n", 0o600, *OWNER),
+        f"{tree.UNITS}/runtimeproxy-export.service": File("/dev/null", 0o777, *OWNER, link=True),
+        DROP_IN: File("../kubelet.conf", 0o777, *OWNER, link=True),
+        "/etc/systemd/system/kubelet.conf": File("[Service]\n", 0o604, *OWNER),
+    }
+    for place, file in before.items():
+        node.put(place, file)
+    node.bad = lambda command: SOCKET in command
+    with pytest.raises(RolledBack):
+        bench.install(configure_kubelet=True, config={"log-level": "debug"})
+    assert {place: node.file(place) for place in before} == before
+    bench.install(config={"log-level": "debug"})
+    written = node.file(CONFIG)
+    assert written is not None
+    assert (written.text.count("debug"), written.mode, written.user, written.group) == (1, 0o640, *OWNER)
+
+
 class Broken:
     """Lets one command of a node fail; the watch's many looks count as none."""
 
@@ -385,7 +438,7 @@ def test_the_way_back_is_the_way_there_in_reverse_order(bench: Bench) -> None:
         "systemctl disable",
     ]
     assert bench.node.state() == before
-    assert not bench.node.path("/usr/local/bin/runtimeproxy").is_symlink()
+    assert not bench.node.entry("/usr/local/bin/runtimeproxy").is_symlink()
     bench.uninstall()  # twice
     assert bench.node.state() == before
 
@@ -422,10 +475,12 @@ def test_a_proxy_that_is_used_otherwise_is_not_taken_away(bench: Bench) -> None:
 
 def test_a_kubelet_that_is_not_well_without_it_keeps_it(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
+    bench.node.path(DROP_IN).chmod(0o600)
+    drop_in = bench.node.file(DROP_IN)
     before, bench.node.bad = bench.node.state(), lambda command: SOCKET not in command
     with pytest.raises(RolledBack, match="did not become healthy"):
         bench.uninstall()
-    assert bench.node.state() == before
+    assert (bench.node.state(), bench.node.file(DROP_IN)) == (before, drop_in)
     assert bench.node.kubelet_well
 
 
