@@ -29,6 +29,8 @@ _PREFIX = re.compile(
 _HOME = re.compile(rf"{TREES}/([^/\s]+)-([0-9a-f]{{12}})/bin/")
 _PARTIAL = ".partial"
 _SPARE = 1.2
+UNPACK_SECONDS = 300.0
+"""How long unpacking may take: some seconds, on a disk that is not stuck."""
 
 
 class Archive:
@@ -65,14 +67,18 @@ class Archive:
                 capture_output=True,
                 text=True,
                 check=False,
+                timeout=UNPACK_SECONDS,
             )
             if done.returncode or not (partial / "bin/runtimeproxy").exists():
                 told = " ".join(done.stderr.split())[:LONGEST] or "it has no bin/runtimeproxy"
                 raise Failed(f"the archive cannot be unpacked: {told}")
             os.sync()  # whole also after the node loses its power
             partial.rename(home)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, subprocess.TimeoutExpired):
+                why = f"the archive was not unpacked to {TREES} within {UNPACK_SECONDS:g} s"
+                raise Failed(f"{why}: see whether the node's disk is stuck or overloaded") from None
             raise
 
     def _check_space(self, folder: Path) -> None:

@@ -282,6 +282,19 @@ def test_an_archive_that_is_none_leaves_no_tree(bench: Bench) -> None:
     assert (bench.node.trees(), bench.places) == ([], 0)
 
 
+def test_an_archive_that_is_never_unpacked_is_told(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tar").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "bin/tar").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(tree, "UNPACK_SECONDS", 0.1)
+    with pytest.raises(Failed, match=r"not unpacked to /opt/runtimeproxy within 0\.1 s: see whether the node's disk"):
+        bench.install()
+    assert (bench.node.state()["files"], bench.node.trees(), bench.places) == ({}, [], 0)
+
+
 def killed_at(bench: Bench, step: int, **changed: Any) -> bool:
     """Begin an installation that is killed at a step; return whether it came to that."""
     bench.node.kill_at, bench.node.steps = step, 0
