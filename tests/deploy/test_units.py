@@ -64,6 +64,16 @@ def test_proxy_has_what_it_needs_of_systemd(name: str) -> None:
     assert PROXY[name] == [EXPECTED[name]]
 
 
+def test_the_directory_of_the_metrics_socket_is_nobodys_to_remove() -> None:
+    """An exporter's pod has the directory mounted: another one at its place would not be seen there."""
+    folder = Path(METRICS_ENDPOINT).parent.name
+    assert Path(SOCKETS[METRICS]["ListenStream"][0]).parent.name == folder
+    for file in UNITS.rglob("*.*"):
+        found = settings(file) if file.is_file() else {}
+        assert folder not in " ".join(found.get("RuntimeDirectory", ())).split(), file
+        assert "RemoveOnStop" not in found, file
+
+
 def test_proxy_starts_behind_its_sockets_and_the_runtimes() -> None:
     assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *PROXY["Wants"][0].split()]
 
