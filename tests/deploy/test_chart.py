@@ -17,6 +17,7 @@ import yaml
 from kubernetes_validate import utils
 
 from runtimeproxy.plugins import directory, registration
+from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.version import VERSION
 from runtimeproxy_hooks.__main__ import HOOKS, load
 from scripts.building import chart, sources
@@ -152,6 +153,14 @@ def test_hook_servers_and_the_installer_have_the_skip_label() -> None:
     assert HOOK_SERVERS
     assert INSTALLERS
     assert {name for name, found in DAEMON_SETS.items() if skips(found)} == HOOK_SERVERS.keys() | INSTALLERS.keys()
+
+
+def test_the_skip_label_is_the_proxys_and_in_one_place() -> None:
+    """nodeInstaller.config has no other one: the schema refuses both of its keys."""
+    defaults = {option.name: option.default for option in OPTIONS}
+    assert (defaults["runtime-hook-server-key"], defaults["runtime-hook-server-val"]) == (SKIP_LABEL, "true")
+    files = [path for path in (manifests.CHART / "templates").iterdir() if SKIP_LABEL in path.read_text()]
+    assert [path.name for path in files] == ["_helpers.tpl"]
 
 
 RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {

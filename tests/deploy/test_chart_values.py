@@ -63,6 +63,9 @@ BAD: dict[str, Any] = {
     "nodeInstaller.config.hook-timeout": 1,
     "nodeInstaller.config.remote-runtime-service-endpoint": "tcp://127.0.0.1:2375",
     "nodeInstaller.config.koord-runtimeproxy-endpoint": "/elsewhere.sock",
+    # The policy guards one label, which is on the chart's own pods.
+    "nodeInstaller.config.runtime-hook-server-key": "team/skip",
+    "nodeInstaller.config.runtime-hook-server-val": "yes",
     "nodeInstaller.nodeSelector": {"pool": True},
     "nodeInstaller.tolerations": [{"operator": "Exists", "key": "a", "affect": "NoSchedule"}],
     "nodeInstaller.resources": {"requests": {"memory": "lots"}},

@@ -17,6 +17,15 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- end }}
 
+{{- /*
+The label of pods that no hook server is asked about: the proxy's default. nodeInstaller.config cannot set another one:
+pods and nodes do not change at the same moment, and an installer's pod with a label that its node does not know waits
+for a hook server that may be away for the same reason.
+*/ -}}
+{{- define "runtimeproxy.skipLabel" -}}
+runtimeproxy.koordinator.sh/skip-hookserver
+{{- end }}
+
 {{- define "runtimeproxy.image" -}}
 {{ .repository }}@{{ .digest }}
 {{- end }}
