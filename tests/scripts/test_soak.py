@@ -454,6 +454,7 @@ OTHERS = (
     "fresh",
     "image",
     "migration",
+    "package",
     "properties",
     "blast",
     *steps.TESTED,
