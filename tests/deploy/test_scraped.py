@@ -51,9 +51,10 @@ async def keep_calling(caller: Caller) -> None:
     while True:
         pod = await caller.run_pod()
         container = await caller.create(pod)
-        for call in (caller.act("start", container), caller.update(container)):
-            with suppress(Failed):
-                await call
+        with suppress(Failed):
+            await caller.act("start", container)
+        with suppress(Failed):
+            await caller.update(container)
         for verb, subject in (("ping", ""), ("stop", container), ("remove", container)):
             await caller.act(verb, subject)
         await caller.act("stop_pod", pod)
