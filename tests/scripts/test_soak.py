@@ -467,7 +467,8 @@ MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
 @pytest.mark.parametrize("step", MEASURED, ids=lambda step: step.name)
 def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: Patch) -> None:
     monkeypatch.setattr(hooks, "one_round", partial(hooks.one_round, servers=hooks.HOOK_SERVERS[-1:]))
-    monkeypatch.setattr(admin, "TURNS", 1)
+    for name, value in {"TURNS": 1, "STARTS": 1, "MODES": admin.MODES[:1]}.items():
+        monkeypatch.setattr(admin, name, value)
     for name, value in {"TURNS": 2, "HOLD_SECONDS": 0.3, "CROWD_TURNS": 1, "STALLED_TURNS": 2}.items():
         monkeypatch.setattr(under_load, name, value)
     ended = step.run(0.002)
