@@ -133,7 +133,9 @@ def test_ctrl_c_ends_what_follows(node: RealNode, client: Any, command: str) -> 
     node.hooks.on("PreCreateContainer", CHANGED)
     pod = node.plain_pod("followed")
     client.create(client.run_pod(pod), node.plain_container(), pod)
-    with begun(node.proxy, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    program = ("env", "--default-signal=INT", *MAIN)
+    with begun(node.proxy, command, program=program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("TIME ")
         running.send_signal(signal.SIGINT)
