@@ -38,6 +38,8 @@ Query = Mapping[str, str | int | None]
 
 _STDOUT = 1
 _PAUSE_SECONDS = 0.01
+_INTERRUPT_MILLISECONDS = 200
+"""How late an interrupt is seen that came just before a wait: Python looks for one before and after it."""
 _BAD_REQUEST, _UNWELL = 400, 503
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
 _FLAGS = (_ADMIN_OPTION, FILE_OPTION)
@@ -207,7 +209,9 @@ class _Socket(socket.socket):
         poll = select.poll()
         poll.register(self, select.POLLIN)
         poll.register(_STDOUT, 0)  # errors and hang-ups are told unasked
-        if any(file == _STDOUT for file, _ in poll.poll()):
+        while not (ready := poll.poll(_INTERRUPT_MILLISECONDS)):
+            pass
+        if any(file == _STDOUT for file, _ in ready):
             raise click.exceptions.Exit(FAILED)
 
     def _limit(self) -> None:

@@ -1,5 +1,7 @@
 """Where the proxy's admin socket is, and the questions that no command of the tables asks."""
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,24 @@ def test_time_limit_is_for_all_questions_together(tmp_path: Path, fault: Fault) 
                 proxy.get("/hooks")
         with pytest.raises(NoProxy, match="does not answer"):
             proxy.again().get("/hooks")
+
+
+def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
+    """A signal that another thread takes interrupts no wait of the main thread, like one just before the wait."""
+    ended = []
+
+    def interrupt(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+        handler.server.over.wait(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        ended.append(handler.server.over.wait(10))
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with serving(tmp_path / "a", {}, interrupt), pytest.raises(KeyboardInterrupt):
+            list(AdminClient(str(tmp_path / "a")).lines("/events", {}, follow=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == [True]
