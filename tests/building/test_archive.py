@@ -61,21 +61,22 @@ def test_archive_is_unpacked_and_runs_where_there_are_only_sh_and_tar(release: P
     assert told == {name: PINS[name] for name in told}
 
 
-IMPORTED = {
-    name
-    for folder in ("runtimeproxy", "hooks")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.name != "pytest_plugin.py"  # for developers: it needs pytest
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
-    for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-}
-"""What the proxy and its hook servers import, some of it only when they need it."""
+def imported() -> set[str]:
+    """Return what the proxy and its hook servers import, some of it only when they need it."""
+    return {
+        name
+        for folder in ("runtimeproxy", "hooks")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "pytest_plugin.py"  # for developers: it needs pytest
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
 
 
 def test_everything_that_is_ever_imported_is_there(archive: Path) -> None:
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    assert said(archive / "bin/python3", "-I", "-c", code, *sorted(IMPORTED)) == ""
+    assert said(archive / "bin/python3", "-I", "-c", code, *sorted(imported())) == ""
 
 
 @pytest.mark.parametrize("front", [CRI, DOCKER], ids=lambda front: front.name)
