@@ -30,8 +30,10 @@ def call_sites() -> Iterator[tuple[str, str, str, int]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
+            if node.func.attr not in METHODS:
+                continue
             name, owner = node.args[0], ast.unparse(node.func.value)
-            if node.func.attr in METHODS and ("metrics" in owner or (owner, path.stem) == ("self", "metrics")):
+            if "metrics" in owner or (owner, path.stem) == ("self", "metrics"):
                 place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
                 assert not node.keywords, place
                 labels = len(node.args) - METHODS[node.func.attr][1]
