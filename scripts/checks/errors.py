@@ -101,16 +101,22 @@ class _Code:
     """Syntax trees, and what is known by name: functions, exceptions, and the functions that make or hand on errors."""
 
     def __init__(self, trees: dict[Path, ast.Module]) -> None:
-        self._trees = trees
         self._assigned = {path: _assigned(tree.body) for path, tree in trees.items()}
         self._classes: dict[str, list[ast.ClassDef]] = defaultdict(list)
         self._functions: dict[str, list[tuple[Path, Function]]] = defaultdict(list)
+        # Every tree is walked once, here: that is most of the time that a check takes.
+        self._calls: dict[Path, list[tuple[Function | None, ast.Call]]] = defaultdict(list)
+        self._imports: dict[Path, list[ast.ImportFrom]] = defaultdict(list)
         for path, tree in trees.items():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
+            for around, node in _walk(tree):
+                if isinstance(node, ast.Call):
+                    self._calls[path].append((around, node))
+                elif isinstance(node, ast.ClassDef):
                     self._classes[node.name].append(node)
                 elif isinstance(node, Function):
                     self._functions[node.name].append((path, node))
+                elif isinstance(node, ast.ImportFrom):
+                    self._imports[path].append(node)
         self._errors = set(FOREIGN)
         while more := {
             name
@@ -132,9 +138,9 @@ class _Code:
 
     def errors(self) -> Iterator[tuple[Place, ast.Call]]:
         """Yield each call that makes, logs or hands on an error."""
-        for path, tree in self._trees.items():
-            for function, node in _walk(tree, None):
-                if isinstance(node, ast.Call) and self._is_error(path, node):
+        for path, calls in self._calls.items():
+            for function, node in calls:
+                if self._is_error(path, node):
                     yield Place(path, function, node.lineno), node
 
     def _is_error(self, path: Path, call: ast.Call) -> bool:
@@ -211,8 +217,8 @@ class _Code:
         return []
 
     def _imported(self, path: Path, name: str) -> Iterator[Path]:
-        for node in ast.walk(self._trees[path]):
-            if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
+        for node in self._imports[path]:
+            if node.module and name in {alias.name for alias in node.names}:
                 yield Path(node.module.replace("runtimeproxy_hooks", "hooks").replace(".", "/") + ".py")
 
     def _returned(self, name: str, depth: int) -> list[str]:
@@ -242,11 +248,14 @@ class _Code:
         return [*whole, *apart]
 
 
-def _walk(node: ast.AST, function: Function | None) -> Iterator[tuple[Function | None, ast.AST]]:
-    for child in ast.iter_child_nodes(node):
-        inner = child if isinstance(child, Function) else function
-        yield inner, child
-        yield from _walk(child, inner)
+def _walk(tree: ast.AST) -> Iterator[tuple[Function | None, ast.AST]]:
+    """Yield each node in the order of the text, with the function around it."""
+    waiting: list[tuple[Function | None, ast.AST]] = [(None, tree)]
+    while waiting:
+        function, node = waiting.pop()
+        yield function, node
+        inside = node if isinstance(node, Function) else function
+        waiting += [(inside, child) for child in reversed([*ast.iter_child_nodes(node)])]
 
 
 def _suites(function: Function, line: int) -> Iterator[list[ast.stmt]]:
