@@ -67,7 +67,7 @@ class Installer:
     def once(self) -> bool:
         """Do the work, unless it was rolled back before; tell how it went; return whether the node is as wanted.
 
-        Raises ApiError if the API server cannot be reached before anything was done.
+        Raises ApiError if the API server cannot be reached, or has no lease yet, before anything was done.
         """
         node = self._api.node(self._name)
         annotations: Mapping[str, str] = node["metadata"].get("annotations") or {}
@@ -75,8 +75,8 @@ class Installer:
             annotations.get(f"{PREFIX}wanted") == self._wants.fingerprint
             and annotations.get(f"{PREFIX}state") == STATES[RolledBack]
         ):
+            self._places.take()
             log(f"this was rolled back before; to try it again remove the annotation {PREFIX}state, then this pod")
-            self._hold()
             return False
         try:
             version = self._done(kubelet.told_by(node))

@@ -1,4 +1,4 @@
-"""The Kubernetes API, as far as the installer may use it: read and annotate its node, and leases of its namespace.
+"""The Kubernetes API, as far as the installer may use it: read and annotate its node, and hold leases of its release.
 
 Owns the requests and the pod's credentials.
 Must not know: what annotations and leases are for.
@@ -43,17 +43,17 @@ class Api:
         patch = {"metadata": {"annotations": dict(annotations)}}
         self._asked("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
 
-    def lease(self, namespace: str, name: str) -> Object | None:
-        """Return a lease; None if there is none. Raises ApiError."""
+    def lease(self, namespace: str, name: str) -> Object:
+        """Return a lease. Raises ApiError."""
         code, answer = self._request("GET", _lease(namespace, name))
-        return None if code == HTTPStatus.NOT_FOUND else _good(code, answer)
+        if code == HTTPStatus.NOT_FOUND:
+            why = f"there is no lease {name} in {namespace}, which the chart makes"
+            raise ApiError(f"{why}: if it is not there within a minute, install the chart again")
+        return _good(code, answer)
 
     def put_lease(self, namespace: str, lease: Object) -> bool:
-        """Make a lease, or replace it if it is still the version that it was read as; return whether that was so.
-        Raises ApiError."""
-        new = "resourceVersion" not in lease["metadata"]
-        path = _lease(namespace, "" if new else lease["metadata"]["name"])
-        code, answer = self._request("POST" if new else "PUT", path, lease)
+        """Replace a lease if it is still the version that was read; return whether it was. Raises ApiError."""
+        code, answer = self._request("PUT", _lease(namespace, lease["metadata"]["name"]), lease)
         return code != HTTPStatus.CONFLICT and bool(_good(code, answer))
 
     def _asked(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
@@ -87,7 +87,7 @@ def in_cluster(account: Path = ACCOUNT) -> Api:
 
 
 def _lease(namespace: str, name: str) -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}".rstrip("/")
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
 
 def _good(code: int, answer: bytes) -> Object:

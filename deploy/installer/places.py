@@ -1,4 +1,4 @@
-"""How many nodes change at a time: each place is a lease, and who changes a node holds one.
+"""How many nodes change at a time: each place is a lease that the chart makes, and who changes a node holds one.
 
 Owns when a place is free, and at which places a node looks.
 Must not know: what is done while it is held.
@@ -44,7 +44,7 @@ class Places:
         leases = {name: self._api.lease(self._namespace, name) for name in self._names}
         for name in sorted(leases, key=lambda name: _holder(leases[name]) != self._holder):
             lease = leases[name]
-            if self._free(name, lease) and self._put(name, lease, self._holder):
+            if self._free(name, lease) and self._put(lease, self._holder):
                 self.held = name
                 return ""
             holders.append(_holder(lease) or "another node")
@@ -55,37 +55,32 @@ class Places:
         if self.held is None:
             return False
         lease = self._api.lease(self._namespace, self.held)
-        return _holder(lease) == self._holder and self._put(self.held, lease, self._holder)
+        return _holder(lease) == self._holder and self._put(lease, self._holder)
 
     def leave(self) -> None:
         """Give the place back, if this node has one."""
         if self.held is not None:
             lease = self._api.lease(self._namespace, self.held)
             if _holder(lease) == self._holder:
-                self._put(self.held, lease, "")
+                self._put(lease, "")
             self.held = None
 
-    def _free(self, name: str, lease: Object | None) -> bool:
+    def _free(self, name: str, lease: Object) -> bool:
         if _holder(lease) in ("", self._holder):
             return True
-        sign = "" if lease is None else lease["spec"].get("renewTime", "")
+        sign = lease["spec"].get("renewTime", "")
         if self._seen.get(name, ("", 0.0))[0] != sign:
             self._seen[name] = sign, self._clock()
         return self._clock() - self._seen[name][1] > SECONDS
 
-    def _put(self, name: str, lease: Object | None, holder: str) -> bool:
-        wanted: Object = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": name, "namespace": self._namespace} if lease is None else lease["metadata"],
-            "spec": {
-                "holderIdentity": holder,
-                "leaseDurationSeconds": SECONDS,
-                "renewTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            },
+    def _put(self, lease: Object, holder: str) -> bool:
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": SECONDS,
+            "renewTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         }
-        return self._api.put_lease(self._namespace, wanted)
+        return self._api.put_lease(self._namespace, lease | {"spec": spec})
 
 
-def _holder(lease: Object | None) -> str:
-    return "" if lease is None else lease.get("spec", {}).get("holderIdentity") or ""
+def _holder(lease: Object) -> str:
+    return lease.get("spec", {}).get("holderIdentity") or ""

@@ -227,10 +227,22 @@ def test_the_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None
     [config] = of_kind("ConfigMap", name).values()
     wanted = json.loads(config["data"]["wanted.json"])
     assert cluster["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
-    create, held = role["rules"]
-    assert (create["resources"], create["verbs"]) == (["leases"], ["create"])
+    [held] = role["rules"]
     assert (held["resources"], held["verbs"]) == (["leases"], ["get", "update"])
     assert held["resourceNames"] == [f"{wanted['pool']}-{place}" for place in range(wanted["parallel"])]
+
+
+@pytest.mark.parametrize("name", ["installer", "kubelet", "exporter", "removal"])
+def test_the_places_are_leases_that_no_upgrade_touches(name: str) -> None:
+    """They have no spec, which is the pods' own."""
+    [role] = of_kind("Role", name).values()
+    leases = of_kind("Lease", name)
+    assert list(leases) == role["rules"][0]["resourceNames"]
+    for lease in leases.values():
+        assert lease.keys() == {"apiVersion", "kind", "metadata"}
+        assert {key: lease["metadata"][key] for key in ("namespace", "labels")} == {
+            key: role["metadata"][key] for key in ("namespace", "labels")
+        }
 
 
 def needed(hook: str) -> dict[str, Any]:

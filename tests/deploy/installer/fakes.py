@@ -317,15 +317,26 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
 
 
 class Cluster:
-    """What an API server has: nodes and leases. While ``away`` is true it answers 503."""
+    """What an API server has: nodes and the pool's leases. While ``away`` is true it answers 503."""
 
     def __init__(self, *names: str) -> None:
         self.nodes: dict[str, dict[str, Any]] = {name: node_object(name) for name in names}
         self.leases: dict[str, dict[str, Any]] = {}
+        self.make_leases()
         self.away = False
         self.asked: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         self._version = 0
+
+    def make_leases(self) -> None:
+        """Have leases that nobody holds, as the chart makes them."""
+        for number in range(100):
+            metadata = {"name": f"{POOL}-{number}", "resourceVersion": "0"}
+            self.leases[metadata["name"]] = {"metadata": metadata, "spec": {}}
+
+    def holders(self) -> dict[str, str]:
+        """Return the leases that are held, by their holders."""
+        return {held: name for name, lease in self.leases.items() if (held := lease["spec"].get("holderIdentity"))}
 
     def annotations(self, name: str) -> dict[str, str]:
         found: dict[str, str] = self.nodes[name]["metadata"]["annotations"]
@@ -353,13 +364,11 @@ class Cluster:
         return 200, node
 
     def _lease(self, method: str, name: str, body: Any) -> tuple[int, Any]:
+        if name not in self.leases:
+            return 404, {"message": "no such lease"}
         if method == "GET":
-            return (200, self.leases[name]) if name in self.leases else (404, {"message": "no such lease"})
-        name = body["metadata"]["name"]
-        old = self.leases.get(name)
-        if (method == "POST") != (old is None):
-            return 409, {"message": "there is one"}
-        if old and old["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            return 200, self.leases[name]
+        if self.leases[name]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             return 409, {"message": "it was changed meanwhile"}
         self._version += 1
         self.leases[name] = body | {"metadata": body["metadata"] | {"resourceVersion": str(self._version)}}
@@ -376,7 +385,7 @@ class Cluster:
                 content = json.loads(body) if body else None
                 self.answer(*cluster.answer(self.command, self.path, content, self.headers["Authorization"]))
 
-            do_GET = do_PUT = do_POST = do_PATCH = do_any
+            do_GET = do_PUT = do_PATCH = do_any
 
         with serving(Handler) as port:
             yield f"http://127.0.0.1:{port}"

@@ -68,7 +68,7 @@ def pods(cluster: Cluster, tmp_path: Path) -> Iterator[Pods]:
 
 
 def holder(cluster: Cluster) -> str:
-    return str(cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"]) if cluster.leases else ""
+    return str(cluster.leases[f"{POOL}-0"]["spec"].get("holderIdentity", ""))
 
 
 ENDS: dict[str, tuple[Any, str, str, str]] = {
@@ -124,7 +124,7 @@ def test_a_node_that_waits_says_for_whom(pods: Pods, cluster: Cluster) -> None:
 
     def look() -> None:
         seen.append(f"{cluster.annotations('n2')['state']}: {cluster.annotations('n2')['reason']}")
-        cluster.leases.clear()
+        cluster.make_leases()
 
     pods.asleep = look
     pods.once("n2", "0.2.0")
@@ -140,7 +140,7 @@ def test_a_node_that_waits_long_writes_seldom(pods: Pods, cluster: Cluster) -> N
         looks.append(cluster.annotations("n2")["reason"])
         cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] = f"n{len(looks) + 2}"
         if len(looks) == 2 * program.TELL_LOOKS:
-            cluster.leases.clear()
+            cluster.make_leases()
 
     pods.asleep = look
     assert pods.once("n2", "0.2.0")
@@ -187,6 +187,33 @@ def test_an_api_server_that_goes_away_is_waited_for(pods: Pods, cluster: Cluster
     assert pods.once("n1", "0.2.0")
 
 
+def test_a_lease_that_is_not_there_yet_is_waited_for(pods: Pods, cluster: Cluster) -> None:
+    """The chart's leases may come after its pods."""
+    cluster.leases.clear()
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(f"{cluster.annotations('n1')['state']}: {cluster.annotations('n1')['reason']}")
+        if len(seen) == 3:
+            cluster.make_leases()
+
+    pods.asleep = look
+    assert pods.once("n1", "0.2.0")
+    assert len(seen) == 3
+    assert all(f"Waiting: nobody knows who (there is no lease {POOL}-0 in {NAMESPACE}" in words for words in seen)
+
+
+def test_a_node_that_was_rolled_back_waits_for_its_lease(pods: Pods, cluster: Cluster) -> None:
+    """It is tried again until it has its place, or the next node would fail in the same way."""
+    pods.once("n1", RolledBack("bad"))
+    cluster.leases.clear()
+    with pytest.raises(ApiError, match="there is no lease"):
+        pods.once("n1", "0.2.0")
+    cluster.make_leases()
+    assert not pods.once("n1", "0.2.0")
+    assert (pods.worked, holder(cluster)) == (["n1"], "n1")
+
+
 @pytest.mark.parametrize("runtime", ["cri-o://1.31.0", "rkt://1"])
 def test_a_node_with_another_runtime_is_refused(runtime: str, pods: Pods, cluster: Cluster) -> None:
     cluster.nodes["n1"] = node_object("n1", runtime)
@@ -200,7 +227,7 @@ def test_a_node_with_another_runtime_is_refused(runtime: str, pods: Pods, cluste
 def test_the_whole_way_on_a_node(bench: Bench, pods: Pods, cluster: Cluster) -> None:
     """The real work on a directory, with what the chart's values say, and a node that goes not ready."""
     for value, states in (("False", ("RolledBack", "/usr/bin/kubelet")), ("True", ("Installed", SOCKET))):
-        wants = wanted(bench.sha256, configure_kubelet=True, healthz_port=bench._port, parallel=2, pool=value)
+        wants = wanted(bench.sha256, configure_kubelet=True, healthz_port=bench._port, parallel=2)
 
         def work(wants: Wanted, told: Kubelet, place: Callable[[], None], ready: Callable[[], bool]) -> Any:
             def placed() -> None:

@@ -61,7 +61,7 @@ def test_a_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Clus
     names = [f"node-{number}" for number in range(200)]
     for name in names:
         of(api, name, 100).take()
-    held = {lease["spec"]["holderIdentity"]: name for name, lease in cluster.leases.items()}
+    held = cluster.holders()
     assert len(held) > 90
     for name, place in list(held.items())[:20]:
         again = of(api, name, 100)
@@ -95,7 +95,7 @@ def test_of_two_that_take_it_at_once_one_has_it(api: Api, cluster: Cluster, monk
     first.leave()
     read = api.lease
 
-    def read_late(namespace: str, name: str) -> dict[str, object] | None:
+    def read_late(namespace: str, name: str) -> dict[str, object]:
         found = read(namespace, name)
         monkeypatch.setattr(api, "lease", read)
         assert first.take() == ""  # between the other's look and its write
@@ -107,6 +107,24 @@ def test_of_two_that_take_it_at_once_one_has_it(api: Api, cluster: Cluster, monk
     assert cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] == "n1"
 
 
+def test_a_lease_that_is_not_there_is_told_and_never_made(api: Api, cluster: Cluster) -> None:
+    places = of(api, "n1")
+    places.take()
+    cluster.leases.clear()
+    words = f"there is no lease {POOL}-0 in {NAMESPACE}, .*: .* install the chart again"
+    for ask in (of(api, "n2").take, places.renew, places.leave):
+        with pytest.raises(ApiError, match=words):
+            ask()
+    assert cluster.leases == {}
+
+
+def test_what_the_chart_gave_a_lease_stays(api: Api, cluster: Cluster) -> None:
+    cluster.leases[f"{POOL}-0"]["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
+    before = cluster.leases[f"{POOL}-0"]["metadata"] | {"resourceVersion": ""}
+    of(api, "n1").take()
+    assert cluster.leases[f"{POOL}-0"]["metadata"] | {"resourceVersion": ""} == before
+
+
 def test_annotations_are_set_and_removed(api: Api, cluster: Cluster) -> None:
     api.annotate("n1", {"a": "1", "b": "2"})
     api.annotate("n1", {"a": None})
@@ -116,7 +134,7 @@ def test_annotations_are_set_and_removed(api: Api, cluster: Cluster) -> None:
 
 def test_an_api_server_that_refuses_is_told_with_its_words(api: Api, cluster: Cluster) -> None:
     cluster.away = True
-    for ask in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, "a"), lambda: of(api, "n1").take()):
+    for ask in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, f"{POOL}-0"), lambda: of(api, "n1").take()):
         with pytest.raises(ApiError, match="the API server answers 503: not now"):
             ask()
 
