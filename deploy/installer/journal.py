@@ -1,6 +1,6 @@
 """What was there before a change: the files that are replaced or made, kept on the node until all is well.
 
-Owns the journal's file.
+Owns the journal's file, and which directories come and go with the files.
 Must not know: what the files are for.
 Invariant: a file is in the journal before it is changed, so that a run that was cut off can be undone by the next one,
 also where it was cut off on its way back.
@@ -30,9 +30,12 @@ class Journal:
         return bool(self._before)
 
     def change(self, files: Mapping[str, str | None]) -> None:
-        """Give files these contents, None to remove one. Raises OSError."""
+        """Give files these contents, None to remove one; a directory comes with its first file and goes with its last.
+        Raises OSError."""
         changes = {place: text for place, text in files.items() if self._node.text(place) != text}
-        new = {place: self._node.file(place) for place in changes if place not in self._before}
+        folders = {folder(place) for place in changes}
+        new: dict[str, File | None] = {made: None for made in folders if not self._node.path(made).exists()}
+        new |= {place: self._node.file(place) for place in changes if place not in self._before}
         if new:
             before = {place: file and asdict(file) for place, file in (self._before | new).items()}
             self._node.write(PLACE, json.dumps(before), 0o600)
@@ -40,6 +43,7 @@ class Journal:
         for place, text in changes.items():
             if text is None:
                 self._node.remove(place)
+                self._node.remove(folder(place))
             else:
                 self._node.write(place, text)
 
@@ -48,7 +52,7 @@ class Journal:
 
         The journal stays open until ``done``: whoever is cut off before has not restarted what reads these files.
         """
-        for place, file in self._before.items():
+        for place, file in reversed(self._before.items()):  # a directory that was made behind the files in it
             if file is None:
                 self._node.remove(place)
             elif self._node.file(place) != file:
@@ -59,3 +63,8 @@ class Journal:
         """Forget what was there before. Raises OSError."""
         self._node.remove(PLACE)
         self._before = {}
+
+
+def folder(place: str) -> str:
+    """Return the directory of a file."""
+    return place.rpartition("/")[0]

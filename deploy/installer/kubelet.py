@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 from .errors import Failed, Refused
-from .journal import Journal
+from .journal import Journal, folder
 from .node import Node
 
 UNIT = "kubelet.service"
@@ -182,8 +182,8 @@ def restart(node: Node, unit: str) -> None:
 
 
 def _set_timer(node: Node, drop_in: DropIn, old: str | None) -> None:
-    place = shlex.quote(drop_in.place)
-    restored = f"rm -f {place}" if old is None else f"printf %s {shlex.quote(old)} >{place}"
+    place, directory = shlex.quote(drop_in.place), shlex.quote(folder(drop_in.place))
+    restored = f"rm -f {place}" if old is None else f"mkdir -p {directory}; printf %s {shlex.quote(old)} >{place}"
     script = f"{restored}; systemctl daemon-reload; systemctl restart {drop_in.unit}".replace("$", "$$")
     node.ask("systemctl", "stop", f"{TIMER}.timer")
     unit = [f"--unit={TIMER}", "--collect", f"--on-active={TIMER_SECONDS}s"]

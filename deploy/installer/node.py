@@ -122,8 +122,13 @@ class Node:
             raise
 
     def remove(self, place: str) -> None:
-        """Remove a file or a link if it is there. Raises OSError."""
-        self.entry(place).unlink(missing_ok=True)
+        """Remove a file or a link if it is there, or a directory if nothing is in it. Raises OSError."""
+        path = self.entry(place)
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):
+                path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
 
     def ask(self, *command: str, seconds: float = SECONDS) -> tuple[int, str]:
         """Run a command on the node; return its exit code and what it printed. Raises Failed if it cannot be run."""

@@ -76,6 +76,7 @@ class Archive:
             partial.rename(home)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            node.remove(TREES)  # if it is empty, as on a node that had none
             if isinstance(error, subprocess.TimeoutExpired):
                 why = f"the archive was not unpacked to {TREES} within {UNPACK_SECONDS:g} s"
                 raise Failed(f"{why}: see whether the node's disk is stuck or overloaded") from None
@@ -137,11 +138,12 @@ def link(node: Node, home: str) -> None:
 
 
 def remove_others(node: Node, *homes: str) -> None:
-    """Remove all trees but these. Raises OSError."""
+    """Remove all trees but these, and their directory with the last one. Raises OSError."""
     keep = {Path(home).name for home in homes if home}
     for found in node.path(TREES).glob("*"):
         if found.is_dir() and found.name not in keep:
             shutil.rmtree(found)
+    node.remove(TREES)
 
 
 def is_newer(version: str, than: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import kubelet, tree
 from .errors import Failed, Refused, RolledBack, Stopped, words
-from .journal import Journal
+from .journal import Journal, folder
 from .kubelet import DropIn, Kubelet, Watch
 from .node import Node
 from .wanted import Wanted
@@ -254,8 +254,10 @@ class Work:
         self._node.run("systemctl", "disable", "--now", *tree.names(files, ".socket"), *tree.names(files, ".service"))
         tree.link(self._node, "")
         service = f"{tree.UNITS}/{tree.SERVICE}"
-        for file in [*(files.keys() - {service}), service]:  # while that is there, the next run goes on here
-            self._node.remove(file)
+        folders = {folder(file) for file in files} - {tree.UNITS}
+        # While the service's file is there, the next run goes on here.
+        for place in [*(files.keys() - {service}), *folders, service]:
+            self._node.remove(place)
         self._node.run("systemctl", "daemon-reload")
 
     def _undo(self, journal: Journal) -> None:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ class FakeNode(Node):
     def __init__(self, root: Path) -> None:
         super().__init__(root, ())
         (root / "run/systemd/system").mkdir(parents=True)
-        (root / "etc").mkdir()
+        (root / "etc/systemd/system").mkdir(parents=True)
         (root / "etc/group").write_text("root:x:0:\n")
         (root / "usr/local/bin").mkdir(parents=True)
         self.units = {"kubelet.service"}
@@ -149,20 +150,26 @@ class FakeNode(Node):
     def fire_timers(self) -> None:
         """Let systemd run what was to run later."""
         for _ in range(len(self.timers)):
-            script = self.timers.pop()
-            assert script.startswith(f"rm -f {DROP_IN}; systemctl daemon-reload; ")
-            self.path(DROP_IN).unlink(missing_ok=True)
-            self._systemctl("restart", script.rpartition(" ")[2])
+            script, folder = self.timers.pop().replace("$$", "$"), DROP_IN.rpartition("/")[0]
+            files, _, unit = script.rpartition("; systemctl daemon-reload; systemctl restart ")
+            assert folder in files
+            subprocess.run(["/bin/sh", "-c", files.replace(folder, str(self.path(folder)))], check=True)
+            self._systemctl("restart", unit)
 
     def state(self) -> dict[str, Any]:
         """Return what an installation changes."""
-        files = {
-            str(path.relative_to(self.root)): path.read_text()
+        found = {
+            str(path.relative_to(self.root)): path
             for folder in ("etc/systemd", "etc/runtimeproxy")
-            for path in sorted((self.root / folder).rglob("*"))
-            if path.is_file()
+            for path in [self.root / folder, *sorted((self.root / folder).rglob("*"))]
         }
-        return {"files": files, "active": self.active_units, "kubelet": self.kubelet, "trees": self.trees()}
+        return {
+            "files": {name: path.read_text() for name, path in found.items() if path.is_file()},
+            "folders": [name for name, path in found.items() if path.is_dir()],
+            "active": self.active_units,
+            "kubelet": self.kubelet,
+            "trees": self.trees(),
+        }
 
     def trees(self) -> list[str]:
         return sorted(path.name for path in self.path(tree.TREES).glob("*"))

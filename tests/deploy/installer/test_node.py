@@ -59,4 +59,4 @@ def test_a_node_whose_opt_is_elsewhere_is_installed_and_undone(bench: Bench, tmp
     assert (tree / "bin/runtimeproxy").exists()
     assert f"/opt/runtimeproxy/{tree.name}/bin/" in (bench.node.text(f"/etc/systemd/system/{SERVICE}") or "")
     bench.uninstall()
-    assert (list(tree.parent.iterdir()), here.exists()) == ([], False)
+    assert (tree.parent.parent.exists(), tree.parent.exists(), here.exists()) == (True, False, False)

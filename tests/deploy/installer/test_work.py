@@ -102,16 +102,47 @@ def units(bench: Bench) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def folders(bench: Bench) -> list[str]:
+    """Return the directories of drop-ins."""
+    return sorted(path.name for path in bench.node.path(tree.UNITS).iterdir() if path.is_dir())
+
+
 def test_units_that_are_no_more_go_and_what_others_added_stays(bench: Bench) -> None:
-    bench.sha256 = archive(bench.archives, **{"runtimeproxy-old.service": "[Service]\n"})
+    old = {"runtimeproxy-old.service": "[Service]\n", "runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"}
+    bench.sha256 = archive(bench.archives, **old)
     bench.install()
-    own = f"{tree.UNITS}/runtimeproxy.service.d/override.conf"
-    bench.node.write(own, "[Service]\nLogLevelMax=info\n")
+    others = ["runtimeproxy-hooks@all.service.d/override.conf", "runtimeproxy.service.d/override.conf"]
+    for name in others:
+        bench.node.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
     bench.sha256 = archive(bench.archives, "0.3.0")
     bench.install()
-    assert units(bench) == sorted([*INSTALLED, "runtimeproxy.service.d/override.conf"])
+    assert units(bench) == sorted([*INSTALLED, *others])
+    assert "runtimeproxy-old.service.d" not in folders(bench)
     bench.uninstall()
-    assert units(bench) == ["runtimeproxy.service.d/override.conf"]
+    assert (units(bench), folders(bench)) == (others, [name.partition("/")[0] for name in others])
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made", "there before"])
+def test_the_way_back_leaves_the_directories_as_they_were(there: bool, bench: Bench) -> None:
+    if there:
+        for place in (DROP_IN, CONFIG, f"{tree.UNITS}/runtimeproxy-hooks@all.service.d/"):
+            bench.node.path(place.rpartition("/")[0]).mkdir()
+    before, bench.node.bad = bench.node.state(), lambda command: SOCKET in command
+    with pytest.raises(RolledBack):
+        bench.install(configure_kubelet=True, config={"log-level": "debug"})
+    assert bench.node.state()["folders"] == before["folders"]
+
+
+def test_units_that_come_back_have_their_directory_again(bench: Bench) -> None:
+    bench.sha256 = archive(bench.archives, **{"runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"})
+    bench.install()
+    before = bench.node.state()
+    bench.sha256 = archive(bench.archives, "0.3.0")
+    bench.node.proxy_fails = lambda running: running == home(bench, "0.3.0")
+    with pytest.raises(RolledBack):
+        bench.install()
+    after = bench.node.state()
+    assert (after["files"], after["folders"]) == (before["files"], before["folders"])
 
 
 def test_a_configuration_is_checked_and_written(bench: Bench) -> None:
@@ -198,7 +229,8 @@ def test_a_kubelet_that_does_not_become_healthy_goes_back(bench: Bench, installe
     words = r"the kubelet did not become healthy within 60 s: .*/healthz answers 500; the node is as it was before"
     with pytest.raises(RolledBack, match=words):
         bench.install(configure_kubelet=True)
-    assert bench.node.state()["files"] == before["files"]
+    after = bench.node.state()
+    assert (after["files"], after["folders"]) == (before["files"], before["folders"])
     assert (bench.node.active_units, bench.node.kubelet) == (before["active"], "/usr/bin/kubelet")
     assert (bench.node.restarts, bench.node.timers, bench.node.kubelet_well) == (2, [], True)
 
@@ -248,7 +280,8 @@ def test_a_full_file_system_changes_nothing(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
     with pytest.raises(Failed, match="/opt/runtimeproxy has 0 MiB free, and 1 MiB are needed"):
         bench.install()
-    assert (bench.node.state()["files"], bench.node.trees(), bench.places) == ({}, [], 0)
+    assert (bench.node.state()["files"], bench.places) == ({}, 0)
+    assert not bench.node.path(tree.TREES).exists()
 
 
 @pytest.mark.engine  # it mounts a small file system, in a namespace of its own
@@ -369,6 +402,20 @@ def test_killed_on_the_way_back_somebody_brings_the_kubelet_back(by: str, tmp_pa
     assert 10 < step < whole.node.steps - 10
 
 
+def test_a_timer_brings_back_a_drop_in_whose_directory_is_gone(bench: Bench) -> None:
+    bench.install(configure_kubelet=True)
+    bench.node.bad = lambda command: SOCKET not in command
+    drop_in, step = bench.node.text(DROP_IN), 0
+    while bench.node.path(DROP_IN).parent.exists():
+        bench.node.kill_at, bench.node.steps = step, 0
+        with pytest.raises(Killed):
+            bench.uninstall()
+        step += 1
+    bench.node.kill_at = -1
+    bench.node.fire_timers()
+    assert (bench.node.text(DROP_IN), bench.node.kubelet_well) == (drop_in, True)
+
+
 OWNER = (1234, 1235) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 """Somebody else, where this may be given away."""
 
@@ -426,7 +473,7 @@ def test_a_command_that_fails_at_any_step_ends_well_or_goes_back(tmp_path: Path,
             ends.append(type(error).__name__)
             said = str(error)
             after = bench.node.state()
-            good = all(after[key] == before[key] for key in ("files", "active", "kubelet"))
+            good = all(after[key] == before[key] for key in ("files", "folders", "active", "kubelet"))
         assert good, (step, ends[-1], bench.node.said)
         assert ends[-1] == "Installed" or any(
             words in said for words in ("no luck", "not active", "no kubelet.service")
@@ -452,6 +499,7 @@ def test_the_way_back_is_the_way_there_in_reverse_order(bench: Bench) -> None:
     ]
     assert bench.node.state() == before
     assert not bench.node.entry("/usr/local/bin/runtimeproxy").is_symlink()
+    assert not bench.node.path(tree.TREES).exists()
     bench.uninstall()  # twice
     assert bench.node.state() == before
 
@@ -471,7 +519,7 @@ def test_half_removed_at_any_step_is_gone_after_the_next_run(tmp_path: Path, fas
             bench.node.kill_at = -1
         bench.uninstall()
         assert bench.node.state() == before
-        assert bench.node.text(journal.PLACE) is None
+        assert not bench.node.path(tree.TREES).exists()
         assert bench.node.timers == []
         step += 1
     assert step > 20
