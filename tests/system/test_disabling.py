@@ -115,10 +115,8 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
             held = asyncio.ensure_future(caller.create(await caller.run_pod()))
             await hooks.wait_for_calls(POINT)
             assert await asyncio.to_thread(ask, proxy.admin, "/livez") == (200, "ok")  # starts the admin server
-            begun = time.monotonic()
             told = await asyncio.to_thread(posted, proxy, "/hooks/hangs/disable", reason=REASON)
             await held
-            assert time.monotonic() - begun < WITHIN_SECONDS
         assert (told["state"], told["disabled"]["reason"], told["notes"]) == ("disabled", REASON, [])
         (file,) = (tmp_path / "state").iterdir()
         assert list(json.loads(file.read_text())["disabled"]) == ["hangs"]
@@ -129,23 +127,21 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
             register(proxy, path, f"{number + 1}s")
             changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {POINT}; it is disabled"
             await until(lambda: proxy.output().count(changed) == number + 1, "it is read", proxy.output)  # noqa: B023
-            await creates_at_once(front, proxy)
+            await create(front, proxy)
         _, checks = await asyncio.to_thread(ask, proxy.admin, "/readyz?verbose")
         assert "[~]disabled_plugins degraded: disabled by hand: hangs\n" in checks
         assert len(hooks.calls) == 1
         told = await asyncio.to_thread(posted, proxy, "/hooks/hangs/enable")
         assert told["disabled"] is None
         hooks.default = hookanswers.empty()
-        await creates_at_once(front, proxy)
+        await create(front, proxy)
         assert len(hooks.calls) == 2
 
 
-async def creates_at_once(front: Front, proxy: ProxyProcess) -> None:
+async def create(front: Front, proxy: ProxyProcess) -> None:
+    """Create a container, which fails if the hook server that hangs is asked."""
     async with front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
-        begun = time.monotonic()
-        await caller.create(pod_id)
-        assert time.monotonic() - begun < WITHIN_SECONDS
+        await caller.create(await caller.run_pod())
 
 
 # ---- by the command, with a real engine
@@ -182,11 +178,6 @@ def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engin
             with node.client() as client:
                 return str(client.create(pod_id, node.plain_container(f"c{next(made)}"), pod))
 
-        def create_at_once() -> None:
-            begun = time.monotonic()
-            create()
-            assert time.monotonic() - begun < WITHIN_SECONDS
-
         assert "deadline" in node.failure(create).text
         denied = f"runtimeproxy: error: {node.proxy.admin}: permission denied: run as root\n"
         assert switch(node, *disable, user=AS_NOBODY) == (3, "", denied)
@@ -194,13 +185,13 @@ def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engin
         assert len(node.told()) == 2
         code, said, notes = switch(node, *disable)
         assert (code, said.split(";")[0], notes) == (0, f"{PLUGIN} is disabled", "")
-        create_at_once()
+        create()
         for number in range(2):
             node.restart()
-            create_at_once()
+            create()
             registered(node, f"{number + 2}s")
             node.proxy.wait_for_log(f"registration {PLUGIN}.json changed", number + 1)
-            create_at_once()
+            create()
         assert not node.told()
         node.hooks.default = hookanswers.empty()
         assert switch(node, "enable", PLUGIN) == (0, f"{PLUGIN} is enabled\n", "")
