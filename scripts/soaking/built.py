@@ -81,7 +81,7 @@ def archive_runs(share: float) -> list[Figure]:
         shutil.unpack_archive(file, folder / "of its own")
         (top,) = (folder / "of its own").iterdir()
         for suite in SUITES:
-            tree = debian(suite, ("base-files",))  # which is in every tree
+            tree = debian(suite, ())
             pythons = [path.name for path in (tree / "usr/bin").glob("python*")]
             command = made.inside(tree, folder / f"work-{suite}", folder)
             programs = made.wrapped(top, command, folder / f"bin-{suite}")

@@ -30,8 +30,6 @@ cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
 TAIL = 4000
-NOTHING = ("bash",)
-"""No package that is not in each tree: debootstrap takes no empty list."""
 
 # What is mounted ends with the namespace, and what runs with its first process.
 SCRIPT = """
@@ -55,10 +53,10 @@ def readme(share: float) -> list[Figure]:
     """Run scripts/demo, and scripts/test whole or at a smaller share only its fast set. Raises DemoError."""
     tested = ["scripts/test"] if share == 1 else ["scripts/test", "--fast"]
     # Not below /tmp, which may be in memory: with all packages the tree has 2 GB.
-    with tempfile.TemporaryDirectory(prefix="fresh-", dir=debian(packages=NOTHING).parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="fresh-", dir=debian(packages=()).parent) as folder:
         tree = Path(folder, "tree")
         sources = [f"cd {CHECKOUT}\n{block(README, VENV).text}", f"{WHEEL}\n{block(INSTALL, VENV).text}"]
-        subprocess.run(["cp", "-a", debian(packages=NOTHING), tree], check=True)  # devices, too
+        subprocess.run(["cp", "-a", debian(packages=()), tree], check=True)  # devices, too
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
         return [
             Figure(f"seconds of {' '.join(command).splitlines()[-1]}", f"{_seconds(tree, command):.0f}")

@@ -20,7 +20,7 @@ SCRIPT = """
 set -eu
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tree "$1/memory"
-debootstrap --variant=minbase --include="$2" "$3" "$1/memory/tree"
+debootstrap --variant=minbase ${2:+--include="$2"} "$3" "$1/memory/tree"
 rm -rf "$1"/memory/tree/var/cache/apt/archives/*.deb
 cp -a "$1/memory/tree" "$1/tree"
 """
