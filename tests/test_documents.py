@@ -15,7 +15,7 @@ from docutils import nodes
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import command_group
 from runtimeproxy.version import VERSION
-from scripts.soaking import documented
+from scripts.soaking import cluster, documented
 from tests.docs import DOCS, ROOT
 from tests.documents import BLOCKS, NOT_RUN, PAGES, WRITTEN, Block, blocks, parsed
 
@@ -84,6 +84,8 @@ def has_who_shows_it(block: Block) -> None:
         READERS[block.language](block.text)
     elif block.needs_a_cluster:
         assert shower is None, key
+        assert block.page == cluster.PAGE, key
+        assert block.first.startswith(cluster.DOCUMENTED), key
     else:
         assert shower, f"{key} is a block that nobody runs: name who does in tests/documents.py"
         assert not any(line.startswith("$ ") for line in block.lines), f"{key}: scripts/outputs.py writes outputs"

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def packaged(share: float) -> list[Figure]:
     """Live the package's life once in each mode, whatever the share. Raises DemoError."""
     with tempfile.TemporaryDirectory(prefix="rp-packaged-") as folder:
         work = Path(folder)
-        packages = [built(work / "this"), built(work / "newer", NEWER)]
+        dists = [built(work / "this", ["deb"]), built(work / "newer", ["deb"], NEWER)]
+        packages = [package for dist in dists for package in dist.glob("*.deb")]
         # Only what is built from a commit is compressed.
         compression = ",".join(f"uses-no-compression-for-{part}-tarball" for part in ("control", "data"))
         run(["lintian", "--fail-on=error", f"--suppress-tags={compression}", packages[0]])
@@ -101,8 +103,11 @@ def _prepared(machine: Machine) -> list[str]:
     return dropped
 
 
-def built(folder: Path, version: str = "") -> Path:
-    """Build the package of the working tree, of another version if one is given. Raises DemoError."""
+def built(folder: Path, artefacts: Sequence[str], version: str = "") -> Path:
+    """Build artefacts of the working tree, of another version if one is given; return their directory.
+
+    Raises DemoError.
+    """
     source = folder / "checkout"
     sources.extract(ROOT, source, dirty=True)
     if version:
@@ -111,12 +116,11 @@ def built(folder: Path, version: str = "") -> Path:
     identity = ["-c", "user.name=soak", "-c", "user.email=soak"]
     for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "sources"]):
         subprocess.run(["git", "-C", source, *words], check=True)
-    command = [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={folder / 'dist'}", "deb"]
+    command = [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={folder / 'dist'}", *artefacts]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise DemoError(f"the package cannot be built: {done.stderr[-2000:]}")
-    (package,) = (folder / "dist").glob("*.deb")
-    return package
+        raise DemoError(f"{', '.join(artefacts)} cannot be built: {done.stderr[-2000:]}")
+    return folder / "dist"
 
 
 class _PatientCri(CriCaller):

@@ -12,6 +12,7 @@ from scripts.benchmark.cases import MODES
 from scripts.figures import MIB, Figure, at_most
 from scripts.soaking import (
     built,
+    cluster,
     day,
     documented,
     endurance,
@@ -149,6 +150,7 @@ STEPS = (
     _step("package", "its life in both modes", packaged.packaged),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("documents", "every command in README.rst and docs/", documented.documents),
+    _step("cluster", "docs/kubernetes.rst, in a cluster of one node", cluster.cluster),
     _step("migration", "from koord-runtime-proxy and back", migration.migration),
     _step("fresh", "scripts/demo and scripts/test in a Debian tree with nothing else", fresh.readme),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),

@@ -1,0 +1,407 @@
+"""The chart in a real cluster: Kubernetes' own API server, controllers and kubelet, containerd, and a real systemd.
+
+docs/kubernetes.rst is followed from the first installation to the removal, by its own commands where it has some. A pod
+of somebody else runs all the while; the kubelet probes it each second by a command in it, through the proxy as soon as
+it is there. Everything that is not as it must be raises DemoError.
+"""
+
+import hashlib
+import json
+import re
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtimeproxy.version import VERSION
+from scripts.demonstration.processes import DemoError
+from scripts.figures import Figure
+from scripts.soaking.packaged import NEWER, built
+from tests.documents import block, blocks
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.machines import kubernetes
+from tests.machines.kubernetes import NODE, Cluster
+from tests.machines.machine import Machine, MachineError
+from tests.machines.node import SOCKET
+from tests.machines.tree import debian
+
+PAGE = "docs/kubernetes.rst"
+IMAGE = "skopeo copy oci-archive:runtimeproxy_VERSION_image.tar docker://REGISTRY/runtimeproxy:VERSION"
+REPOSITORY = f"{kubernetes.REGISTRY}/runtimeproxy"
+LOADED = "docker.io/library/runtimeproxy"
+"""The image's repository where it was pulled from a registry, and where it was loaded into containerd."""
+RELEASE, NAMESPACE = "rp-canary", "kube-system"
+NAME = f"{RELEASE}-runtimeproxy"
+DROP_INS = "/etc/systemd/system/kubelet.service.d"
+DROP_IN, SICK = f"{DROP_INS}/90-runtimeproxy.conf", f"{DROP_INS}/10-sick.conf"
+INSTALLER = f"{NAME}-installer"
+SKIP = "runtimeproxy.koordinator.sh/skip-hookserver"
+ANNOTATION = "runtimeproxy.koordinator.sh/installer"
+DEVICES = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 3}]})}
+ADMIN = "/run/koord-runtimeproxy/admin.sock"
+PORT = 9654
+NOT_YET = "FailedScheduling"
+"""The reason of an event that a pod may have which is made at the moment when the node is ready."""
+GOOD = ("Installed", "Removed")
+CHANGE_SECONDS = 300.0
+"""How long a change of the node may take: its kubelet is watched for a minute."""
+INSTALL, NODES, EXPORTERS, SKIPPING = "helm install", "kubectl get nodes", "kubectl delete pods", "kubectl get pods -A"
+DOCUMENTED = (INSTALL, NODES, EXPORTERS, SKIPPING)
+"""How the page's blocks begin, each of which is run."""
+_CERTIFICATES = """
+cd /root
+openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=authority -days 2
+for name in runtimeproxy-exporter prometheus; do
+    openssl req -newkey rsa:2048 -nodes -keyout $name.key -out $name.csr -subj /CN=$name
+    echo "subjectAltName=DNS:$name" >$name.ext
+    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out $name.crt -days 2 -extfile $name.ext
+done
+"""
+
+
+def cluster(share: float) -> list[Figure]:
+    """Roll the chart out, use it, break it and take it away, whatever the share. Raises DemoError."""
+    with tempfile.TemporaryDirectory(prefix="rp-cluster-") as name:
+        folder = Path(name)
+        dists = [built(folder / "this", ["archive", "image", "chart"])]
+        dists.append(built(folder / "newer", ["archive", "image"], NEWER))
+        try:
+            binds = {kubernetes.PROGRAMS: kubernetes.programs()}
+            with Machine(debian(packages=kubernetes.TREE), folder / "machine", binds) as machine:
+                return _Rollout(Cluster(machine), *dists).rolled_out()
+        except MachineError as error:
+            raise DemoError(str(error)) from None
+
+
+class _Rollout:
+    """The life of a release of the chart; each method is a part of it."""
+
+    def __init__(self, cluster: Cluster, dist: Path, newer: Path) -> None:
+        self._cluster = cluster
+        self._machine = cluster.machine
+        self._old, self._new = self._put_image(dist, VERSION), self._put_image(newer, NEWER)
+        [chart] = dist.glob("*.tgz")
+        self._chart = f"/root/{chart.name}"
+        self._machine.copy(chart, self._chart)
+        self._values: dict[str, Any] = {**self._old}
+        self._looks = 0
+
+    def _put_image(self, dist: Path, version: str) -> dict[str, Any]:
+        """Put a version's image into the registry, and into containerd; return the values that name it."""
+        [image], [archive] = dist.glob("*.tar"), dist.glob("*.tar.gz")
+        self._machine.copy(image, f"/root/{image.name}")
+        text = block("docs/release.rst", IMAGE).text
+        self._cluster.shell("sh", "-ec", text.replace("VERSION", version).replace("REGISTRY", kubernetes.REGISTRY))
+        with tarfile.open(image) as packed:
+            index = packed.extractfile("index.json")
+            assert index is not None
+            [manifest] = json.load(index)["manifests"]
+        return {
+            "image": {"repository": REPOSITORY, "digest": manifest["digest"]},
+            "nodeInstaller": {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()},
+        }
+
+    def rolled_out(self) -> list[Figure]:
+        """Live it. Raises DemoError."""
+        self._run_a_pod_of_somebody_else()
+        self._install()
+        self._take_it_from_a_sick_kubelet()
+        self._point_the_kubelet_at_it()
+        self._restart_the_proxy()
+        self._add_hook_servers_and_the_exporter()
+        self._run_a_hooked_pod()
+        self._scrape()
+        self._keep_who_may_skip()
+        self._keep_the_installer_to_its_node()
+        self._refuse_a_bad_configuration()
+        self._upgrade_and_downgrade()
+        self._remove()
+        looks = f"{self._looks} of {self._looks}"
+        return [
+            Figure(
+                "changes of the node after which a pod of somebody else ran on, no probe failed", looks, "all", True
+            ),
+            Figure("GPU of a hooked pod, by exec, in its log and by a forwarded port", "3", "3", True),
+            Figure("status of a scrape", "200", "200", True),
+            Figure("what is left after the removal", "nothing", "nothing", True),
+        ]
+
+    def _run_a_pod_of_somebody_else(self) -> None:
+        self._apply(_pod("web", probe=True))
+        self._cluster.until(lambda: self._is_ready("web"), "the pod")
+        self._process = self._start_of_its_process()
+
+    def _install(self) -> None:
+        self._write_values()
+        self._cluster.shell("sh", "-ec", _documented(INSTALL))
+        self._wait_for("Installed")
+        self._tells(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
+
+    def _take_it_from_a_sick_kubelet(self) -> None:
+        """A kubelet that does not start with the proxy's drop-in gets its old configuration back, until it is tried
+        again as the page says."""
+        self._machine.write(SICK, f"[Service]\nExecStartPre=/usr/bin/test ! -e {DROP_IN}\n")
+        self._machine.run("systemctl", "daemon-reload")
+        self._upgrade(nodeInstaller={"configureKubelet": True})
+        self._wait_for("RolledBack", "kubelet")
+        self._cluster.until(lambda: self._cluster.ready() == "True", "the node to be ready")
+        self._untouched("a kubelet that did not start with the proxy")
+        self._machine.run("rm", SICK)
+        self._machine.run("systemctl", "daemon-reload")
+
+    def _point_the_kubelet_at_it(self) -> None:
+        self._cluster.kubectl("annotate", "node", NODE, f"{ANNOTATION}-state-")
+        [pod] = self._pods("node-installer")
+        self._cluster.kubectl("delete", "pod", pod["metadata"]["name"], f"--namespace={NAMESPACE}")
+        self._wait_for("Installed")
+        started = self._machine.show("kubelet.service", "ExecStart")
+        self._check("the kubelet calls the proxy", SOCKET.removeprefix("/run") in started, True)
+        self._check("its connections", "connection" in self._machine.run("runtimeproxy", "in-use", check=False), True)
+        self._untouched("pointing the kubelet at the proxy")
+
+    def _restart_the_proxy(self) -> None:
+        for words in (["restart"], ["kill", "--signal=KILL"], ["restart"], ["kill", "--signal=KILL"]):
+            self._machine.run("systemctl", *words, "runtimeproxy.service")
+            time.sleep(5)
+        self._untouched("2 restarts and 2 kills of the proxy")
+
+    def _add_hook_servers_and_the_exporter(self) -> None:
+        self._machine.run("sh", "-ec", _CERTIFICATES)
+        self._cluster.shell(
+            *("kubectl", "create", "secret", "generic", "exporter", f"--namespace={NAMESPACE}"),
+            *(f"--from-file={key}=/root/{file}" for key, file in _secret("runtimeproxy-exporter").items()),
+        )
+        loaded = {"repository": LOADED, "digest": self._values["image"]["digest"]}
+        hook_servers = [
+            {"name": "gpu", "hooks": ["gpu"], "failurePolicy": "Fail"},
+            {"name": "limits", "hooks": ["batchresource"], "image": loaded},
+        ]
+        self._upgrade(hookServers=hook_servers, exporter={"enabled": True, "tlsSecret": "exporter"})
+        for part in ("hook-gpu", "hook-limits", "exporter"):
+            self._rolled_out(f"{NAME}-{part}")
+        self._machine.until(lambda: "limits" in self._machine.run("runtimeproxy", "hook", "ls"), "both hook servers")
+
+    def _run_a_hooked_pod(self) -> None:
+        """Its exec and its forwarded port go past the proxy, to where the runtime's answers say."""
+        serve = "env; env >/tmp/env; exec /bin/busybox httpd -f -p 8080 -h /tmp"
+        self._apply(_pod("hooked", annotations=DEVICES, command=["/bin/sh", "-c", serve]))
+        self._cluster.until(lambda: self._is_ready("hooked"), "the hooked pod")
+        forward = ("kubectl", "--kubeconfig=/etc/kubernetes/admin.conf", "port-forward", "pod/hooked", "18080:8080")
+        self._machine.run("systemd-run", "--unit=forwarded", *forward)
+        fetch = ("curl", "--silent", "http://127.0.0.1:18080/env")
+        for words in (("exec", "hooked", "--", "env"), ("logs", "hooked")):
+            self._tells(self._cluster.kubectl(*words), "NVIDIA_VISIBLE_DEVICES=3\n")
+        self._cluster.until(
+            lambda: "NVIDIA_VISIBLE_DEVICES=3\n" in self._machine.run(*fetch, check=False), "the forwarded port"
+        )
+        self._machine.run("systemctl", "stop", "forwarded.service")
+        self._cluster.kubectl("delete", "pod", "hooked", "--grace-period=1")
+
+    def _scrape(self) -> None:
+        [pod] = self._pods("exporter")
+        self._check("a scrape without a certificate", self._scraped(pod), "000")
+        mine = ("--cert", "prometheus.crt", "--key", "prometheus.key")
+        self._check("a scrape", self._scraped(pod, *mine), "200")
+        text = _documented(EXPORTERS).replace("NODE", NODE, 1)
+        self._cluster.shell("sh", "-ec", text)
+        self._rolled_out(f"{NAME}-exporter")
+        [pod] = self._pods("exporter")
+        self._check("a scrape of the next pod", self._scraped(pod, *mine), "200")
+
+    def _scraped(self, pod: Mapping[str, Any], *credentials: str) -> str:
+        """Return the status of a scrape as the PodMonitor's Prometheus makes it; 000 if it had none."""
+        name = "runtimeproxy-exporter"
+        address = pod["status"]["podIP"]
+        return self._cluster.shell(
+            *("curl", "--silent", "--output", "/root/metrics", "--write-out", "%{http_code}", "--cacert", "ca.crt"),
+            *(*credentials, "--resolve", f"{name}:{PORT}:{address}", f"https://{name}:{PORT}/metrics"),
+            check=False,
+        )
+
+    def _keep_who_may_skip(self) -> None:
+        refused = self._cluster.shell(
+            *("kubectl", "apply", "-f", "-"), input=json.dumps(_pod("skips", labels={SKIP: "true"})), check=False
+        )
+        self._tells(refused, "takes a pod away from every hook server", NAMESPACE)
+        refused = self._cluster.kubectl("label", "pod", "web", f"{SKIP}=true", check=False)
+        self._tells(refused, "takes a pod away from every hook server")
+        self._apply(_pod("skips", labels={SKIP: "true"}, namespace=NAMESPACE))
+        found = self._cluster.shell("sh", "-ec", _documented(SKIPPING))
+        self._tells(found, "skips", INSTALLER)
+        self._cluster.kubectl("delete", "pod", "skips", f"--namespace={NAMESPACE}", "--grace-period=1")
+
+    def _keep_the_installer_to_its_node(self) -> None:
+        other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}
+        self._apply(other)
+        [pod] = self._pods("node-installer")
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod['metadata']['name']}")
+        of_the_pod = self._cluster.kubectl("create", "token", INSTALLER, f"--namespace={NAMESPACE}", *bound).strip()
+        of_nobody = self._cluster.kubectl("create", "token", INSTALLER, f"--namespace={NAMESPACE}").strip()
+        label, annotation = {"metadata": {"labels": {"a": "b"}}}, {"metadata": {"annotations": {"a": "b"}}}
+        for token, node, patch, words in (
+            (of_the_pod, NODE, annotation, "patched"),
+            (of_the_pod, "other", annotation, "changes the node of its own pod only"),
+            (of_the_pod, NODE, label, "changes annotations only"),
+            (of_nobody, NODE, annotation, "changes the node of its own pod only"),
+        ):
+            # --kubeconfig: the administrator's token would win.
+            command = ["patch", "node", node, "--type=merge", f"--patch={json.dumps(patch)}", f"--token={token}"]
+            server = ["--kubeconfig=/dev/null", f"--server=https://{kubernetes.SERVICE}"]
+            authority = ["--certificate-authority=/etc/kubernetes/pki/apiserver.crt"]
+            self._tells(self._cluster.kubectl(*command, *server, *authority, check=False), words)
+        self._cluster.kubectl("delete", "node", "other")
+
+    def _refuse_a_bad_configuration(self) -> None:
+        """A configuration that names no runtime changes nothing, and helm takes it back."""
+        good = {"configureKubelet": True, "config": {"hook-timeout": "3s"}}
+        self._upgrade(nodeInstaller=good)
+        self._wait_for("Installed")
+        self._untouched("a new configuration")
+        before = self._values.copy()
+        self._upgrade(nodeInstaller={"config": {"remote-runtime-service-endpoint": "/run/nobody.sock"}})
+        self._wait_for("Refused", "/run/nobody.sock")
+        self._tells(self._machine.run("cat", "/etc/runtimeproxy/config.yaml"), "hook-timeout")
+        self._untouched("a bad configuration")
+        self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
+        self._values = before
+        self._wait_for("Installed")
+
+    def _upgrade_and_downgrade(self) -> None:
+        """An older version must be allowed."""
+        self._upgrade(**self._new)
+        self._wait_for("Installed")
+        self._check("the version", f'"{NEWER}"' in self._version(), True)
+        self._untouched("an upgrade")
+        self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
+        self._wait_for("Refused", "allowDowngrade")
+        self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
+        self._wait_for("Installed")
+        self._check("the version", f'"{VERSION}"' in self._version(), True)
+        self._untouched("a downgrade")
+
+    def _version(self) -> str:
+        """Return what the running process says of itself."""
+        return self._machine.run("curl", "--silent", "--unix-socket", ADMIN, "http://localhost/version")
+
+    def _remove(self) -> None:
+        self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
+        self._wait_for("Removed")
+        self._cluster.shell("helm", "uninstall", RELEASE, f"--namespace={NAMESPACE}")
+        started = self._machine.show("kubelet.service", "ExecStart")
+        self._check("the kubelet calls the proxy", "koord-runtimeproxy" in started, False)
+        places = "/opt/runtimeproxy* /etc/systemd/system/*runtimeproxy* /etc/systemd/system/kubelet.service.d/*"
+        self._check(
+            "what is left on the node", self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true"), ""
+        )
+        self._cluster.until(lambda: not self._left(), "the cluster to have nothing of it")
+        self._untouched("the removal")
+
+    def _left(self) -> list[str]:
+        """Return what the cluster has of the release."""
+        kinds = "all,leases,configmaps,clusterroles,clusterrolebindings,validatingadmissionpolicies"
+        found = self._cluster.kubectl("get", kinds, "--all-namespaces", "--output=name")
+        return [line for line in found.split() if RELEASE in line]
+
+    # ---- what they need
+
+    def _upgrade(self, **values: Any) -> None:
+        """Upgrade the release with other values."""
+        for name, value in values.items():
+            self._values[name] = {**self._values.get(name, {}), **value} if isinstance(value, dict) else value
+        self._write_values()
+        self._cluster.shell("helm", "upgrade", RELEASE, self._chart, f"--namespace={NAMESPACE}", "--values=canary.yaml")
+
+    def _write_values(self) -> None:
+        self._machine.write("/root/canary.yaml", yaml.safe_dump(self._values))
+
+    def _wait_for(self, state: str, reason: str = "") -> None:
+        """Wait until the node's annotations tell a state, as the page says how to look; a good one by its own pod."""
+        if state in GOOD:
+            self._rolled_out(INSTALLER)
+
+        def told() -> bool:
+            _, line = self._cluster.shell("sh", "-ec", _documented(NODES)).splitlines()
+            return re.fullmatch(rf"{NODE} +{state} +.*{reason}.*", line) is not None
+
+        self._cluster.until(told, f"the node to be {state}", CHANGE_SECONDS)
+
+    def _rolled_out(self, name: str) -> None:
+        limit = f"--timeout={CHANGE_SECONDS:.0f}s"
+        self._cluster.kubectl("rollout", "status", f"daemonset/{name}", f"--namespace={NAMESPACE}", limit)
+
+    def _untouched(self, what: str) -> None:
+        """See that the pod of somebody else runs as before, no probe of it failed, and the node is ready."""
+        same = f"the pod's process to be the same after {what}"  # a kubelet that has just begun knows no pod yet
+        self._cluster.until(lambda: self._start_of_its_process() == self._process, same)
+        [status] = self._pod("web")["status"]["containerStatuses"]
+        self._check(f"restarts of the pod after {what}", status["restartCount"], 0)
+        events = [each for each in self._cluster.json("events")["items"] if each["involvedObject"]["name"] == "web"]
+        wrong = [each["message"] for each in events if each["type"] != "Normal" and each["reason"] != NOT_YET]
+        self._check(f"events of the pod after {what}", wrong, [])
+        self._check(f"the node is ready after {what}", self._cluster.ready(), "True")
+        self._looks += 1
+
+    def _start_of_its_process(self) -> str:
+        """Return when the process of somebody else's pod began, in the kernel's ticks; "" if exec does not work."""
+        told = self._cluster.kubectl("exec", "web", "--", "cat", "/proc/1/stat", check=False)
+        return told.split()[21] if told.startswith("1 ") else ""
+
+    def _pods(self, component: str) -> list[dict[str, Any]]:
+        found = self._cluster.json(
+            "pods", f"--namespace={NAMESPACE}", f"--selector=app.kubernetes.io/component={component}"
+        )
+        return list(found["items"])
+
+    def _pod(self, name: str) -> dict[str, Any]:
+        return dict(self._cluster.json("pod", name))
+
+    def _is_ready(self, name: str) -> bool:
+        conditions = self._pod(name)["status"].get("conditions", ())
+        return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+
+    def _apply(self, made: Mapping[str, Any]) -> None:
+        self._cluster.kubectl("apply", "-f", "-", input=json.dumps(made))
+
+    def _check(self, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            raise DemoError(f"{what}: {found!r}, not {expected!r}")
+
+    def _tells(self, text: str, *words: str) -> None:
+        for word in words:
+            if word not in text:
+                raise DemoError(f"{word!r} is not in: {text[-2000:]}")
+
+
+def _documented(start: str) -> str:
+    """Return the page's block that begins so."""
+    [found] = [each.text for each in blocks(PAGE) if each.first.startswith(start)]
+    return found
+
+
+def _secret(name: str) -> dict[str, str]:
+    return {"tls.crt": f"{name}.crt", "tls.key": f"{name}.key", "ca.crt": "ca.crt"}
+
+
+def _pod(
+    name: str,
+    *,
+    probe: bool = False,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    namespace: str = "default",
+    command: list[str] | None = None,
+) -> dict[str, Any]:
+    probes = {"livenessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1}} if probe else {}
+    container = {
+        "name": "main",
+        "image": BUSYBOX_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": command or ["/bin/sleep", "36000"],
+        **probes,
+    }
+    about = {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"containers": [container]}}

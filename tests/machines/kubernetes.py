@@ -1,0 +1,241 @@
+"""A Kubernetes cluster of one node in a machine: etcd, the API server, its controllers, the scheduler and a kubelet.
+
+They are Kubernetes' own programs, built once from its Go modules (a quarter of an hour on two cores) and kept below
+$XDG_CACHE_HOME/runtimeproxy (~/.cache). There is no kube-proxy: the only service, the API's, is an address of the node.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.engines import images
+from tests.engines.containerd import CONFIG
+from tests.machines.fitting import fit
+from tests.machines.machine import Machine, MachineError
+
+VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
+"""1.34 is the last release whose kubelet starts on a node with cgroup v1 unasked."""
+COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+TREE = (
+    "systemd",
+    "containerd",
+    "containernetworking-plugins",
+    "curl",
+    "iproute2",
+    "openssl",
+    "docker-registry",
+    "skopeo",
+)
+"""The Debian packages that the node needs."""
+PROGRAMS = "/opt/kubernetes"
+NODE, ADDRESS, SERVICE = "machine", "10.0.0.2", "10.96.0.1"
+"""The node's name and address, and the address of the API's service."""
+SECONDS, COMMAND_SECONDS = 120.0, 400.0
+"""The longest wait for the cluster, and for a command that waits itself."""
+CONTAINERD = "/run/containerd/containerd.sock"
+
+_USERS = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NODE}", "system:nodes")}
+"""Names and groups by the file that has their token."""
+_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters:
+  - {{name: it, cluster: {{server: "https://{address}", certificate-authority: /etc/kubernetes/pki/apiserver.crt}}}}
+users:
+  - {{name: {user}, user: {{token: {user}-token}}}}
+contexts:
+  - {{name: it, context: {{cluster: it, user: {user}}}}}
+current-context: it
+"""
+_KUBELET = f"""
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+cgroupDriver: cgroupfs
+failSwapOn: false
+containerRuntimeEndpoint: unix://{CONTAINERD}
+resolvConf: ""
+clusterDNS: [10.96.0.10]
+"""
+_PODS = """
+{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods", "isGateway": true,
+  "ipam": {"type": "host-local", "subnet": "10.244.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}}]}
+"""
+# systemd shares its mounts with containers, but not as process 1 of a container, which the machine is for it. The
+# kubelet reads the kernel's log, and sets what the kernel has for the whole machine: here it reads and sets others.
+_PREPARE = f"""
+mount --make-rshared /
+ln -s /dev/null /dev/kmsg
+for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \\
+    kernel/keys/root_maxbytes; do
+    mkdir -p "/run/kernel/${{name%/*}}"
+    cat "/proc/sys/$name" >"/run/kernel/$name"
+    mount --bind "/run/kernel/$name" "/proc/sys/$name"
+done
+ip link add node type bridge
+ip addr add {ADDRESS}/24 dev node
+ip link set node up
+ip route add default via 10.0.0.1
+ip addr add {SERVICE}/32 dev lo
+openssl genrsa -out /etc/kubernetes/accounts.key 2048
+sed -i '/^auth:/,/^health:/{{/^health:/!d}}' /etc/docker/registry/config.yml
+systemctl restart docker-registry.service
+ln -s {PROGRAMS}/kubectl {PROGRAMS}/helm /usr/local/bin
+"""
+REGISTRY = "localhost:5000"
+"""A registry without users, on the node."""
+_OWN_REGISTRY = f'[[registry]]\nlocation = "{REGISTRY}"\ninsecure = true\n'
+UNITS: Mapping[str, str] = {
+    "etcd": "etcd --data-dir=/var/lib/etcd --unsafe-no-fsync",
+    "kube-apiserver": "kube-apiserver --etcd-servers=http://127.0.0.1:2379 --allow-privileged=true"
+    f" --advertise-address={ADDRESS} --secure-port=443 --cert-dir=/etc/kubernetes/pki"
+    " --service-cluster-ip-range=10.96.0.0/16 --service-account-issuer=https://kubernetes.default.svc"
+    " --service-account-key-file=/etc/kubernetes/accounts.key"
+    " --service-account-signing-key-file=/etc/kubernetes/accounts.key"
+    " --token-auth-file=/etc/kubernetes/tokens.csv --authorization-mode=Node,RBAC"
+    " --enable-admission-plugins=NodeRestriction --kubelet-preferred-address-types=InternalIP",
+    "kube-controller-manager": "kube-controller-manager --kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false"
+    " --service-account-private-key-file=/etc/kubernetes/accounts.key"
+    " --root-ca-file=/etc/kubernetes/pki/apiserver.crt --use-service-account-credentials",
+    "kube-scheduler": "kube-scheduler --kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false",
+    "kubelet": "kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf"
+    f" --node-ip={ADDRESS} --hostname-override={NODE}",
+}
+"""The programs' command lines by unit, in the order in which they start."""
+
+
+def programs() -> Path:
+    """Return the directory of Kubernetes' programs, etcd's and helm; the first call builds them.
+
+    Raises MachineError if Go is missing, or cannot build them.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
+    cache.mkdir(parents=True, exist_ok=True)
+    made = cache / f"kubernetes-{VERSION}-{ETCD}-{HELM}"
+    with (cache / f"{made.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            _build(made)
+    return made
+
+
+def _build(made: Path) -> None:
+    """Build the programs. The module's copies of its own libraries are not in it: they are taken as modules, too."""
+    work = made.with_name(f".{made.name}")
+    shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+    bin_directory = work / "bin"
+    bin_directory.mkdir(parents=True)
+    _go(work, "install", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", GOBIN=str(bin_directory))
+    etcd = _source(work, "go.etcd.io/etcd/server/v3", ETCD)
+    _go(etcd, "build", "-mod=mod", "-ldflags=-s -w", "-o", bin_directory / "etcd", ".")
+    kubernetes = _source(work, "k8s.io/kubernetes", f"v{VERSION}")
+    major, minor, _ = VERSION.split(".")
+    told = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
+    flags = " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in told.items())])
+    commands = [f"./cmd/{name}" for name in COMMANDS]
+    _go(kubernetes, "build", "-mod=mod", f"-ldflags={flags}", "-o", bin_directory, *commands)
+    bin_directory.rename(made)
+    shutil.rmtree(work)
+
+
+def _source(work: Path, module: str, version: str) -> Path:
+    """Return a module's source, in which its sisters are modules of the same release in place of directories that it
+    has not."""
+    downloaded = json.loads(_go(work, "mod", "download", "-json", f"{module}@{version}"))
+    source = work / module.partition("/")[0]
+    wanted = shutil.ignore_patterns("vendor", "go.work*", "test")
+    shutil.copytree(downloaded["Dir"], source, ignore=wanted, copy_function=shutil.copyfile)
+    subprocess.run(["chmod", "-R", "u+w", source], check=True)
+    described = json.loads(_go(source, "mod", "edit", "-json"))
+    unversioned = {required["Path"] for required in described["Require"] if required["Version"] == "v0.0.0"}
+    for path in (replaced["Old"]["Path"] for replaced in described["Replace"]):
+        release = [f"-require={path}@v0{version.removeprefix('v1')}"] if path in unversioned else []
+        _go(source, "mod", "edit", f"-dropreplace={path}", *release)
+    return source
+
+
+def _go(folder: Path, *arguments: str | Path, **env: str) -> str:
+    try:
+        done = subprocess.run(
+            ["go", *arguments],
+            cwd=folder,
+            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise MachineError("there is no go, which builds Kubernetes: install Go 1.24 or newer") from None
+    if done.returncode:
+        raise MachineError(f"go {arguments[0]} failed; it wrote: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+class Cluster:
+    """The cluster in a booted machine; its node is ready, and has the tests' images."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        for user in _USERS:
+            machine.write(f"/etc/kubernetes/{user}.conf", _KUBECONFIG.format(user=user, address=SERVICE))
+        tokens = "".join(f'{user}-token,{name},{user},"{group}"\n' for user, (name, group) in _USERS.items())
+        machine.write("/etc/kubernetes/tokens.csv", tokens)
+        machine.write("/etc/kubernetes/kubelet.yaml", _KUBELET)
+        machine.write("/etc/cni/net.d/10-pods.conflist", _PODS)
+        machine.write("/etc/hosts", "127.0.0.1 localhost\n")
+        machine.write("/etc/containers/registries.conf.d/local.conf", _OWN_REGISTRY)
+        machine.run("sh", "-ec", _PREPARE)
+        self._start_containerd()
+        for unit, command in UNITS.items():
+            head = f"[Service]\nExecStart={PROGRAMS}/{command}\nRestart=always\nRestartSec=1\nSyslogIdentifier={unit}\n"
+            machine.write(f"/etc/systemd/system/{unit}.service", head)
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "start", *UNITS)
+        self.until(lambda: self.kubectl("get", "--raw=/readyz", check=False) == "ok", "the API server")
+        self.until(lambda: self.ready() == "True", "the node")
+        account = ("get", "serviceaccount", "default")  # which pods need
+        self.until(lambda: "Error" not in self.kubectl(*account, check=False), "the service account of pods")
+
+    def _start_containerd(self) -> None:
+        text = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=images.PAUSE_IMAGE)
+        self.machine.write("/etc/containerd/config.toml", text.replace("/var/lib/containerd/cni", "/etc/cni/net.d"))
+        fit(self.machine, "containerd.service", self.machine.path("/lib/systemd/system/containerd.service"))
+        self.machine.run("systemctl", "restart", "containerd.service")
+        self.machine.path("/root/images.tar").write_bytes(images.archive(Path("/usr/bin/busybox")))
+        self.machine.run(*("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", "/root/images.tar"))
+
+    def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
+        """Run kubectl as the cluster's administrator; return what it writes. Raises MachineError if it fails."""
+        return self.shell("kubectl", *arguments, input=input, check=check)
+
+    def shell(self, *command: str, input: str | None = None, check: bool = True) -> str:
+        """Run a command in /root with the administrator's kubeconfig."""
+        env = {"HOME": "/root", "KUBECONFIG": "/etc/kubernetes/admin.conf"}
+        words = ("sh", "-c", 'cd /root && exec "$@"', "sh", *command)
+        return self.machine.run(*words, input=input, check=check, env=env, seconds=COMMAND_SECONDS)
+
+    def json(self, *arguments: str) -> Any:
+        """Return what ``kubectl get`` tells."""
+        return json.loads(self.kubectl("get", "--output=json", *arguments))
+
+    def ready(self) -> str:
+        """Return the node's condition Ready; "" if it has none."""
+        return self.kubectl(
+            *("get", "node", NODE, "--output", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"), check=False
+        )
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+        """Wait until a condition holds. Raises MachineError after that time, with the cluster's events."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                events = self.kubectl("get", "events", "--all-namespaces", check=False)[-3000:]
+                raise MachineError(f"waited {seconds:.0f} s for {what}; the last events: {events}")
+            time.sleep(0.5)
