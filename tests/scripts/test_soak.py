@@ -447,6 +447,7 @@ async def test_what_is_told_must_be_heard(kubelet: Any, monkeypatch: Patch) -> N
 OTHERS = (
     "archive",
     "built",
+    "cluster",
     "lives",
     "day",
     "demo",
