@@ -78,7 +78,7 @@ def test_pods_get_what_hook_servers_set_and_the_engine_may_restart(node: Machine
         node.run("systemctl", "restart", engine)
         node.until(lambda: answers(client), f"an answer behind the restart of {engine}")
         live(node, client, "behind-the-restart")
-    assert node.show("runtimeproxy.service", "StatusText").startswith("serving, ")
+    node.until(lambda: node.show("runtimeproxy.service", "StatusText").startswith("serving, "), "the status")
 
 
 def live(node: Machine, client: Any, name: str) -> None:
