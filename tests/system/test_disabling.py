@@ -57,10 +57,11 @@ async def test_held_and_later_creates_go_on_within_half_a_second(
         await until(lambda: plugin.client._in_flight == 3, "they wait for its answer")
         assert not runtime.asked("create")
         begun = time.monotonic()
-        assert await manager.disable("hangs", REASON, "uid 0") == ()
+        disabling = asyncio.ensure_future(manager.disable("hangs", REASON, "uid 0"))  # it waits for the disk
         await asyncio.gather(*held)
         await caller.create(pod_id)
         assert time.monotonic() - begun < WITHIN_SECONDS
+        await disabling
         assert len(runtime.asked("create")) == 4
         assert proxy.metrics.total("hook_fail_open", reason="disabled") == 3, "those that were held"
         assert proxy.metrics.total("hook_fail_closed") == 0
