@@ -5,7 +5,6 @@ What the table does not have, what happens when an option is changed, is here; e
 Run: ``python -m scripts.checks.configuration [--check]``; scripts/genconfiguration calls it.
 """
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
+from scripts.checks.generated import parser, write_or_compare
 
 PAGE = Path("docs/configuration.rst")
 WIDTH = 120
@@ -83,15 +83,9 @@ CHANGED = {
 
 def main() -> int:
     """Write the page, or with ``--check`` compare it; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/genconfiguration", description=f"Write {PAGE} from the table.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
-    wanted = page(OPTIONS)
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted)
-    elif not PAGE.exists() or PAGE.read_text() != wanted:
-        print(f"genconfiguration: {PAGE} would change: run scripts/genconfiguration", file=sys.stderr)
-        return 1
-    return 0
+    command = "scripts/genconfiguration"
+    check = parser(command, f"Write {PAGE} from the table.").parse_args().check
+    return write_or_compare(command, {PAGE: page(OPTIONS)}, check=check)
 
 
 def page(options: tuple[Option, ...]) -> str:

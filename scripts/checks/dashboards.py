@@ -3,13 +3,14 @@
 Run: ``python -m scripts.checks.dashboards [--check]``; scripts/gendashboards calls it.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from scripts.checks.generated import parser, write_or_compare
 
 FOLDER = Path("deploy/grafana")
 COLUMNS = 24
@@ -450,17 +451,10 @@ DASHBOARDS = {
 
 def main() -> int:
     """Write the dashboards, or with ``--check`` compare them; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/gendashboards", description="Write the dashboards from the tables.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
-    check = parser.parse_args().check
-    for name, dashboard in DASHBOARDS.items():
-        path, wanted = FOLDER / name, text(dashboard)
-        if not check:
-            path.write_text(wanted)
-        elif not path.exists() or path.read_text() != wanted:
-            print(f"gendashboards: {path} would change: run scripts/gendashboards", file=sys.stderr)
-            return 1
-    return 0
+    command = "scripts/gendashboards"
+    check = parser(command, "Write the dashboards from the tables.").parse_args().check
+    wanted = {FOLDER / name: text(dashboard) for name, dashboard in DASHBOARDS.items()}
+    return write_or_compare(command, wanted, check=check)
 
 
 def text(dashboard: Dashboard) -> str:

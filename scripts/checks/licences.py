@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scripts.building import debian, image, licences
 from scripts.building.errors import BuildError
+from scripts.checks.generated import parser, write_or_compare
 
 PAGE = Path("docs/licences.rst")
 LOCK = Path("deploy/requirements.lock")
@@ -34,19 +35,14 @@ Written by ``python -m scripts.checks.licences``.
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Write the page, or with ``--check`` compare it; return the exit code."""
+    command = "python -m scripts.checks.licences"
+    check = parser(command, f"Write {PAGE} from the pins.").parse_args().check
     try:
-        text = page(LOCK.read_text())
+        return write_or_compare(command, {PAGE: page(LOCK.read_text())}, check=check)
     except BuildError as error:
-        print(error)
+        print(error, file=sys.stderr)
         return 1
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text() != text:
-            print(f"{PAGE} would change: run python -m scripts.checks.licences")
-            return 1
-        return 0
-    PAGE.write_text(text)
-    return 0
 
 
 def page(lock: str) -> str:

@@ -7,7 +7,6 @@ in the tree with the sums of the chart's files and of its own: a chart that chan
 found everywhere, and whether helm makes the one of the other wherever helm is.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from scripts.checks.generated import parser, write_or_compare
 
 CHART = Path("deploy/helm/runtimeproxy")
 MANIFESTS = Path("deploy/manifests")
@@ -38,28 +39,23 @@ BEGIN, END = "<!-- scripts/genmanifests writes what follows from values.yaml -->
 
 def main() -> int:
     """Write the files, or with ``--check`` compare them; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/genmanifests", description="Render the chart into deploy/manifests.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
-    check, helm = parser.parse_args().check, helm_found()
+    command = "scripts/genmanifests"
+    check = parser(command, f"Render the chart into {MANIFESTS}.").parse_args().check
+    helm = helm_found()
     if helm is None and not check:
         print("genmanifests: there is no helm: see the head of scripts/genmanifests", file=sys.stderr)
         return 1
     wanted = {README: readme(README.read_text())}
     if helm is not None:
         wanted |= rendered(helm)
+    changed = write_or_compare(command, wanted, check=check)
+    changed |= write_or_compare(command, {SUMS: sums()}, check=check)  # of the files as they are now
     if not check:
-        for path, text in wanted.items():
-            path.write_text(text)
-        SUMS.write_text(sums())
         return 0
-    changed = [str(path) for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    changed += [str(SUMS)] * (SUMS.read_text() != sums())
     linted = [fault for name in SETS for fault in lint(helm, name)] if helm is not None else []
-    for file in changed:
-        print(f"genmanifests: {file} would change: run scripts/genmanifests", file=sys.stderr)
     print(*linted, sep="\n", end="\n" * bool(linted), file=sys.stderr)
     print("rendered and compared" if helm is not None else "no helm here: the sums are compared, nothing is rendered")
-    return bool(changed or linted)
+    return int(bool(changed or linted))
 
 
 def helm_found() -> str | None:

@@ -3,7 +3,6 @@
 Run: ``python -m scripts.checks.metrics [--check]``; scripts/genmetrics calls it.
 """
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Metric
+from scripts.checks.generated import parser, write_or_compare
 
 PAGE = Path("docs/metrics.rst")
 WIDTH = 120
@@ -33,15 +33,9 @@ The buckets of all histograms end at {", ".join(f"{bound:g}" for bound in SECOND
 
 def main() -> int:
     """Write the page, or with ``--check`` compare it; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/genmetrics", description="Write docs/metrics.rst from the table.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
-    wanted = page(ROWS)
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted)
-    elif not PAGE.exists() or PAGE.read_text() != wanted:
-        print(f"genmetrics: {PAGE} would change: run scripts/genmetrics", file=sys.stderr)
-        return 1
-    return 0
+    command = "scripts/genmetrics"
+    check = parser(command, f"Write {PAGE} from the table.").parse_args().check
+    return write_or_compare(command, {PAGE: page(ROWS)}, check=check)
 
 
 def page(rows: tuple[Metric, ...]) -> str:

@@ -3,7 +3,6 @@
 Run: ``python -m scripts.fleets [--check | --measure]``; scripts/fleet calls it.
 """
 
-import argparse
 import asyncio
 import json
 import re
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from scripts.checks.generated import parser, write_or_compare
 from scripts.fleets import blast, costs, gates
 
 PAGE = Path("docs/fleets.rst")
@@ -20,24 +20,15 @@ _TABLE = r"(?m)^\.\. Written by scripts/fleet: {}\.\n\n(?:(?:[. ].*)?\n)*(?=\S|\
 
 def main() -> int:
     """Write the page, or with ``--check`` compare it; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/fleet", description="Write the tables of docs/fleets.rst.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure anew first; needs dist/ with the Debian package"
-    )
-    arguments = parser.parse_args()
+    command = "scripts/fleet"
+    flags = parser(command, f"Write the tables of {PAGE}.")
+    flags.add_argument("--measure", action="store_true", help="measure anew first; needs dist/ with the Debian package")
+    arguments = flags.parse_args()
     if arguments.measure:
         from scripts.fleets.measure import measure  # the tests' fakes, which nothing else here needs
 
         costs.MEASURED.write_text(json.dumps(asyncio.run(measure()), indent=2) + "\n")
-    page = PAGE.read_text()
-    wanted = renewed(page, tables())
-    if not arguments.check:
-        PAGE.write_text(wanted)
-    elif page != wanted:
-        print(f"fleet: {PAGE} would change: run scripts/fleet", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_compare(command, {PAGE: renewed(PAGE.read_text(), tables())}, check=arguments.check)
 
 
 def tables() -> Mapping[str, str]:
