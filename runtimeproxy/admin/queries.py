@@ -37,7 +37,7 @@ from runtimeproxy.version import VERSION
 
 LOOK_SECONDS = 1.0
 """For how long one look at the state serves all questions about it."""
-RECORDS_AT_ONCE = 1000
+RECORDS_AT_ONCE = 500
 """How many records are looked at in one turn of the loop: half a millisecond."""
 ROW_SECONDS = 0.0005
 """For how long rows are made in one turn; at least one is."""

@@ -430,7 +430,6 @@ def full() -> Asked:
     return asked
 
 
-SHORT_SECONDS = 0.005
 READING = ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")
 ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in READING} | {"events": {"since": 0, "limit": 200}}
 
@@ -448,9 +447,8 @@ def test_no_answer_has_a_value() -> None:
     [*ARGUMENTS.items(), ("store", {"pod": "pod-1999"}), ("store", {"limit": LONGEST_PAGE})],
     ids=str,
 )
-def test_no_part_of_an_answer_takes_long(name: str, arguments: dict[str, Any]) -> None:
-    """In the thread's own time, and at best. A page of the Store in one part takes 9 to 35 ms; whether a part takes the
-    2 ms of docs/architecture.rst is the bench's to tell."""
+def test_each_part_is_made_within_two_milliseconds(name: str, arguments: dict[str, Any]) -> None:
+    """In the thread's own time, and at best: on a busy machine a cache may be cold."""
     asked, longest = full(), []
     for _ in range(5):
         parts, seconds = asked.parts(name, **arguments), [0.0]
@@ -462,7 +460,7 @@ def test_no_part_of_an_answer_takes_long(name: str, arguments: dict[str, Any]) -
             json.dumps(part)
             seconds.append(time.thread_time() - began)
         longest.append(max(seconds))
-    assert min(longest) < SHORT_SECONDS
+    assert min(longest) < 0.002
 
 
 def test_page_has_a_length_unless_told() -> None:
