@@ -65,12 +65,23 @@ def _of_image(artefact: Path) -> Files:
             assert content is not None
             return content.read()
 
-        index = tar.extractfile("index.json")
-        assert index is not None
-        [image] = json.load(index)["manifests"]
-        for layer in json.loads(blob(image))["layers"]:
+        for layer in json.loads(blob(_manifest(tar)))["layers"]:
             found |= _of_tar(io.BytesIO(gzip.decompress(blob(layer))))
     return found
+
+
+def image_digest(artefact: Path) -> str:
+    """Return the digest by which a registry and charts know an OCI image."""
+    with tarfile.open(artefact) as tar:
+        return _manifest(tar)["digest"]
+
+
+def _manifest(tar: tarfile.TarFile) -> Mapping[str, str]:
+    """Return the descriptor of the one image in an OCI layout (image-layout.md of the OCI image specification)."""
+    index = tar.extractfile("index.json")
+    assert index is not None
+    [manifest] = json.load(index)["manifests"]
+    return dict(manifest)
 
 
 _READERS: Mapping[str, Callable[[Path], Files]] = {

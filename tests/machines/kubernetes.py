@@ -1,10 +1,9 @@
 """A Kubernetes cluster of one node in a machine: etcd, the API server, its controllers, the scheduler and a kubelet.
 
-They are Kubernetes' own programs, built once from its Go modules (a quarter of an hour on two cores) and kept below
-$XDG_CACHE_HOME/runtimeproxy (~/.cache). There is no kube-proxy: the only service, the API's, is an address of the node.
+They are Kubernetes' own programs, built once from its Go modules (a quarter of an hour on two cores) and kept. There is
+no kube-proxy: the only service, the API's, is an address of the node.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.fitting import fit
+from tests.machines.kept import kept
 from tests.machines.machine import Machine, MachineError
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
@@ -116,38 +116,29 @@ def programs() -> Path:
 
     Raises MachineError if Go is missing, or cannot build them.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
-    cache.mkdir(parents=True, exist_ok=True)
-    made = cache / f"kubernetes-{VERSION}-{ETCD}-{HELM}"
-    with (cache / f"{made.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            _build(made)
-    return made
+    return kept(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
 
 
-def _build(made: Path) -> None:
-    """Build the programs. The module's copies of its own libraries are not in it: they are taken as modules, too."""
-    work = made.with_name(f".{made.name}")
-    shutil.rmtree(work, ignore_errors=True)  # of one that was killed
-    bin_directory = work / "bin"
-    bin_directory.mkdir(parents=True)
-    _go(work, "install", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", GOBIN=str(bin_directory))
+def _built(work: Path) -> Path:
+    programs = work / "bin"
+    programs.mkdir()
+    _go(work, "install", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", GOBIN=str(programs))
     etcd = _source(work, "go.etcd.io/etcd/server/v3", ETCD)
-    _go(etcd, "build", "-mod=mod", "-ldflags=-s -w", "-o", bin_directory / "etcd", ".")
-    kubernetes = _source(work, "k8s.io/kubernetes", f"v{VERSION}")
+    _go(etcd, "build", "-mod=mod", "-ldflags=-s -w", "-o", programs / "etcd", ".")
+    source = _source(work, "k8s.io/kubernetes", f"v{VERSION}")
     major, minor, _ = VERSION.split(".")
     told = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in told.items())])
-    commands = [f"./cmd/{name}" for name in COMMANDS]
-    _go(kubernetes, "build", "-mod=mod", f"-ldflags={flags}", "-o", bin_directory, *commands)
-    bin_directory.rename(made)
-    shutil.rmtree(work)
+    _go(source, "build", "-mod=mod", f"-ldflags={flags}", "-o", programs, *(f"./cmd/{name}" for name in COMMANDS))
+    return programs
 
 
 def _source(work: Path, module: str, version: str) -> Path:
-    """Return a module's source, in which its sisters are modules of the same release in place of directories that it
-    has not."""
+    """Return a copy of a module's source that can be built.
+
+    Its go.mod replaces modules of the same repository by directories, which are not in the module: the copy takes them
+    from where modules come from.
+    """
     downloaded = json.loads(_go(work, "mod", "download", "-json", f"{module}@{version}"))
     source = work / module.partition("/")[0]
     wanted = shutil.ignore_patterns("vendor", "go.work*", "test")

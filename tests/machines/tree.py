@@ -1,16 +1,15 @@
 """Root file systems of Debian with nothing but what debootstrap gives, made once and kept.
 
-They are below $XDG_CACHE_HOME/runtimeproxy (~/.cache), named after what is in them; machines.machine writes to a copy.
+They are named after what is in them; machines.machine writes to a copy.
 """
 
-import fcntl
 import hashlib
-import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.machines.kept import kept
 
 MAKE_SECONDS = 280.0
 """A tree takes 25 to 60 s, half of them downloads."""
@@ -42,30 +41,18 @@ def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> 
     Raises TreeError.
     """
     suite = suite or codename()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
-    cache.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
-    tree = cache / f"{suite}-{digest}"
-    with (cache / f"{tree.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not tree.exists():
-            _make(tree, suite, packages)
-    return tree
+    return kept(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
 
 
-def _make(tree: Path, suite: str, packages: Sequence[str]) -> None:
-    work = tree.with_name(f".{tree.name}")
-    shutil.rmtree(work, ignore_errors=True)  # of one that was killed
-    (work / "memory").mkdir(parents=True)
-    try:
-        shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite]
-        # --kill-child: with the namespace's first process all the others end.
-        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *shell]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=MAKE_SECONDS
-        )
-        if done.returncode:
-            raise TreeError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
-        (work / "tree").rename(tree)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
+    (work / "memory").mkdir()
+    shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite]
+    # --kill-child: with the namespace's first process all the others end.
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *shell]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=MAKE_SECONDS
+    )
+    if done.returncode:
+        raise TreeError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
+    return work / "tree"
