@@ -125,19 +125,26 @@ async def test_each_follower_gets_each_event_once_wherever_it_begins(tmp_path: P
         assert follower.numbers == [*range(follower.numbers[0], ring.last + 1)]
 
 
-async def test_one_poll_feeds_all_followers(tmp_path: Path) -> None:
-    ring = Ring()
+async def test_one_poll_feeds_all_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, polls = Ring(), list[int]()
+    poll = event_stream.Events._poll
+
+    async def counted(events: event_stream.Events) -> None:
+        await poll(events)
+        polls.append(ring.last)
+
+    monkeypatch.setattr(event_stream.Events, "_poll", counted)
     async with site(tmp_path, ring) as found:
+        ring.add()
         followers = [Follower(found, 0) for _ in range(10)]
-        for number in (1, 2):  # to the first event each follower comes by itself
-            ring.add()
-            await until(lambda last=number: all(last in follower.numbers for follower in followers))  # type: ignore[misc]
-        ring.asked, began = 0, asyncio.get_running_loop().time()
+        await until(lambda: all(follower.numbers == [1] for follower in followers))
+        settled = len(polls) + 3  # until then each asks by itself whether that is the newest event
+        await until(lambda: len(polls) >= settled)
+        before = ring.asked - len(polls)
         for _ in range(20):
             ring.add()
             await until(lambda: all(follower.numbers[-1] == ring.last for follower in followers))
-        polls = (asyncio.get_running_loop().time() - began) / event_stream.POLL_SECONDS
-        assert ring.asked <= polls + 1
+        assert ring.asked - len(polls) <= before + 1, "no more than the poll that is under way"
         for follower in followers:
             await follower.leave()
 
