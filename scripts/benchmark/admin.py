@@ -19,6 +19,7 @@ from statistics import median
 from time import sleep
 from typing import NamedTuple
 
+from runtimeproxy.admin.routes import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
 from scripts.benchmark import cases, clients, turns
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
@@ -52,6 +53,7 @@ class Condition(NamedTuple):
     scrapers: int = 0
     followers: int = 0
     asked: str = HOOKED
+    targets: Sequence[str] = ()
 
 
 CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
@@ -60,6 +62,9 @@ CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
     Condition("100 clients", 90, 10),
     Condition("100 clients of another proxy", 90, 10, OTHER),
 )
+_TARGETS = ("/readyz?verbose", "/configz", "/hooks", f"/store?limit={LONGEST_PAGE}", "/store?pod=none", "/events")
+EACH = Condition("each question", len(_TARGETS), targets=_TARGETS)
+"""All that reads, for the longest turn alone."""
 
 
 class Part(NamedTuple):
@@ -159,7 +164,7 @@ def _asking(running: Served, condition: Condition, scrapes: list[int] | None = N
         yield []
         return
     socket, numbers = running.admin_socket(condition.asked), (str(condition.scrapers), str(condition.followers))
-    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers]
+    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.targets]
     with program("clients", command, running.folder) as asking:
         asking.wait_until_it_says(clients.READY)
         yield [asking.process.pid]
@@ -193,7 +198,7 @@ def longest_turns(running: Served, share: float) -> tuple[Longest, dict[Conditio
         pass
     pause, longest = _longest(proxy), {}
     loads = _loads(running, HOOKED)
-    for condition in (ALONE, ONE, CROWD):
+    for condition in (ALONE, ONE, CROWD, EACH):
         with _asking(running, condition):
             _longest(proxy)
             for case, load in loads.items():
@@ -264,7 +269,7 @@ def judge(mode: str, rounds: Sequence[Round]) -> list[Figure]:
     figures = [
         *(_slower(case, found) for case in (small, create)),
         at_most(f"{small.name}: CPU of a call, 1 scraper more than nobody", more, CPU_MICROSECONDS, " us"),
-        *(_longest_figure(condition, rounds) for condition in (ONE, CROWD)),
+        *(_longest_figure(condition, rounds) for condition in (ONE, CROWD, EACH)),
         _pause([each.pause for each in rounds]),
         at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
         at_most(

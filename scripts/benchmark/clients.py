@@ -1,11 +1,11 @@
-"""Clients of an admin socket: scrapers, which get /metrics each second, and followers of /events.
+"""Clients of an admin socket: scrapers, which ask once each second, and followers of /events.
 
-Each scraper begins at a moment of its own within the first second. READY is printed once all were answered and the
-followers have all events that there were. At the end one JSON line has the number of scrapes since then, the
-microseconds that 99 % of them did not exceed (from when each was due), the number of events that followers got, and how
-often a client was answered badly or not at all.
+Each scraper has a moment of its own in the first second at which it begins, and one of the targets in turn. READY is
+printed once all were answered and the followers have all events that there were. At the end one JSON line has the
+number of scrapes since then, the microseconds that 99 % of them did not exceed (from when each was due), the number of
+events that followers got, and how often a client was answered badly or not at all.
 
-Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS``.
+Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS [TARGET...]``.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import json
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import uvloop
@@ -22,6 +22,7 @@ from scripts.benchmark.ends import READ_BYTES, read_message
 from scripts.benchmark.loads import Run
 
 READY = "all clients are answered"
+METRICS = "/metrics"
 SCRAPE_SECONDS = 1.0
 QUIET_SECONDS = 0.5
 """Followers that got nothing for so long have all events that there were."""
@@ -46,13 +47,13 @@ class Clients:
         finally:
             writer.close()
 
-    async def scrape(self, due: float, answered: Callable[[], object]) -> None:
-        """Get the metrics each second, first at a time of the loop's clock; ``answered`` is called each time."""
+    async def scrape(self, due: float, answered: Callable[[], object], target: str) -> None:
+        """Get a target each second, first at a time of the loop's clock; ``answered`` is called each time."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(due - now())
             try:
-                async with self._asked("/metrics") as reader:
+                async with self._asked(target) as reader:
                     answer = read_message(await reader.read())
             except OSError:
                 answer = None
@@ -71,7 +72,7 @@ class Clients:
         self.failed += 1
 
 
-async def main(path: str, scrapers: int, followers: int) -> None:
+async def main(path: str, scrapers: int, followers: int, targets: Sequence[str]) -> None:
     """Ask until SIGTERM."""
     loop, clients, phase = asyncio.get_running_loop(), Clients(path), random.Random(SEED)
     stopped = asyncio.Event()
@@ -79,7 +80,7 @@ async def main(path: str, scrapers: int, followers: int) -> None:
     firsts = [asyncio.Event() for _ in range(scrapers + followers)]
     working = [
         asyncio.create_task(
-            clients.scrape(loop.time() + phase.uniform(0, SCRAPE_SECONDS), first.set)
+            clients.scrape(loop.time() + phase.uniform(0, SCRAPE_SECONDS), first.set, targets[number % len(targets)])
             if number < scrapers
             else clients.follow(first.set)
         )
@@ -101,5 +102,5 @@ async def main(path: str, scrapers: int, followers: int) -> None:
 
 
 if __name__ == "__main__":
-    _, socket_path, *numbers = sys.argv
-    uvloop.run(main(socket_path, *map(int, numbers)))
+    _, socket_path, many, few, *wanted = sys.argv
+    uvloop.run(main(socket_path, int(many), int(few), wanted or [METRICS]))

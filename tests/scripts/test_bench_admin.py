@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import admin, cases, turns
-from scripts.benchmark.admin import ALONE, CONDITIONS, CROWD, ELSEWHERE, ONE, Longest, Part, Round
+from scripts.benchmark.admin import ALONE, CONDITIONS, CROWD, EACH, ELSEWHERE, ONE, Longest, Part, Round
 from scripts.benchmark.cases import DIRECT, HOOKED
-from scripts.benchmark.clients import Clients
+from scripts.benchmark.clients import METRICS, Clients
 from scripts.benchmark.loads import Run
 from scripts.benchmark.programs import HOOKS, served
 from scripts.figures import MIB
@@ -28,12 +28,16 @@ def part(p99: int = 100, cpu: float = 50.0) -> Part:
 def a_round() -> Round:
     """Return a round that keeps all limits."""
     found = {(case, condition): part() for case in (SMALL, CREATE) for condition in CONDITIONS}
-    turns = dict.fromkeys((ALONE, ONE, CROWD), KEPT)
+    turns = dict.fromkeys((ALONE, ONE, CROWD, EACH), KEPT)
     return Round([found], 20.0, turns, KEPT, 0.3, 40 * MIB, 50 * MIB)
 
 
 def with_part(case: cases.Case, condition: admin.Condition, changed: Part) -> Round:
     return a_round()._replace(found=[{**a_round().found[0], (case, condition): changed}])
+
+
+def with_turns(condition: admin.Condition) -> Round:
+    return a_round()._replace(turns={**a_round().turns, condition: LONG})
 
 
 MISSES = [
@@ -43,7 +47,8 @@ MISSES = [
     (with_part(CREATE, CROWD, part(110)), ["cri, CreateContainer: p99, 100 clients to nobody"]),
     (with_part(SMALL, ELSEWHERE, part(500)), []),
     (with_part(SMALL, ONE, part(cpu=53.1)), ["cri, Version: CPU of a call, 1 scraper more than nobody"]),
-    (a_round()._replace(turns={ALONE: KEPT, ONE: KEPT, CROWD: LONG}), ["cri, longest turn's CPU, 100 clients"]),
+    (with_turns(CROWD), ["cri, longest turn's CPU, 100 clients"]),
+    (with_turns(EACH), ["cri, longest turn's CPU, each question"]),
     (a_round()._replace(pause=LONG), ["cri, longest turn after the start, the admin server's start in it"]),
     (a_round()._replace(start=0.41), ["cri, start to first answer, with both sockets"]),
     (a_round()._replace(daemon=61 * MIB, server=99 * MIB), ["cri, resident with 1,000 containers and 4,096 events"]),
@@ -88,7 +93,7 @@ async def answered_with(path: Path, answer: bytes) -> AsyncIterator[Clients]:
 async def test_scrape_without_a_whole_answer_is_counted(tmp_path: Path, answer: bytes, failed: int) -> None:
     first = asyncio.Event()
     async with answered_with(tmp_path / "admin.sock", answer) as clients:
-        scraping = asyncio.create_task(clients.scrape(0.0, first.set))
+        scraping = asyncio.create_task(clients.scrape(0.0, first.set, METRICS))
         await first.wait()
         scraping.cancel()
     assert (len(clients.took), clients.failed) == (1, failed)
@@ -108,4 +113,4 @@ def test_longest_turns_of_a_real_proxy_are_found() -> None:
     assert pause.cpu > 0 < pause.wall
     # The clocks are read one behind the other, and shown in whole microseconds.
     assert all(0 < found.cpu <= found.wall + 0.01 for found in longest.values())
-    assert set(longest) == {ALONE, ONE, CROWD}
+    assert set(longest) == {ALONE, ONE, CROWD, EACH}
