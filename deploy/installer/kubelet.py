@@ -121,7 +121,7 @@ class Watch:
         self._sleep = sleep
         self._clock = clock
 
-    def fault(self) -> str:
+    def unwell(self) -> str:
         """Return what is wrong with the kubelet now; "" if nothing is."""
         for unit in self._units:
             if not self._node.active(unit):
@@ -130,10 +130,10 @@ class Watch:
 
     def until_well(self) -> None:
         """Watch for WATCH_SECONDS. Raises Failed if the kubelet was not well all through the last WELL_SECONDS."""
-        begin, well_since, fault = self._clock(), None, ""
+        begin, well_since, fault = self._clock(), None, self.unwell()
         while (now := self._clock()) - begin < WATCH_SECONDS:
             self._sleep(LOOK_SECONDS)
-            if found := self.fault():
+            if found := self.unwell():
                 well_since, fault = None, found
             elif well_since is None:
                 well_since = now

@@ -144,7 +144,7 @@ class Work:
         if self._wanted.configure_kubelet:
             drop_in = self._drop_in()
             drop_in.text()
-            if fault := self._watch(drop_in).fault():
+            if fault := self._watch(drop_in).unwell():
                 raise Refused(f"{fault}, before anything was changed: repair the kubelet first")
 
     def _doctor(self, *flags: str) -> list[dict[str, Any]]:

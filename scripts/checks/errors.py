@@ -1,9 +1,9 @@
 """Check that docs/errors.rst has each error text of the program, and no other.
 
 The texts are read from the code: what each exception says that is made, each line that is logged as an error or a
-warning, and what these quote. Names, functions of the project that return a text, and functions that only hand a text
-on are followed. A value that is filled in stands as ``{}``. An error that only repeats another one's text has none of
-its own, and what has less than three words is taken for a value.
+warning, what these quote, and what the packages' scripts tell. Names, functions of the project that return a text, and
+functions that only hand a text on are followed. A value that is filled in stands as ``{}``. An error that only repeats
+another one's text has none of its own, and what has less than three words is taken for a value.
 On the page a text is a literal in a line block, with any name in the braces.
 
 Run: ``python -m scripts.checks.errors [--list]``; exit code 1 if anything is missing or left over.
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE = Path("docs/errors.rst")
-FOLDERS = ("runtimeproxy", "hooks")
+FOLDERS = ("runtimeproxy", "hooks", "deploy/installer")
+PACKAGES = Path("deploy/packages")
 FOREIGN = (
     *("Exception", "ValueError", "OSError", "RuntimeError", "TypeError", "LookupError", "TimeoutError"),
     *("ClickException", "UsageError", "BadParameter", "ArgumentError", "ArgumentTypeError"),
 )
 """The exceptions of others that the project raises."""
 LEVELS = frozenset({"error", "warning", "exception"})
-REPORTING = frozenset({"_error", "warn_once"})
+REPORTING = frozenset({"_error", "log", "warn_once"})
 """Functions that answer or log what they are given."""
 BY_WAY_OF_A_FIELD = frozenset({"_warnings", "_unknown_variables", "_without_image_endpoint"})
 """Functions whose texts are kept in a field and logged from there."""
@@ -38,6 +39,7 @@ MOST = 6
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LITERAL = re.compile(r"``(.+?)``(?!`)", re.DOTALL)
 _BLOCK = re.compile(r"^\| .*(?:\n(?:\|| ) .*)*", re.MULTILINE)
+_TOLD = re.compile(r'\btell ((?:"[^"]*"(?: \\\n *| ?))+)')
 _VALUE = re.compile(r"%(?:\.\d+)?[sdrfg]|\{[^{}]*\}")
 
 
@@ -53,13 +55,19 @@ def main() -> int:
     """Compare the code of the current directory with the page; return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts.checks.errors", description="Check docs/errors.rst.")
     parser.add_argument("--list", action="store_true", help="print the texts of the code and where they stand")
-    found = texts_of({path: path.read_text() for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))})
+    found = texts_here()
     if parser.parse_args().list:
         print("\n".join(found.values()))
         return 0
     wrong = findings(found, PAGE.read_text())
     print("\n".join(wrong) or f"{len(found)} error texts, each on the page")
     return bool(wrong)
+
+
+def texts_here() -> dict[str, str]:
+    """Return the error texts of the code of the current directory, as ``texts_of``."""
+    found = texts_of({path: path.read_text() for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))})
+    return found | texts_told({path: path.read_text() for path in sorted(PACKAGES.glob("*.sh"))})
 
 
 def findings(found: dict[str, str], page: str) -> list[str]:
@@ -88,6 +96,17 @@ def texts_of(files: dict[Path, str]) -> dict[str, str]:
         for text in code.said_by(place, call):
             if _tells(shown := plain(text)):
                 found.setdefault(shown, f"{place.path}:{call.lineno} says: {text}")
+    return found
+
+
+def texts_told(scripts: dict[Path, str]) -> dict[str, str]:
+    """Return what shell scripts tell, as ``texts_of``: all words of one call are one text."""
+    found: dict[str, str] = {}
+    for path, content in scripts.items():
+        for call in _TOLD.finditer(content):
+            text = re.sub(r"\$\w+|@\w+@", "{}", " ".join(re.findall('"([^"]*)"', call[1])))
+            line = content[: call.start()].count("\n") + 1
+            found[plain(text)] = f"{path}:{line} says: {text}"
     return found
 
 

@@ -56,6 +56,11 @@ def test_texts_are_read_from_the_code(line: str, said: list[str]) -> None:
     assert all(said.startswith("code.py:") for said in found.values())
 
 
+def test_what_a_script_tells_is_one_text() -> None:
+    script = 'if x; then\n    tell "$found" "no @VERSION@" \\\n        "  Do it."\nfi\n'
+    assert errors.texts_told({Path("a.sh"): script}) == {"{} no {} Do it.": "a.sh:2 says: {} no {}   Do it."}
+
+
 def test_text_without_an_entry_and_entry_without_a_text_are_found() -> None:
     page = "Errors\n======\n\n| ``{path} is gone``\n| ``nobody says\n  this {thing} now``\n\n    Make it.\n"
     found = {"{} is gone": "a.py:1 says: ...", "{} is new": "b.py:2 says: {what} is new"}
@@ -67,8 +72,7 @@ def test_text_without_an_entry_and_entry_without_a_text_are_found() -> None:
 
 def test_page_has_each_error_text_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    files = {path: path.read_text() for folder in errors.FOLDERS for path in Path(folder).rglob("*.py")}
-    found = errors.texts_of(files)
+    found = errors.texts_here()
     assert len(found) > 400
     assert errors.findings(found, DOCS["errors"]) == []
 
