@@ -1,11 +1,13 @@
-"""The Debian package on a node: installed, upgraded and downgraded with pods running, removed, purged.
+"""The packages on a node: installed, upgraded and downgraded with pods running, removed, purged.
 
-The node is a machine (tests/machines) with Debian's containerd and dockerd, and each mode has its turn on it. A kubelet
-calls all the while: a call each 10 ms, and connections as grpc-go makes them, or Go's net/http. Everything that is not
-as it must be raises DemoError; an error that lintian finds in the package, BuildError.
+The node is a machine (tests/machines) with Debian's containerd and dockerd, and each package has its turn on it in each
+mode: the RPM, too, by Debian's rpm, which does not know the packages that it requires. A kubelet calls all the while: a
+call each 10 ms, and connections as grpc-go makes them, or Go's net/http. Everything that is not as it must be raises
+DemoError; an error that lintian finds in the package, BuildError.
 """
 
 import asyncio
+import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -37,7 +39,7 @@ from tests.system.patient import PatientDocker
 
 NEWER = "99.0.0"
 """The version of the second package, which has all else of the first."""
-PACKAGES = ("systemd", "containerd", "docker.io", "busybox-static")
+PACKAGES = ("systemd", "containerd", "docker.io", "busybox-static", "rpm")
 PACKAGE, UNIT = "runtimeproxy", "runtimeproxy.service"
 PYTHON = "/usr/lib/runtimeproxy/bin/python3"
 CONFIGURATION = "/etc/runtimeproxy/config.yaml"
@@ -53,39 +55,75 @@ BACKOFF: dict[str, Any] = {
     "grpc.max_reconnect_backoff_ms": 3000,
 }
 """What the kubelet sets for its connection to the runtime: attempts after 100 ms to 3 s, with 5 s for each at least."""
-CHANGED_FILE = f"??5?????? c {CONFIGURATION}"
-"""What dpkg -V says of the configuration in Docker mode, which is not the package's own."""
+CHANGED_FILE = ["c", CONFIGURATION]
+"""What a verification says of the configuration in Docker mode, which is not the package's own, behind the flags."""
 OF_OTHERS = (
-    *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log", "/var/lib/dpkg", "/var/lib/systemd"),
-    *(
-        "/run/containerd",
-        "/run/docker",
-        "/run/log",
-        "/run/systemd",
-        "/run/udev",
-        "/var/lib/containerd",
-        "/var/lib/docker",
-    ),
+    *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log"),
+    *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd", "/var/lib/containerd", "/var/lib/docker"),
+    *("/run/containerd", "/run/docker", "/run/log", "/run/systemd", "/run/udev"),
     *("/etc/systemd/system/runtimeproxy.service.d", "/etc/systemd/system/runtimeproxy-hooks@.service.d"),
 )
-"""Places whose files are of the engines, of dpkg, of systemd and of the test."""
+"""Places whose files are of the engines, of package managers, of systemd and of the test."""
+
+
+class _Form(NamedTuple):
+    """The commands of a package manager; each is followed by a file or by the package's name."""
+
+    kind: str
+    install: Sequence[str]
+    change: Sequence[str]
+    """To a newer or an older version."""
+    verify: Sequence[str]
+    query: Sequence[str]
+    remove: Sequence[str]
+    purge: Sequence[Sequence[str]]
+    """All that is needed behind a removal so that nothing of the package is left."""
+
+
+_RPM = ("rpm", "--force-debian")
+FORMS = DEB, RPM = (
+    _Form(
+        "deb",
+        install=("dpkg", "-i"),
+        change=("dpkg", "-i"),
+        verify=("dpkg", "-V"),
+        query=("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}"),
+        remove=("dpkg", "-r"),
+        purge=(("dpkg", "-P", PACKAGE),),
+    ),
+    _Form(
+        "rpm",
+        install=(*_RPM, "--install", "--nodeps"),
+        change=(*_RPM, "--upgrade", "--oldpackage", "--nodeps"),
+        verify=(*_RPM, "--verify", "--nodeps", "--nomtime"),  # files that are written back have a new time
+        query=(*_RPM, "--query", "--queryformat=installed %{VERSION}-%{RELEASE}"),
+        remove=(*_RPM, "--erase"),
+        purge=(
+            ("rm", "-rf", "/etc/runtimeproxy", "/var/lib/runtimeproxy"),
+            ("rm", "-rf", "/run/koord-runtimeproxy", "/run/koord-runtimeproxy-metrics", "/run/runtimeproxy-hooks"),
+            ("groupdel", "runtimeproxy-metrics"),
+        ),
+    ),
+)
 
 
 def packaged(share: float) -> list[Figure]:
-    """Live the package's life once in each mode, whatever the share. Raises DemoError."""
+    """Live each package's life once in each mode, whatever the share. Raises DemoError."""
     with tempfile.TemporaryDirectory(prefix="rp-packaged-") as folder:
         work = Path(folder)
-        dists = [built(work / "this", ["deb"]), built(work / "newer", ["deb"], NEWER)]
-        packages = [package for dist in dists for package in dist.glob("*.deb")]
+        kinds = [form.kind for form in FORMS]
+        dists = [built(work / "this", kinds), built(work / "newer", kinds, NEWER)]
+        packages = {form: [package for dist in dists for package in dist.glob(f"*.{form.kind}")] for form in FORMS}
         # Only what is built from a commit is compressed.
         compression = ",".join(f"uses-no-compression-for-{part}-tarball" for part in ("control", "data"))
-        run(["lintian", "--fail-on=error", f"--suppress-tags={compression}", packages[0]])
+        run(["lintian", "--fail-on=error", f"--suppress-tags={compression}", packages[DEB][0]])
         try:
             with Machine(debian(packages=PACKAGES), work / "machine") as machine:
-                for package in packages:
+                for package in itertools.chain(*packages.values()):
                     machine.copy(package, f"/root/{package.name}")
                 dropped = _prepared(machine)
-                figures = [figure for mode in MODES for figure in _Life(machine, mode, *packages).lived()]
+                lives = [_Life(machine, mode, form, *packages[form]) for form in FORMS for mode in MODES]
+                figures = [figure for life in lives for figure in life.lived()]
         except MachineError as error:
             raise DemoError(str(error)) from None
     return [*figures, Figure("settings of units that this machine cannot give", ", ".join(dropped) or "none")]
@@ -98,6 +136,8 @@ def _prepared(machine: Machine) -> list[str]:
     files = {unit: machine.path(file) for unit, file in units.items()}
     files |= {unit: node.UNITS / unit for unit in (UNIT, "runtimeproxy-hooks@.service")}
     dropped = [f"{unit}: {setting}" for unit, file in files.items() for setting in fit(machine, unit, file)]
+    for folder in ("/usr/share/licenses", "/usr/share/zsh/site-functions"):  # a system with rpm has them
+        machine.write(f"{folder}/another", "")
     machine.run("systemctl", "restart", *node.ENGINES)
     node.load_images(machine)
     return dropped
@@ -181,13 +221,21 @@ class _Calls:
                 await asyncio.sleep(max(CALL_SECONDS - took, 0))
 
 
-class _Life:
-    """The life of the package in one mode; each method is a part of it."""
+def _version(package: str) -> str:
+    """Return version and revision in the name of a package's file."""
+    found = re.search(r"[_-]([\d.]+-\d+)[._]", package)
+    assert found
+    return found[1]
 
-    def __init__(self, machine: Machine, mode: str, package: Path, newer: Path) -> None:
-        self._machine, self._mode = machine, mode
+
+class _Life:
+    """The life of a package in one mode; each method is a part of it."""
+
+    def __init__(self, machine: Machine, mode: str, form: _Form, package: Path, newer: Path) -> None:
+        self._machine, self._mode, self._form = machine, mode, form
         self._package, self._newer = package.name, newer.name
-        self._changed = CHANGED_FILE if mode == "Docker" else ""
+        self._name = f"{form.kind}, {mode}"
+        self._changed = CHANGED_FILE if mode == "Docker" else []
 
     def lived(self) -> list[Figure]:
         """Live it. Raises DemoError."""
@@ -206,18 +254,18 @@ class _Life:
         self._remove()
         self._check("processes of pods", self._processes(), pods)
         self._purge(before)
-        what = f"{self._mode}: calls during 2 changes of version, 2 restarts and 2 refusals"
+        what = f"{self._name}: calls during 2 changes of version, 2 restarts and 2 refusals"
         return [
             Figure(what, f"{calls.count:,}"),
-            Figure(f"{self._mode}: of these failed", f"{len(calls.failed)}", "0", not calls.failed),
-            Figure(f"{self._mode}: the longest took", f"{calls.longest:.2f} s"),
-            Figure(f"{self._mode}: processes of pods, the same at the end", f"{len(pods)}"),
+            Figure(f"{self._name}: of these failed", f"{len(calls.failed)}", "0", not calls.failed),
+            Figure(f"{self._name}: the longest took", f"{calls.longest:.2f} s"),
+            Figure(f"{self._name}: processes of pods, the same at the end", f"{len(pods)}"),
         ]
 
     def _install(self) -> None:
-        told = self._dpkg("-i", f"/root/{self._package}")
+        told = self._told(*self._form.install, f"/root/{self._package}")
         self._tells(told, "the proxy runs and listens, and nothing uses it yet", "runtimeproxy kubelet-args")
-        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE), "")
+        self._verify([])
         self._machine.write(
             THEIRS, '{"remote-endpoint": "/run/koordlet/x.sock", "runtime-hooks": ["PreStartContainer"]}'
         )
@@ -229,7 +277,8 @@ class _Life:
 
     def _run_pods(self, socket: str) -> None:
         """Run pods with a container each."""
-        parents = {f"pod-{number}": f"/kubepods/uid-{number}" for number in range(PODS)}
+        names = [f"{self._form.kind}-{number}" for number in range(PODS)]  # those of the life before run on
+        parents = {name: f"/kubepods/uid-{name}" for name in names}
         if self._mode == "Docker":
             with Dockershim(socket, CRI_DOCKERD) as shim:
                 for name, parent in parents.items():
@@ -244,30 +293,30 @@ class _Life:
 
     def _change_version(self, package: str) -> None:
         first = self._machine.show(UNIT, "MainPID")
-        told = self._dpkg("-i", f"/root/{package}")
+        told = self._told(*self._form.change, f"/root/{package}")
         self._tells(told, "hook servers still run the earlier version")
-        version = package.split("_")[1].partition("-")[0]
-        self._check("the version that answers", f'"{version}"' in self._version(), True)
+        version = _version(package).partition("-")[0]
+        self._check("the version that answers", f'"{version}"' in self._version_that_answers(), True)
         self._check("the process is the old one", self._machine.show(UNIT, "MainPID") == first, False)
-        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE).strip(), self._changed)
+        self._verify(self._changed)
 
     def _refuse_a_bad_configuration(self) -> None:
         """An upgrade that would not start is refused; then the old version has every file, and its process goes on."""
         kept, first = self._machine.run("cat", CONFIGURATION), self._machine.show(UNIT, "MainPID")
         self._machine.write(CONFIGURATION, f"{kept}\nhook-timeot: 3s\n")
-        told = self._dpkg("-i", f"/root/{self._newer}", fails=True)
+        told = self._told(*self._form.change, f"/root/{self._newer}", fails=True)
         self._tells(told, "unknown key 'hook-timeot'", "would not start", "runs on")
         self._machine.write(CONFIGURATION, kept)
         self._check("the process", self._machine.show(UNIT, "MainPID"), first)
-        self._check("what dpkg -V says", self._dpkg("-V", PACKAGE).strip(), self._changed)
-        self._check("the installed version", self._state(), f"installed {self._package.split('_')[1]}")
+        self._verify(self._changed)
+        self._check("the installed version", self._installed(), f"installed {_version(self._package)}")
 
     def _refuse_removal(self, words: str) -> None:
         first = self._machine.show(UNIT, "MainPID")
-        told = self._dpkg("-r", PACKAGE, fails=True)
+        told = self._told(*self._form.remove, PACKAGE, fails=True)
         self._tells(told, words, "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
         self._check("the process", self._machine.show(UNIT, "MainPID"), first)
-        self._check("the installed version", self._state(), f"installed {self._package.split('_')[1]}")
+        self._check("the installed version", self._installed(), f"installed {_version(self._package)}")
 
     def _refuse_removal_while_connected(self) -> None:
         """A client in the machine, because those of the calls are outside, where nobody in the machine sees them."""
@@ -285,29 +334,34 @@ class _Life:
         self._refuse_removal("kubelet.service is configured to call it")
         self._machine.run("rm", KUBELET)
         self._machine.run("systemctl", "daemon-reload")
-        self._dpkg("-r", PACKAGE)
+        self._told(*self._form.remove, PACKAGE)
         self._check(
             "what is left of its units", self._machine.run("sh", "-c", "systemctl list-units -q runtimeproxy*"), ""
         )
         self._check("the registrations", self._machine.run("ls", REGISTRATIONS).split(), [Path(THEIRS).name])
 
     def _purge(self, before: set[str]) -> None:
-        self._dpkg("-P", PACKAGE)
+        for command in self._form.purge:
+            self._machine.run(*command)
         left = sorted(self._files() - before)
-        self._check("what a purge leaves", left, ["/etc/runtime", REGISTRATIONS, THEIRS])
+        self._check("what is left", left, ["/etc/runtime", REGISTRATIONS, THEIRS])
         self._check("its group", "runtimeproxy" in self._machine.run("cat", "/etc/group"), False)
         self._machine.run("rm", "-r", "/etc/runtime")
 
-    def _dpkg(self, *arguments: str, fails: bool = False) -> str:
-        """Run dpkg as no terminal asks it, and return what it says. Raises DemoError if it fails, or should have."""
-        told = self._machine.run("sh", "-c", 'dpkg "$@" || echo "dpkg failed"', "dpkg", *arguments)
-        self._check(f"dpkg {arguments[0]} fails ({told[-1000:]})", "dpkg failed" in told, fails)
+    def _told(self, *command: str, fails: bool = False) -> str:
+        """Run a command without a terminal, and return what it says. Raises DemoError if it fails, or should have."""
+        told = self._machine.run("sh", "-c", '"$@" || echo "it failed"', "sh", *command)
+        self._check(f"{' '.join(command)} fails ({told[-1000:]})", "it failed" in told, fails)
         return told
 
-    def _state(self) -> str:
-        return self._machine.run("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}", PACKAGE)
+    def _verify(self, changed: list[str]) -> None:
+        told = self._machine.run(*self._form.verify, PACKAGE, check=False)
+        self._check(f"what a verification says ({told})", told.split()[1:], changed)
 
-    def _version(self) -> str:
+    def _installed(self) -> str:
+        return self._machine.run(*self._form.query, PACKAGE)
+
+    def _version_that_answers(self) -> str:
         """Return what the running process says of itself."""
         ask = (
             "import http.client, socket; c = http.client.HTTPConnection('x'); c.sock = socket.socket(socket.AF_UNIX); "
@@ -330,8 +384,8 @@ class _Life:
 
     def _tells(self, told: str, *words: str) -> None:
         if missing := [word for word in words if word not in told]:
-            raise DemoError(f"{self._mode}: it does not say {missing}, but: {told}")
+            raise DemoError(f"{self._name}: it does not say {missing}, but: {told}")
 
     def _check(self, what: str, found: object, wanted: object) -> None:
         if found != wanted:
-            raise DemoError(f"{self._mode}: {what}: {found}, not {wanted}; {self._machine.journal(UNIT)[-2000:]}")
+            raise DemoError(f"{self._name}: {what}: {found}, not {wanted}; {self._machine.journal(UNIT)[-2000:]}")
