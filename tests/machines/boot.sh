@@ -70,9 +70,9 @@ inside() {
     pivot_root . mnt
     echo "$pid"
     exec >/dev/null 2>&1 </dev/null
-    # shellcheck disable=SC2016
+    # Shared, as systemd leaves it to whoever starts it in a container: it mounts credentials from a namespace of its own.
     exec env -i container=machine PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 chroot . \
-        sh -c 'umount -l /mnt && exec /lib/systemd/systemd --unit=multi-user.target'
+        sh -c 'umount -l /mnt && mount --make-rshared / && exec /lib/systemd/systemd --unit=multi-user.target'
 }
 
 case "${MACHINE_STAGE:-}" in

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
@@ -20,7 +21,7 @@ from tests.engines import cgroups, cri, docker_cli
 from tests.engines.dockerd import BUSYBOX
 from tests.machines.fitting import fit
 from tests.machines.machine import Machine
-from tests.machines.node import SERVICES, SOCKET, SOCKETS, load_images, make_cgroup, program
+from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
 from tests.system.real import Kubelet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -120,12 +121,45 @@ def test_docker_builds_and_runs_through_the_proxy(node: Machine, tmp_path: Path)
 
 
 def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> None:
+    serve(node, "Containerd")
     with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as asked:
         metrics = asked.communicate()[0].decode()
     told = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= told
     found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
     assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
+
+
+def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, tmp_path: Path) -> None:
+    unit = (UNITS / "runtimeproxy-export.service").read_text()
+    lines = "\n".join(re.findall("^#   (.*)", unit, re.MULTILINE))
+    (host,) = re.findall(r"--listen=([0-9.]+)", lines)
+    authority, folder = trustme.CA(), node.path("/etc/runtimeproxy") / "exporter"
+    server, client = authority.issue_cert(host), tmp_path / "client.pem"
+    folder.mkdir(mode=0o700, parents=True)
+    authority.cert_pem.write_to_path(folder / "client-ca.pem")
+    server.private_key_pem.write_to_path(folder / "key.pem")
+    server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    authority.issue_cert("prometheus").private_key_and_cert_chain_pem.write_to_path(client)
+    drop_in = "/run/systemd/system/runtimeproxy-export.service.d/tls.conf"
+    node.write(drop_in, f"[Service]\nIPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n")
+    node.run("ip", "address", "add", host, "dev", "lo")
+    curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
+    ask = (*curl, "--cacert", folder / "client-ca.pem", f"https://{host}:9654/metrics")
+
+    def status(*certificate: str | Path) -> bytes:
+        with node.popen(*ask, *certificate, namespaces=["--net"]) as asked:
+            return asked.communicate()[0]
+
+    try:
+        node.run("systemctl", "daemon-reload")
+        node.run("systemctl", "restart", "runtimeproxy-export.service")
+        node.until(lambda: status("--cert", client) == b"200", "a scrape with a certificate")
+        assert status() == b"000"
+    finally:
+        node.path(drop_in).unlink()
+        node.run("systemctl", "daemon-reload")
+        node.run("systemctl", "restart", "runtimeproxy-export.service")
 
 
 def test_what_is_disabled_by_hand_outlives_a_restart(node: Machine) -> None:
