@@ -70,7 +70,7 @@ inside() {
     pivot_root . mnt
     echo "$pid"
     exec >/dev/null 2>&1 </dev/null
-    # Shared, as systemd leaves it to whoever starts it in a container: it mounts credentials from a namespace of its own.
+    # systemd leaves it to whoever starts it in a container to share the mounts: credentials and the kubelet need it.
     exec env -i container=machine PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 chroot . \
         sh -c 'umount -l /mnt && mount --make-rshared / && exec /lib/systemd/systemd --unit=multi-user.target'
 }

@@ -68,10 +68,8 @@ _PODS = """
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods", "isGateway": true,
   "ipam": {"type": "host-local", "subnet": "10.244.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}}]}
 """
-# systemd shares its mounts with containers, but not as process 1 of a container, which the machine is for it. The
-# kubelet reads the kernel's log, and sets what the kernel has for the whole machine: here it reads and sets others.
+# The kubelet reads the kernel's log, and sets what the kernel has for the whole machine: here it reads and sets others.
 _PREPARE = f"""
-mount --make-rshared /
 ln -s /dev/null /dev/kmsg
 for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \\
     kernel/keys/root_maxbytes; do
