@@ -132,25 +132,23 @@ def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> 
 
 def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, tmp_path: Path) -> None:
     unit = (UNITS / "runtimeproxy-export.service").read_text()
-    lines = "\n".join(re.findall("^#   (.*)", unit, re.MULTILINE))
-    (host,) = re.findall(r"--listen=([0-9.]+)", lines)
+    lines = "\n".join(re.findall("^#   (.*)", unit, re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
     authority, folder = trustme.CA(), node.path("/etc/runtimeproxy") / "exporter"
-    server, client = authority.issue_cert(host), tmp_path / "client.pem"
+    server, client = authority.issue_cert("127.0.0.1"), tmp_path / "client.pem"
     folder.mkdir(mode=0o700, parents=True)
     authority.cert_pem.write_to_path(folder / "client-ca.pem")
     server.private_key_pem.write_to_path(folder / "key.pem")
     server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     authority.issue_cert("prometheus").private_key_and_cert_chain_pem.write_to_path(client)
     drop_in = "/run/systemd/system/runtimeproxy-export.service.d/tls.conf"
-    node.write(drop_in, f"[Service]\nIPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n")
-    node.run("ip", "address", "add", host, "dev", "lo")
     curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
-    ask = (*curl, "--cacert", folder / "client-ca.pem", f"https://{host}:9654/metrics")
+    ask = (*curl, "--cacert", folder / "client-ca.pem", "https://127.0.0.1:9654/metrics")
 
     def status(*certificate: str | Path) -> bytes:
         with node.popen(*ask, *certificate, namespaces=["--net"]) as asked:
             return asked.communicate()[0]
 
+    node.write(drop_in, f"[Service]\nIPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n")
     try:
         node.run("systemctl", "daemon-reload")
         node.run("systemctl", "restart", "runtimeproxy-export.service")
