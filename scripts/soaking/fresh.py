@@ -84,7 +84,9 @@ def _seconds(tree: Path, command: Sequence[str]) -> float:
             process.send_signal(signal.SIGTERM)
             raise
     if process.returncode:
-        raise DemoError(f"{' '.join(command)} ended with exit code {process.returncode}; its output: {output[-TAIL:]}")
+        failures = "\n".join(line for line in output.splitlines() if line.startswith(("E  ", ">  ")))  # as pytest tells
+        what = f"{' '.join(command)} ended with exit code {process.returncode}"
+        raise DemoError(f"{what}; its output: {failures[-TAIL:]}\n{output[-TAIL:]}")
     return time.monotonic() - start
 
 

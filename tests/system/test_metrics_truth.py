@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 POINT, OPERATION = "PreCreateContainer", "CreateContainer"
 RESOURCES = api_pb2.LinuxContainerResources
+TIMEOUT = "4s"
+"""Longer than a pause of the machine, in which an answer would be late."""
 BREAKER_FAILURES = 5
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
 """The counters of which every series is known here: their names, or how these begin."""
@@ -110,7 +112,7 @@ async def test_counters_equal_what_was_injected(front: Front, tmp_path: Path, ru
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant_late), keep_calls=False)
     inside = front.inside(tmp_path)
-    inside.register("early.json", early.socket_path, [POINT], policy=policy, timeout="1s")
+    inside.register("early.json", early.socket_path, [POINT], policy=policy, timeout=TIMEOUT)
     inside.register("late.json", late.socket_path, [POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
     async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
