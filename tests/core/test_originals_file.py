@@ -227,7 +227,7 @@ async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: p
             await process.failed(2)
             process.commit("c3")
         await ids_of_originals(path, "c2", "c3")
-        await asyncio.sleep(0.05)
+        await until(lambda: len(caplog.messages) == 2, "it is told")
     failed = f"{path}: SQLITE_READONLY: it is not written; see --originals-dir"
     assert caplog.messages == [failed, f"{path} is written again"]
 

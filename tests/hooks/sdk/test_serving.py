@@ -216,7 +216,7 @@ def test_method_whose_caller_has_gone_already_is_cut_off(serve: Serve, caplog: L
         def pre_create_container(self, container: ContainerContext) -> Any:
             began.set()
             assert gone.wait(LONG_SECONDS)
-            time.sleep(0.1)  # until the server has noticed, too
+            time.sleep(0.5)  # until the server has noticed, too
             return asyncio.Event().wait()
 
     path, seconds = serve(Late()), 0.2
