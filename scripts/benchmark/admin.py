@@ -64,7 +64,7 @@ CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
 )
 _TARGETS = ("/readyz?verbose", "/configz", "/hooks", f"/store?limit={LONGEST_PAGE}", "/store?pod=none", "/events")
 EACH = Condition("each question", len(_TARGETS), targets=_TARGETS)
-"""All that reads, for the longest turn alone."""
+"""The questions about the state beside /metrics, which are asked for the longest turn alone."""
 
 
 class Part(NamedTuple):

@@ -147,7 +147,7 @@ STEPS = (
     _step("image", "a hook server and the exporter in containerd", image.image),
     _step("built", "two builds, an hour apart", built.built_twice),
     _step("archive", "Debian 11, 12 and 13", built.archive_runs),
-    _step("package", "its life in both modes", packaged.packaged),
+    _step("package", "the lives of deb and RPM in both modes", packaged.packaged),
     _step("demo", f"{tested.DEMOS.full} runs in a row", tested.demo),
     _step("documents", "every command in README.rst and docs/", documented.documents),
     _step("cluster", "docs/kubernetes.rst, in a cluster of one node", cluster.cluster),
