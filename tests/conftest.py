@@ -1,6 +1,6 @@
 """Set up Hypothesis, event loops and engines for the tests, and avoid repeated work in thousands of tests.
 
-As root on Debian, where everything can run, a skipped test counts as failed. There are no deadlines and no health
+A test is skipped, with the reason, if the machine lacks what its marker needs. There are no deadlines and no health
 checks by the clock, so that the load of the machine decides nothing.
 """
 
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import amounts, skips
-from tests.engines import machine
+from tests.engines import probe
 from tests.fakes.clock import VirtualLoop
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ put_off("rfc3987_syntax", "is_valid_syntax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the judging of skips, the times of a soak, and the Hypothesis profile.
+    """Set up the handling of skips, the times of a soak, and the Hypothesis profile.
 
     Tests choose their examples after that.
     """
-    if not machine.why_no_engine():
+    if os.environ.get(skips.VARIABLE) == "1":
         config.pluginmanager.register(skips)
     if amounts.SHARE_VARIABLE in os.environ:
         config.option.timeout = 0  # no timeout: in a soak tests may take hours
@@ -65,6 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("usual", max_examples=number, derandomize=True, **clockless)
     settings.register_profile("soak", max_examples=number, derandomize=False, print_blob=True, **clockless)
     settings.load_profile("soak" if amounts.SHARE_VARIABLE in os.environ else "usual")
+
+
+MISSING = {"engine": probe.missing_for, "debian": probe.missing_for_debian}
+"""By marker: a function that returns the first thing that the machine lacks for a test, or ""."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test, before its fixtures, if the machine lacks what its markers need."""
+    for marker, missing in MISSING.items():
+        if item.get_closest_marker(marker) and (reason := missing()):
+            pytest.skip(reason)
 
 
 @pytest.hookimpl(optionalhook=True)

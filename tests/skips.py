@@ -1,11 +1,12 @@
-"""Count a skipped test as failed: tests/conftest.py loads this as a plugin where everything can run."""
+"""Count a skipped test as failed: tests/conftest.py loads this as a plugin if the variable is 1."""
 
 from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
 
-WORDS = "as root on Debian that is a failure: scripts/install gives all that the tests need"
+VARIABLE = "RUNTIMEPROXY_REQUIRE_ENGINES"
+WORDS = f"with {VARIABLE}=1 a skipped test counts as failed"
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

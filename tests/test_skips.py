@@ -1,4 +1,4 @@
-"""As root on Debian a skipped test counts as failed, tested in separate pytest runs with the conftest of the tests."""
+"""A skipped test counts as failed where engines are required, tested in separate pytest runs with the real conftest."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ from tests import skips
 
 pytest_plugins = "pytester"
 pytestmark = pytest.mark.slow
-MACHINE = (
-    "import os, platform; os.geteuid = lambda: {uid}; platform.freedesktop_os_release = lambda: dict(ID='{system}')"
-)
+MACHINE = "from tests.engines import probe; probe.missing_right = lambda: 'no CAP_TEST; get it'"
 # Test files that are run by themselves, to test the result of each kind of skip: nothing of the suite is switched off.
 TESTS = """
 import unittest
@@ -30,6 +28,10 @@ class Old(unittest.TestCase):
     def test_that_is_an_old_one(self):
         self.skipTest("reason 3")
 
+@pytest.mark.engine
+def test_that_needs_an_engine():
+    pass
+
 @pytest.fixture
 def lacking():
     pytest.skip("reason 4")
@@ -47,13 +49,15 @@ WHOLE = "import pytest; pytest.skip('reason 5', allow_module_level=True)"
 @pytest.fixture(autouse=True)
 def _own_plugins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv(skips.VARIABLE, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
-def run(pytester: pytest.Pytester, uid: int, system: str, *arguments: str) -> pytest.RunResult:
-    """Run both files on a machine as given."""
-    pytester.makepyfile(the_machine=MACHINE.format(uid=uid, system=system), test_each=TESTS, test_whole=WHOLE)
-    plugins = ("-p", "the_machine", "-p", "tests.conftest", "-p", "no:cacheprovider")
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run both files on a machine without the rights of an engine."""
+    pytester.makepyfile(the_machine=MACHINE, test_each=TESTS, test_whole=WHOLE)
+    pytester.makeini("[pytest]\nmarkers =\n    engine: needs an engine\n")
+    plugins = ("-p", "the_machine", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rs")
     return pytester.runpytest_subprocess(*plugins, "--continue-on-collection-errors", *arguments, timeout=120)
 
 
@@ -61,16 +65,19 @@ XDIST = pytest.param(("-p", "xdist", "-n", "2"), id="xdist")
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one process"), XDIST])
-def test_skipped_test_or_file_has_failed_as_root_on_debian(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
-    done = run(pytester, 0, "debian", *workers)
+def test_skip_counts_as_failure_when_engines_are_required(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(skips.VARIABLE, "1")
+    done = run(pytester, *workers)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.assert_outcomes(failed=2, passed=1, xfailed=1, errors=3)
-    for number in range(1, 6):
-        assert f"Skipped: reason {number}; {skips.WORDS}" in done.stdout.str()
+    done.assert_outcomes(failed=2, passed=1, xfailed=1, errors=4)
+    for reason in (*(f"reason {number}" for number in range(1, 6)), "no CAP_TEST; get it"):
+        assert f"Skipped: {reason}; {skips.WORDS}" in done.stdout.str()
 
 
-@pytest.mark.parametrize(("uid", "system"), [(1000, "debian"), (0, "fedora")])
-def test_skipped_test_is_skipped_elsewhere(pytester: pytest.Pytester, uid: int, system: str) -> None:
-    done = run(pytester, uid, system)
+def test_skip_names_the_missing_right(pytester: pytest.Pytester) -> None:
+    done = run(pytester)
     assert done.ret == pytest.ExitCode.OK
-    done.assert_outcomes(passed=1, skipped=5, xfailed=1)
+    done.assert_outcomes(passed=1, skipped=6, xfailed=1)
+    assert "no CAP_TEST; get it" in done.stdout.str()

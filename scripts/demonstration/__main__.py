@@ -1,31 +1,38 @@
-"""Run the demo: ``python -m scripts.demonstration [--mode MODE] [--fake] [--keep SECONDS]``.
+"""Run the demo: ``python -m scripts.demonstration [--mode MODE] [--engines | --fake] [--keep SECONDS]``.
 
 scripts/demo installs what it needs. The exit code is 0 only if every effect of every mode was found, else 1; 2 for a
 wrong argument.
 """
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from the imports
+
 import argparse
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
 from scripts.demonstration import commands, hookservers, kubelets, processes, rdt, report, scene
 from scripts.demonstration.interruption import interruption, run_apart
 from scripts.demonstration.pods import new_pods
-from scripts.demonstration.runtimes import MODES, why_fake
-from tests.engines.containerd import EngineError
+from scripts.demonstration.runtimes import MODES
+from tests.engines.engine import EngineError
+from tests.engines.probe import RIGHTS_REMEDY
 
 
 def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0) -> bool:
     """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Then its
-    programs go on for so long. Raises EngineError and DemoError."""
+    programs keep running for so long. Raises EngineError if the engine cannot run a pod, and DemoError."""
     mode, pods = MODES[name], new_pods()
-    with mode.fake(folder, reason) if reason else mode.engine() as (socket, kubelet):
+    with mode.fake(folder, reason) if reason else mode.started() as (socket, kubelet):
         groups = rdt.choose(folder, runtime_is_fake=bool(reason))
         if not reason:
             print(f"         {mode.how_threads_move}")
@@ -38,8 +45,12 @@ def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0)
                 with kubelet(str(processes.proxy_socket(folder))) as calls:
                     effects = scene.play(calls, pods, groups, partial(commands.ask, folder, servers))
             except kubelets.ERRORS as error:
+                sys.stdout.flush()  # raises again if it is the output that is broken
+                if not reason:
+                    _check_without_proxy(mode.engine, kubelet, socket)
                 log = proxy.output()[-1500:]
-                raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {log}") from error
+                text = f"a call failed: {kubelets.reason(error)}; the proxy's log ends: {log}"
+                raise processes.DemoError(text) from error
             print("\nMemory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
             if keep_seconds:
                 print(f"Kept:    for {keep_seconds:g} s; its metrics by: {commands.exporter(folder)}", flush=True)
@@ -51,6 +62,18 @@ def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0)
     return shown
 
 
+def _check_without_proxy(
+    engine: str, kubelet: Callable[[str], AbstractContextManager[kubelets.Kubelet]], socket: str
+) -> None:
+    """Start a pod directly on the engine. Raises EngineError if that fails."""
+    pod = new_pods()[0]
+    try:
+        with kubelet(socket) as calls:
+            calls.start(calls.create(calls.run_pod(pod), pod))
+    except kubelets.ERRORS as error:
+        raise EngineError(f"{engine} cannot start a pod, even without the proxy: {kubelets.reason(error)}") from error
+
+
 @contextmanager
 def _programs(
     mode: str, folder: Path, runtime: str, servers: Sequence[hookservers.HookServer]
@@ -58,10 +81,10 @@ def _programs(
     """Run proxy and hook servers until the end of the block, which begins when all are registered."""
     processes.registrations(folder).mkdir()
     command = processes.proxy_command(mode, folder, runtime)
-    print("Proxy:  ", processes.shown(command, folder))
+    print("Proxy:  ", processes.shown(command))
     commands = {server.plugin: server.command_line(folder) for server in servers}
     with processes.program("proxy", command, folder) as proxy, processes.programs(commands, folder) as hooks:
-        print("Hooks:  ", "\n         ".join(server.shown(folder) for server in servers))
+        print("Hooks:  ", "\n         ".join(map(processes.shown, commands.values())))
         proxy.wait_until_it_listens(processes.proxy_socket(folder))
         for server, running in zip(servers, hooks, strict=True):
             running.wait_until_it_listens(server.socket(folder))
@@ -69,41 +92,70 @@ def _programs(
         yield [proxy, *hooks]
 
 
-def _shown(name: str, reason: str, keep_seconds: float) -> bool:
-    title = MODES[name].title
-    print(f"\n{title}\n{'=' * len(title)}\n")
-    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
+def _show_mode(name: str, arguments: argparse.Namespace) -> bool:
+    """Show a mode; on a fake runtime, with the reason, if the engine cannot run, unless --engines."""
+    mode = MODES[name]
+    print(f"\n{mode.title}\n{'=' * len(mode.title)}\n")
+    reason = "--fake was given" if arguments.fake else ""
     try:
-        return demonstrate(name, folder, reason, keep_seconds)
+        if not reason:
+            try:
+                if reason := mode.missing():
+                    raise EngineError(reason)
+                return _in_folder(name, "", arguments.keep)
+            except EngineError as error:
+                interruption.check()
+                if arguments.engines:
+                    raise
+                if not reason:
+                    print(f"Note:    {error}", flush=True)
+                    reason = f"{mode.engine} cannot run here, for the reason above; {RIGHTS_REMEDY}"
+        return _in_folder(name, reason, arguments.keep)
     except (EngineError, processes.DemoError) as error:
         interruption.check()
         sys.stdout.flush()
-        print(f"FAILED: {title}: {error}", file=sys.stderr)
+        print(f"FAILED: {mode.title}: {error}", file=sys.stderr)
+    return False
+
+
+def _in_folder(name: str, reason: str, keep_seconds: float) -> bool:
+    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
+    try:
+        return demonstrate(name, folder, reason, keep_seconds)
     finally:
         with interruption.held():
             shutil.rmtree(folder)
-    return False
 
 
 def main() -> int:
     """Return the exit code: 0 if every effect was found, else 1."""
+    try:
+        shown = _main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as by scripts/demo | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0 if shown else 1
+
+
+def _main() -> bool:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show pods' way through runtimeproxy.")
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
-    parser.add_argument("--fake", action="store_true", help="use the tests' fake runtimes in the engines' places")
+    runtimes = parser.add_mutually_exclusive_group()
+    runtimes.add_argument("--engines", action="store_true", help="fail if an engine cannot run, instead of using a fake")
+    runtimes.add_argument("--fake", action="store_true", help="use the tests' fake runtimes instead of the engines")
     parser.add_argument(
         "--keep",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="let proxy and hook servers go on for so long after it",
+        help="keep proxy and hook servers running for so long after it",
     )
     arguments = parser.parse_args()
     if processes.PROGRAMS and not Path(processes.PROGRAMS, processes.COMMAND).is_file():
         parser.error(f"$DEMO_PROGRAMS has no {processes.COMMAND}: name the directory bin of an unpacked archive")
     interruption.listen()  # so that all programs are ended on exit
-    reason = why_fake(arguments.fake)
-    shown = [_shown(name, reason, arguments.keep) for name in MODES if arguments.mode in (None, name)]
-    return 0 if all(shown) else 1
+    return all([_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)])
 
 
 if __name__ == "__main__":

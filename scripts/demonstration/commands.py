@@ -31,8 +31,9 @@ def ask(folder: Path, servers: Sequence[HookServer]) -> Iterator[Effect]:
 
 
 def exporter(folder: Path) -> str:
-    """Return the command that passes the proxy's metrics to collectors, as one would type it."""
-    return f"runtimeproxy export --listen=127.0.0.1:9654 --metrics-endpoint={processes.metrics_socket(folder)}"
+    """Return the command that passes the proxy's metrics to collectors."""
+    flags = ("--listen=127.0.0.1:9654", f"--metrics-endpoint={processes.metrics_socket(folder)}")
+    return processes.shown([*processes.installed("runtimeproxy", "runtimeproxy"), "export", *flags])
 
 
 def _said(folder: Path, *words: str) -> str:
@@ -45,10 +46,10 @@ def _said(folder: Path, *words: str) -> str:
     run = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    print("\n$", processes.shown(command, folder))
+    print("\n$", processes.shown(command))
     print(run.stdout, end="", flush=True)
     if run.returncode not in (0, 1):  # 1: it found something, which the effects tell
         raise processes.DemoError(
-            f"{processes.shown(command, folder)} ended with {run.returncode}: {run.stderr.strip()}"
+            f"{processes.shown(command)} ended with {run.returncode}: {run.stderr.strip()}"
         )
     return run.stdout

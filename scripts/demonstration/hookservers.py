@@ -33,10 +33,6 @@ class HookServer(NamedTuple):
         where = (f"--endpoint={self.socket(folder)}", f"--register-dir={processes.registrations(folder)}")
         return [*self.command, *self.flags, f"--order={self.order}", *where, "--unregister"]
 
-    def shown(self, folder: Path) -> str:
-        """Return the command as a user would type it, with the default socket and registration directory."""
-        return processes.shown([*self.command, *self.flags, f"--order={self.order}"], folder)
-
 
 def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list[HookServer]:
     """Write the node's settings, return the hook servers; ``without_cgroups`` keeps them off the real cgroups."""

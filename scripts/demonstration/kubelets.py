@@ -18,6 +18,13 @@ from tests.fakes.dockershim import DockerError, Dockershim
 
 ERRORS = (grpc.RpcError, DockerError, OSError, http.client.HTTPException)
 """What a call that fails raises."""
+
+
+def reason(error: BaseException) -> str:
+    """Return why a call failed, without gRPC's dump of the call."""
+    return str(error.details()) if isinstance(error, grpc.Call) else str(error)
+
+
 RDT_CLASS = "io.kubernetes.cri.rdt-class"
 
 

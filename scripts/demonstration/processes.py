@@ -4,6 +4,7 @@ A program that was started is always ended, even on a failure half way.
 """
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -166,9 +167,10 @@ def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
     ]
 
 
-def shown(command: Sequence[str], folder: Path) -> str:
-    """Return a command line for display: as it would be typed in the demo's folder."""
-    return " ".join([Path(command[0]).name, *command[1:]]).replace(f"{folder}/", "")
+def shown(command: Sequence[str]) -> str:
+    """Return a command line that can be pasted into a shell, in any directory."""
+    modules = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "-m" in command and "PYTHONPATH" in os.environ else []
+    return shlex.join([*modules, *command])
 
 
 def proxy_socket(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from scripts.demonstration import processes
 from scripts.demonstration.interruption import interruption
 from scripts.demonstration.kubelets import Kubelet, cri_kubelet, docker_kubelet
 from scripts.demonstration.pods import Place
-from tests.engines import machine
+from tests.engines import probe
 from tests.engines.containerd import Containerd
 from tests.engines.dockerd import PAUSE, Dockerd
 from tests.engines.images import PAUSE_IMAGE
@@ -34,13 +34,13 @@ class Mode(NamedTuple):
 
     title: str
     how_threads_move: str
-    engine: Callable[[], AbstractContextManager[Runtime]]
+    engine: str
+    started: Callable[[], AbstractContextManager[Runtime]]
     fake: Callable[[Path, str], AbstractContextManager[Runtime]]
 
-
-def why_fake(asked: bool) -> str:
-    """Return why fake runtimes are used; "" if real ones must be."""
-    return "--fake was given" if asked else machine.why_no_engine()
+    def missing(self) -> str:
+        """Return what this machine lacks for the engine, with the remedy; "" if nothing."""
+        return probe.missing_for(self.engine)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _fake(
     module: str, kubelet: Callable[..., AbstractContextManager[Kubelet]], folder: Path, reason: str
 ) -> Iterator[Runtime]:
     socket = folder / "fake.sock"
-    print(f"Runtime: the FAKE one of the tests, {module}: no container really runs ({reason})")
+    print(f"Runtime: a FAKE one of the tests, {module}; no container really runs ({reason})")
     with processes.program("fake", [sys.executable, "-m", module, f"--socket={socket}"], folder) as fake:
         fake.wait_until_it_listens(socket)
         yield str(socket), kubelet
@@ -108,13 +108,15 @@ def _fake(
 MODES: Mapping[str, Mode] = {
     "cri": Mode(
         "CRI mode",
-        "this containerd runs with RDT off: it is told the class; the threads are moved right after the start",
+        "this containerd has RDT off: it gets the class; the threads are moved right after the start",
+        "containerd",
         containerd,
         partial(_fake, "tests.fakes.runtime", partial(cri_kubelet, place=FAKE_PLACE, log_directory="/var/log/pods")),
     ),
     "docker": Mode(
         "Docker mode",
-        "Docker cannot be told a class; the threads are moved right after the start",
+        "Docker has no field for the class; the threads are moved right after the start",
+        "dockerd",
         dockerd,
         partial(
             _fake,

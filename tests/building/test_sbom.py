@@ -170,7 +170,8 @@ def deb(folder: Path) -> Path:
     return folder / "some.deb"
 
 
-@pytest.mark.engine  # Debian
+@pytest.mark.engine
+@pytest.mark.debian
 def test_files_of_a_debian_package_are_read(tmp_path: Path) -> None:
     assert contents.of(deb(tmp_path)) == {"usr/file": digest(b"x")}
 
@@ -196,7 +197,8 @@ def test_same_artefact_has_the_same_document_in_every_process(work: Path, tmp_pa
     assert runs[0].stdout == runs[1].stdout
 
 
-@pytest.mark.engine  # the build needs Debian
+@pytest.mark.engine
+@pytest.mark.debian
 def test_each_file_of_a_release_is_named_with_its_hash(release: Path) -> None:
     assert len(list(release.glob(f"*{sbom.SUFFIX}"))) == len(ARTEFACTS)
     assert bills.faults(release) == []
@@ -207,6 +209,7 @@ def test_each_file_of_a_release_is_named_with_its_hash(release: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.debian
 def test_each_part_of_a_release_has_its_licence_beside_it(archive: Path) -> None:
     texts = archive / parts.LICENCES
     names = [part.name for part in parts.read(archive) if not any((texts / part.name).glob("*"))]

@@ -20,8 +20,6 @@ from tests.engines.engine import START_SECONDS, Engine, EngineError
 
 __all__ = ["Containerd", "EngineError"]
 
-BINARIES = ("containerd", "ctr", "runc", "containerd-shim-runc-v2", "busybox")
-
 # restrict_oom_score_adj: a machine may lack CAP_SYS_RESOURCE. native: overlayfs does not nest on every machine, and the
 # images are small. tcp streaming on port 0: the URLs of Exec must work.
 # ignore_rdt_not_enabled_errors: a create may name an RDT class although this containerd has no RDT.
@@ -62,7 +60,7 @@ class Containerd(Engine):
         super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
 
     def start(self) -> Self:
-        self._require(BINARIES, "containerd runc containernetworking-plugins busybox-static")
+        self._require_programs()
         self.launch()
         self._import_images()
         return self

@@ -12,12 +12,9 @@ from typing import Any, Self
 
 from tests.engines import cgroups, images, leftovers
 from tests.engines.engine import Engine, EngineError
+from tests.engines.probe import DOCKERD, PATH
 from tests.fakes.dockerd_client import UnixHttpConnection
 
-DOCKERD = "/usr/sbin/dockerd"
-"""Debian's, whatever else is on the PATH."""
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-PROGRAMS = (DOCKERD, "containerd", "containerd-shim-runc-v2", "runc", "busybox")
 REQUEST_SECONDS = 60.0
 DIRECTORIES = (*leftovers.SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
 """Directories created by every dockerd, whatever its exec-root; the last one by its BuildKit."""
@@ -31,7 +28,7 @@ class Dockerd(Engine):
         super().__init__("dockerd", "docker", DIRECTORIES)
 
     def start(self) -> Self:
-        self._require(PROGRAMS, "docker.io busybox-static", PATH)
+        self._require_programs()
         self.launch()
         busybox = shutil.which("busybox", path=PATH)
         assert busybox is not None

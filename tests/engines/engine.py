@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.engines import cgroups, leftovers
+from tests.engines import cgroups, leftovers, probe
 
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
@@ -70,9 +70,9 @@ class Daemon(ABC):
         self._daemon.wait()
         self._daemon = None
 
-    def _require(self, programs: Iterable[str], packages: str, path: str | None = None) -> None:
-        if lacking := [name for name in programs if shutil.which(name, path=path) is None]:
-            raise EngineError(f"not found: {', '.join(lacking)}; apt-get install {packages}")
+    def _require_programs(self) -> None:
+        if missing := probe.missing_programs(self._name):
+            raise EngineError(missing)
 
     def _run(self, command: Sequence[str], answers: Callable[[], bool], env: Mapping[str, str] | None = None) -> None:
         """Start the program and wait until it answers. Raises EngineError with the end of its log."""

@@ -30,7 +30,7 @@ class Registry(Daemon):
         self.address = ""
 
     def start(self) -> Self:
-        self._require([REGISTRY], "docker-registry")
+        self._require_programs()
         config = self.base / "config.yml"
         config.write_text(CONFIG.format(folder=self.base))
         self._run([REGISTRY, "serve", str(config)], self._listens, {})

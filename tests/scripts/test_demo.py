@@ -1,6 +1,7 @@
 """The demo: it says OK only if every effect was found and every hook call was made, and it leaves nothing behind."""
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +28,9 @@ from scripts.demonstration.pods import Pod, new_pods
 from scripts.demonstration.processes import DemoError
 from scripts.demonstration.rdt import Groups
 from scripts.demonstration.report import INSIDE, OF_A_FAKE, Effect, HookCall
+from scripts.demonstration.runtimes import MODES
 from scripts.demonstration.scene import EXPECTED_CALLS, play
-from tests.engines import containerd, dockerd, leftovers
+from tests.engines import containerd, leftovers, probe
 from tests.fakes.resctrl import Hardware, StandIn
 from tests.system.proxy import wait_until
 
@@ -53,12 +56,6 @@ GOOD = [Effect("demo", "main", "env A", "1", "2", "2"), Effect("demo", "main", "
 def test_verdict(capsys: Out, effects: list[Effect], expected: Any, verdict: bool, says: str) -> None:
     assert report.show(effects, CALLS, expected) is verdict
     assert says in capsys.readouterr().out
-
-
-def test_fake_runtime_is_never_a_silent_choice(monkeypatch: Patch) -> None:
-    assert demonstration.why_fake(True) == "--fake was given"
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "not root" in demonstration.why_fake(False)
 
 
 @pytest.mark.parametrize(("mode", "runtime"), [("cri", "<sock>"), ("docker", "<docker sock>")])
@@ -300,7 +297,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("arguments", "titles", "fake"),
     [
-        pytest.param([], ["CRI mode", "Docker mode"], False, id="both", marks=pytest.mark.engine),
+        pytest.param(["--engines"], ["CRI mode", "Docker mode"], False, id="both", marks=pytest.mark.engine),
         pytest.param(["--mode", "cri", "--fake"], ["CRI mode"], True, id="cri"),
         pytest.param(["--mode", "docker", "--fake"], ["Docker mode"], True, id="docker"),
     ],
@@ -314,7 +311,7 @@ def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str],
         f"OK: {EFFECTS[title, fake]} effects {verdict}, {sum(EXPECTED_CALLS.values())} hook calls were made."
         for title in titles
     ]
-    assert output.count("the FAKE one of the tests") == (len(titles) if fake else 0)
+    assert output.count("a FAKE one of the tests") == (len(titles) if fake else 0)
     words = " ".join(output.split())
     assert words.count(f"{SCHEMATA} {SCHEMATA} ok") == output.count("a STAND-IN of the tests")
     assert output.count("moved after the start") == (0 if fake else len(titles))
@@ -330,17 +327,59 @@ def test_complaints_of_hook_servers_are_shown_with_a_failure(folder: Path, monke
     assert complaints.startswith("20-batchresource-cpunormalization-cpuset: ")  # a fake runtime has no cgroups
 
 
-@pytest.mark.engine
-def test_missing_engine_is_no_reason_for_a_fake(monkeypatch: Patch, capsys: Out, interruption: Interruption) -> None:
-    assert demonstration.why_fake(False) == ""
-    monkeypatch.setattr(containerd, "BINARIES", ("no-such-containerd",))
-    monkeypatch.setattr(dockerd, "PROGRAMS", ("no-such-dockerd",))
-    monkeypatch.setattr(sys, "argv", ["demo"])
-    assert demonstration.main() == 1
+def break_probe(monkeypatch: Patch) -> str:
+    monkeypatch.setattr(probe, "missing_right", lambda: "no CAP_TEST; get it")
+    return "no CAP_TEST; get it"
+
+
+def break_start(monkeypatch: Patch) -> str:
+    monkeypatch.setattr(probe, "missing_for", lambda engine: "")
+    monkeypatch.setattr(containerd.Containerd, "start", lambda self: self._run(["false"], lambda: False))
+    return "containerd exited with 1"
+
+
+def break_pods(monkeypatch: Patch) -> str:
+    """Have the engine, which is a fake one here, fail each call."""
+    monkeypatch.setattr(probe, "missing_for", lambda engine: "")
+
+    @contextmanager
+    def started() -> Iterator[Any]:
+        yield "/no/such.sock", lambda socket: contextlib.nullcontext(Failing())
+
+    monkeypatch.setitem(MODES, "cri", MODES["cri"]._replace(started=started))
+    return "containerd cannot start a pod, even without the proxy: no pod"
+
+
+class Failing:
+    start = create = None
+
+    def run_pod(self, pod: Pod) -> str:
+        raise OSError("no pod")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("broken", [break_probe, break_start, break_pods])
+def test_demo_falls_back_to_fakes_unless_engines_are_required(
+    monkeypatch: Patch, capsys: Out, interruption: Interruption, broken: Callable[[Patch], str], required: bool
+) -> None:
+    reason = broken(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["demo", "--mode=cri", *(["--engines"] if required else [])])
+    assert demonstration.main() == int(required)
     shown = capsys.readouterr()
-    for mode, program in (("CRI mode", "no-such-containerd"), ("Docker mode", "no-such-dockerd")):
-        assert f"FAILED: {mode}: not found: {program}; apt-get install" in shown.err
-    assert "FAKE" not in shown.out
+    assert reason in (shown.err if required else shown.out)
+    assert ("a FAKE one of the tests" in shown.out, "FAILED" in shown.err) == (not required, required)
+
+
+@pytest.mark.slow
+def test_demo_ends_quietly_when_its_reader_ends(folder: Path) -> None:
+    demo = Demo(folder, "--fake", "--mode=cri")
+    demo.read_until("CRI mode")
+    assert demo.process.stdout is not None
+    demo.process.stdout.close()
+    assert demo.process.wait(60) == 1
+    assert not list(folder.iterdir())
+    assert not leftovers.processes(str(folder))
 
 
 @pytest.mark.slow

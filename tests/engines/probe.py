@@ -1,0 +1,195 @@
+"""What this machine lacks to run a private containerd or dockerd, found out by trying it.
+
+As a program, ``python3 tests/engines/probe.py`` prints the first right that is missing and exits with 1, or exits with
+0. It needs only the standard library: scripts/install runs it before anything is installed.
+"""
+
+import ctypes
+import fcntl
+import os
+import platform
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+RIGHTS_REMEDY = "run it as root on a machine, or in a container with --privileged"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+DOCKERD = "/usr/sbin/dockerd"
+"""The distribution's, whatever else is on the PATH."""
+PROGRAMS: Mapping[str, Mapping[str, str]] = {
+    "containerd": {
+        "containerd": "containerd",
+        "ctr": "containerd",
+        "runc": "runc",
+        "containerd-shim-runc-v2": "containerd",
+        "busybox": "busybox-static",
+    },
+    "dockerd": {
+        DOCKERD: "docker.io",
+        "containerd": "containerd",
+        "containerd-shim-runc-v2": "containerd",
+        "runc": "runc",
+        "busybox": "busybox-static",
+    },
+    "registry": {"/usr/bin/docker-registry": "docker-registry"},
+}
+"""The programs of each engine, with Debian's package of each."""
+
+CAPABILITIES: Mapping[str, int] = {
+    "CAP_SYS_ADMIN": 21,
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+    "CAP_NET_BIND_SERVICE": 10,
+    "CAP_NET_RAW": 13,
+    "CAP_SYS_CHROOT": 18,
+    "CAP_MKNOD": 27,
+    "CAP_AUDIT_WRITE": 29,
+    "CAP_SETFCAP": 31,
+}
+"""What the engines use, and what they give every container (capabilities(7)); runc fails if it cannot give one."""
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+
+
+class Missing(Exception):
+    """A right is missing; the text names it."""
+
+
+@cache
+def missing_right() -> str:
+    """Return the first right that the engines need and this process lacks, with the remedy; "" if it has all."""
+    # In a process of its own, whose namespaces end with it.
+    done = subprocess.run([sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return f"{(done.stdout or done.stderr).splitlines()[-1]}; {RIGHTS_REMEDY}" if done.returncode else ""
+
+
+@cache
+def missing_for(*engines: str) -> str:
+    """Return the first right or program that these engines (all by default) lack, with the remedy; "" if none."""
+    return missing_right() or next(filter(None, map(missing_programs, engines or PROGRAMS)), "")
+
+
+def missing_programs(engine: str) -> str:
+    """Return the programs that an engine lacks, with the remedy; "" if none."""
+    path = PATH if engine == "dockerd" else None
+    packages = {
+        name: package for name, package in PROGRAMS[engine].items() if shutil.which(name, path=path) is None
+    }
+    if not packages:
+        return ""
+    return f"not found: {', '.join(packages)}; apt-get install {' '.join(sorted(set(packages.values())))}"
+
+
+def missing_for_debian() -> str:
+    """Return what scripts/build and debootstrap lack on this machine; "" if nothing."""
+    try:
+        system = platform.freedesktop_os_release()["ID"]
+    except (OSError, KeyError):
+        system = "a system without os-release"
+    if system != "debian":
+        return f"this is {system}: a release is made from Debian's packages; run it on Debian"
+    packages = {"dpkg-buildpackage": "debhelper", "debootstrap": "debootstrap"}
+    lacking = [f"{name}; apt-get install {package}" for name, package in packages.items() if not shutil.which(name)]
+    return f"not found: {lacking[0]}" if lacking else ""
+
+
+def _capabilities() -> None:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
+    for name, bit in CAPABILITIES.items():
+        if not effective >> bit & 1:
+            raise Missing(f"no {name}")
+
+
+def _cgroups() -> None:
+    """Make and remove a cgroup in each hierarchy; in version 2 enable the controllers that a container needs."""
+    mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    hierarchies = [Path(left.split()[4]) for left, _, right in mounts if right.startswith("cgroup")]
+    if not hierarchies:
+        raise Missing("no cgroup hierarchy is mounted")
+    for hierarchy in hierarchies:
+        group = hierarchy / f"runtimeproxy-probe-{os.getpid()}"
+        with _attempt(f"cannot create a cgroup in {hierarchy}"):
+            group.mkdir()
+            group.rmdir()
+    unified = Path("/sys/fs/cgroup")
+    if (unified / "cgroup.controllers").exists():
+        # EBUSY where the root has processes of its own, as in a container: cgroups(7), "no internal processes".
+        with _attempt(f"cannot enable controllers in {unified}"):
+            (unified / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+
+
+def _mounts() -> None:
+    """Mount a file system in a new mount namespace, and open a device in it."""
+    with tempfile.TemporaryDirectory(prefix="rp-probe-") as folder:
+        with _attempt("cannot create a mount namespace"):
+            _call("unshare", _CLONE_NEWNS)
+        with _attempt("cannot mount a file system"):
+            _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
+            _call("mount", b"none", folder.encode(), b"tmpfs", 0, None)
+        try:
+            with _attempt("cannot create a device"):
+                os.mknod(f"{folder}/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+                Path(folder, "null").write_bytes(b"")
+        finally:
+            _call("umount2", folder.encode(), 0)
+
+
+def _network() -> None:
+    """Set the loopback of a new network namespace up: netdevice(7)."""
+    with _attempt("cannot create a network namespace"):
+        _call("unshare", _CLONE_NEWNET)
+    with (
+        _attempt("cannot set up a network interface"),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket,
+    ):
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+
+
+@contextmanager
+def _attempt(failure: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Missing(f"{failure}: {error.strerror}") from error
+
+
+def _call(function: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def main() -> int:
+    """Print the first missing right; return the exit code."""
+    try:
+        for attempt in (_capabilities, _cgroups, _mounts, _network):
+            attempt()
+    except Missing as missing:
+        print(missing)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
