@@ -142,7 +142,9 @@ def _main() -> bool:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show pods' way through runtimeproxy.")
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
     runtimes = parser.add_mutually_exclusive_group()
-    runtimes.add_argument("--engines", action="store_true", help="fail if an engine cannot run, instead of using a fake")
+    runtimes.add_argument(
+        "--engines", action="store_true", help="fail if an engine cannot run, instead of using a fake"
+    )
     runtimes.add_argument("--fake", action="store_true", help="use the tests' fake runtimes instead of the engines")
     parser.add_argument(
         "--keep",
@@ -155,7 +157,8 @@ def _main() -> bool:
     if processes.PROGRAMS and not Path(processes.PROGRAMS, processes.COMMAND).is_file():
         parser.error(f"$DEMO_PROGRAMS has no {processes.COMMAND}: name the directory bin of an unpacked archive")
     interruption.listen()  # so that all programs are ended on exit
-    return all([_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)])
+    shown = [_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)]
+    return all(shown)
 
 
 if __name__ == "__main__":

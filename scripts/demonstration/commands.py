@@ -49,7 +49,5 @@ def _said(folder: Path, *words: str) -> str:
     print("\n$", processes.shown(command))
     print(run.stdout, end="", flush=True)
     if run.returncode not in (0, 1):  # 1: it found something, which the effects tell
-        raise processes.DemoError(
-            f"{processes.shown(command)} ended with {run.returncode}: {run.stderr.strip()}"
-        )
+        raise processes.DemoError(f"{processes.shown(command)} ended with {run.returncode}: {run.stderr.strip()}")
     return run.stdout

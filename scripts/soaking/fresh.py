@@ -1,27 +1,33 @@
-"""README's two commands in a Debian tree that has nothing but what debootstrap gives: each must pass there.
+"""README's two commands in the environments that newcomers have: each command must end in each as its row expects.
 
-The tree is chrooted to in namespaces of its own, with its own HOME, /run and /tmp; it shares the machine's network,
-/dev, /sys and kernel. Variables and the certificates that pip needs on this machine are passed on.
+A Debian tree with nothing but what debootstrap gives is chrooted to in namespaces of its own, with its own /run and
+/tmp; it shares the machine's network, /dev, /sys and kernel. One row is a container of a private dockerd. Variables and
+the certificates that pip needs on this machine are passed on.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
 from tests.documents import block
+from tests.engines.docker_cli import DOCKER
+from tests.engines.dockerd import Dockerd
 from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
-CHECKOUT = "/root/runtimeproxy"
+CHECKOUT = "/srv/runtimeproxy"
 README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy"
-"""The blocks that install from source, which are run in the same tree."""
+"""The blocks that install from source, which are run in the first tree."""
 WHEEL = f"""\
 cd {CHECKOUT}
 /opt/runtimeproxy/bin/pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
@@ -30,6 +36,7 @@ cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
 TAIL = 4000
+LEFT = "left in /tmp: "
 
 # What is mounted ends with the namespace, and what runs with its first process.
 SCRIPT = """
@@ -37,41 +44,134 @@ set -eu
 mount --make-rprivate /
 mount --bind "$1" "$1" # so that it is a mount, as pivot_root(2) wants
 cd "$1"
-shift
 mount -t proc proc proc
 mount --rbind /sys sys
 mount --rbind /dev dev
 mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
+if [ "$2" ]; then mkdir -p ".$2" && mount --bind -o ro "$2" ".$2"; fi
 mkdir -p .outside
 pivot_root . .outside
-exec chroot . sh -c 'umount -l /.outside && cd "$1" && shift && exec "$@"' sh "$@" </dev/null
+exec chroot . sh -c 'umount -l /.outside && cd "$1" && eval "$2"' sh "$3" "$4" </dev/null
 """
+# pytest keeps the directories of its last runs, by user.
+LISTED = f'code=$?; ls /tmp | grep -v "^pytest-of-" | sed "s|^|{LEFT}|"; exit $code'
+
+WITHOUT = "setpriv --bounding-set -sys_admin,-net_admin,-sys_resource,-sys_ptrace,-mknod,-audit_write"
+READ_ONLY = 'for at in $(sed -n "s|^[^ ]* \\(/sys/fs/cgroup[^ ]*\\) .*|\\1|p" /proc/mounts); do'
+UBUNTU = (
+    "rm /etc/os-release; printf 'ID=ubuntu\\nID_LIKE=debian\\nVERSION_ID=\"24.04\"\\nVERSION_CODENAME=noble\\n'"
+    " >/etc/os-release"
+)
+USER = "scripts/install && rm -rf .venv && useradd --create-home new && chown -R new: ."
+
+
+class Environment(NamedTuple):
+    """A row. Shell text, run by root in the checkout: ``prepare`` once before, ``within`` before each command, in its
+    namespaces. ``prefix`` is put before the commands. A command that is ``refused`` must fail with that text."""
+
+    name: str
+    suite: str = "bookworm"
+    prepare: str = ""
+    within: str = ""
+    prefix: str = ""
+    python: str = ""
+    """A Python of this machine, by its version, to use as $PYTHON."""
+    in_docker: bool = False
+    refused: str = ""
+    required: bool = False
+    """Whether real engines must run and no test may be skipped."""
+    sources: bool = False
+    """Whether the documents' ways to install from source are run, too."""
+
+
+ENVIRONMENTS = (
+    Environment("Debian 12, root", required=True, sources=True),
+    Environment("a container, docker run", in_docker=True),
+    Environment("root without six capabilities", prefix=WITHOUT),
+    Environment("root without CAP_NET_ADMIN", prefix="setpriv --bounding-set -net_admin"),
+    Environment("read-only cgroups", within=f"{READ_ONLY} mount -o remount,bind,ro $at; done"),
+    Environment("os-release of Ubuntu, root", prepare=UBUNTU),
+    Environment(
+        "an ordinary user, packages present",
+        prepare=USER,
+        prefix="setpriv --reuid=new --regid=new --init-groups env HOME=/home/new",
+    ),
+    Environment("no git history", prepare="rm -rf .git"),
+    Environment("Debian 13, root", suite="trixie", required=True),
+    Environment("Python 3.12", python="3.12"),
+    Environment("Debian 11, root", suite="bullseye", refused="is Python 3.9.2: set PYTHON to a Python 3.11 or later"),
+)
 
 
 def readme(share: float) -> list[Figure]:
-    """Run scripts/demo, and scripts/test whole or at a smaller share only its fast set. Raises DemoError."""
-    tested = ["scripts/test"] if share == 1 else ["scripts/test", "--fast"]
+    """Run scripts/demo, and scripts/test whole or at a smaller share only its fast set, in each environment."""
+    tested = "scripts/test" if share == 1 else "scripts/test --fast"
+    return [figure for environment in ENVIRONMENTS for figure in run(environment, tested)]
+
+
+def run(environment: Environment, tested: str) -> Iterator[Figure]:
+    """Yield a figure for each command in an environment; the output of one that fails is printed."""
+    if environment.python and not _python(environment.python):
+        yield Figure(environment.name, f"not run: no Python {environment.python} on this machine")
+        return
     # Not below /tmp, which may be in memory: with all packages the tree has 2 GB.
     with tempfile.TemporaryDirectory(prefix="fresh-", dir=debian(packages=()).parent) as folder:
         tree = Path(folder, "tree")
-        sources = [f"cd {CHECKOUT}\n{block(README, VENV).text}", f"{WHEEL}\n{block(INSTALL, VENV).text}"]
-        subprocess.run(["cp", "-a", debian(packages=()), tree], check=True)  # devices, too
+        subprocess.run(["cp", "-a", debian(environment.suite, packages=()), tree], check=True)  # devices, too
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
-        return [
-            Figure(f"seconds of {' '.join(command).splitlines()[-1]}", f"{_seconds(tree, command):.0f}")
-            for command in (["scripts/demo"], tested, *(["sh", "-exc", source] for source in sources))
-        ]
+        commands = ["scripts/demo", tested]
+        if environment.sources:
+            commands += [f"sh -exc '{block(README, VENV).text}'", f"sh -exc '{WHEEL}\n{block(INSTALL, VENV).text}'"]
+        variables = _variables(tree, _python(environment.python))
+        with _entered(environment, tree, variables) as enter:
+            if environment.prepare:
+                _run([*enter, environment.prepare], variables)
+            for command in commands:
+                line = f"{environment.within or ':'}; {environment.prefix} {command}; {LISTED}"
+                yield _judged(environment, command, *_run([*enter, line], variables))
 
 
-def _seconds(tree: Path, command: Sequence[str]) -> float:
-    """Run a command in the tree's checkout; return how long it took. Raises DemoError with the end of its output."""
+def _judged(environment: Environment, command: str, code: int, output: str, seconds: float) -> Figure:
+    """Return the figure of a command that has ended; its output is printed if it is not as expected."""
+    lines = output.splitlines()
+    if environment.refused:
+        good, limit, found = code == 1 and environment.refused in output, "refused, with the reason", lines[-1]
+    else:
+        runtimes = re.findall(r"Runtime: a (\w+)", output)
+        counts = [line.strip("= ") for line in lines if re.match(r"=+ .* in [\d.]+s", line)]
+        found = "; ".join([f"exit code {code}", *counts, *runtimes, f"{seconds:.0f} s"])
+        good, limit = not code and LEFT not in output, "exit code 0, nothing left in /tmp"
+        if environment.required:
+            good = good and "FAKE" not in runtimes and "skipped" not in "".join(counts)
+    if not good:
+        failures = "\n".join(line for line in lines if line.startswith(("E  ", ">  ", "FAILED", "ERROR", LEFT)))
+        print(f"{environment.name}: {command}: {failures[-TAIL:]}\n{output[-TAIL:]}", file=sys.stderr, flush=True)
+    return Figure(f"{environment.name}: {command.splitlines()[-1]}", found, limit, good)
+
+
+@contextmanager
+def _entered(environment: Environment, tree: Path, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    """Yield the command line that runs shell text, which follows, in the tree."""
+    if not environment.in_docker:
+        namespaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
+        yield [*namespaces, "sh", "-c", SCRIPT, "sh", str(tree), _python(environment.python), CHECKOUT]
+        return
+    with Dockerd() as engine:
+        docker = [DOCKER, "--host", f"unix://{engine.socket}"]
+        subprocess.run(f"tar -c . | {' '.join(docker)} import - fresh", shell=True, cwd=tree, check=True)
+        created = [*docker, "run", "--detach", "--network=host", "--name=fresh", "fresh", "sleep", "infinity"]
+        subprocess.run(created, check=True, stdout=subprocess.DEVNULL)
+        passed = [f"--env={name}={value}" for name, value in variables.items()]
+        yield [*docker, "exec", f"--workdir={CHECKOUT}", *passed, "fresh", "sh", "-c"]
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str, float]:
+    """Run a command; return its exit code, its output and how many seconds it took."""
     start = time.monotonic()
-    shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", tree, CHECKOUT, *command]
-    namespaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
     with subprocess.Popen(
-        [*namespaces, *shell],
-        env=_environment(tree),
+        command,
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -83,14 +183,16 @@ def _seconds(tree: Path, command: Sequence[str]) -> float:
         except BaseException:
             process.send_signal(signal.SIGTERM)
             raise
-    if process.returncode:
-        failures = "\n".join(line for line in output.splitlines() if line.startswith(("E  ", ">  ")))  # as pytest tells
-        what = f"{' '.join(command)} ended with exit code {process.returncode}"
-        raise DemoError(f"{what}; its output: {failures[-TAIL:]}\n{output[-TAIL:]}")
-    return time.monotonic() - start
+    return process.returncode, output, time.monotonic() - start
 
 
-def _environment(tree: Path) -> dict[str, str]:
+def _python(version: str) -> str:
+    """Return the directory of a Python of this machine; "" if there is none."""
+    found = shutil.which(f"python{version}") if version else None
+    return str(Path(found).resolve().parents[1]) if found else ""
+
+
+def _variables(tree: Path, python: str) -> dict[str, str]:
     """Return the variables for the tree, and copy what this machine's network needs into it."""
     shutil.copy("/etc/resolv.conf", tree / "etc")
     passed = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
@@ -98,4 +200,6 @@ def _environment(tree: Path) -> dict[str, str]:
         (tree / CERTIFICATES.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(certificates, tree / CERTIFICATES.lstrip("/"))
         passed["PIP_CERT"] = CERTIFICATES
+    if python:
+        passed["PYTHON"] = f"{python}/bin/python3"
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TERM": "dumb", **passed}

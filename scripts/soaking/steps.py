@@ -152,7 +152,7 @@ STEPS = (
     _step("documents", "every command in README.rst and docs/", documented.documents),
     _step("cluster", "docs/kubernetes.rst, in a cluster of one node", cluster.cluster),
     _step("migration", "from koord-runtime-proxy and back", migration.migration),
-    _step("fresh", "scripts/demo and scripts/test in a Debian tree with nothing else", fresh.readme),
+    _step("fresh", "scripts/demo and scripts/test in each environment", fresh.readme),
     _step("properties", "100 times the usual examples", tested.tests, HYPOTHESIS),
 )
 """First the steps that measure time, before the machine is loaded by others; then those that count."""

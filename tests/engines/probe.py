@@ -40,8 +40,9 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
         "busybox": "busybox-static",
     },
     "registry": {"/usr/bin/docker-registry": "docker-registry"},
+    "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus", "strace": "strace"},
 }
-"""The programs of each engine, with Debian's package of each."""
+"""The programs of each engine, and of the tests with engines, each with Debian's package."""
 
 CAPABILITIES: Mapping[str, int] = {
     "CAP_SYS_ADMIN": 21,
@@ -91,9 +92,7 @@ def missing_for(*engines: str) -> str:
 def missing_programs(engine: str) -> str:
     """Return the programs that an engine lacks, with the remedy; "" if none."""
     path = PATH if engine == "dockerd" else None
-    packages = {
-        name: package for name, package in PROGRAMS[engine].items() if shutil.which(name, path=path) is None
-    }
+    packages = {name: package for name, package in PROGRAMS[engine].items() if shutil.which(name, path=path) is None}
     if not packages:
         return ""
     return f"not found: {', '.join(packages)}; apt-get install {' '.join(sorted(set(packages.values())))}"
