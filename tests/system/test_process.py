@@ -338,6 +338,7 @@ COMMANDS: dict[str, tuple[Front, list[str]]] = {
 }
 
 
+@pytest.mark.engine  # it needs a mount namespace
 @pytest.mark.parametrize(("front", "arguments"), COMMANDS.values(), ids=COMMANDS)
 async def test_documented_command_lines_work_on_the_default_paths(
     front: Front, tmp_path: Path, arguments: list[str]
