@@ -67,15 +67,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("soak" if amounts.SHARE_VARIABLE in os.environ else "usual")
 
 
-MISSING = {"engine": probe.missing_for, "debian": probe.missing_for_debian}
-"""By marker: a function that returns the first thing that the machine lacks for a test, or ""."""
+MISSING: dict[str, Callable[..., str]] = {
+    "engine": probe.missing_for,
+    "debian": probe.missing_for_debian,
+    "tool": probe.missing_tool,
+}
+"""By marker: a function that returns what the machine lacks for a test, or ""; its arguments are the marker's."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test, before its fixtures, if the machine lacks what its markers need."""
     for marker, missing in MISSING.items():
-        if item.get_closest_marker(marker) and (reason := missing()):
+        if (found := item.get_closest_marker(marker)) and (reason := missing(*found.args)):
             pytest.skip(reason)
 
 

@@ -10,7 +10,7 @@ from scripts.building.__main__ import CHECKSUMS, build, write_checksums
 from scripts.building.errors import BuildError
 from tests.docs import ROOT
 
-pytestmark = pytest.mark.slow  # it starts programs
+pytestmark = [pytest.mark.slow, pytest.mark.tool("minisign")]
 
 
 @pytest.fixture

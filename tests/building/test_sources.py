@@ -11,6 +11,7 @@ from scripts.building.__main__ import CHECKSUMS, write_checksums
 from scripts.building.errors import BuildError
 from scripts.building.sources import BUILD_FILE, Source, extract
 
+pytestmark = pytest.mark.tool("git")
 DATE = "2026-01-02T03:04:05Z"
 EPOCH = 1767323045
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=b", "-c", "core.hooksPath=none", "-c", "commit.gpgSign=false")

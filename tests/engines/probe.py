@@ -40,9 +40,11 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
         "busybox": "busybox-static",
     },
     "registry": {"/usr/bin/docker-registry": "docker-registry"},
-    "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus", "strace": "strace"},
+    "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus"},
 }
 """The programs of each engine, and of the tests with engines, each with Debian's package."""
+TOOLS: Mapping[str, str] = {"git": "git", "h2load": "nghttp2-client", "minisign": "minisign", "strace": "strace"}
+"""The programs of other tests."""
 
 CAPABILITIES: Mapping[str, int] = {
     "CAP_SYS_ADMIN": 21,
@@ -96,6 +98,11 @@ def missing_programs(engine: str) -> str:
     if not packages:
         return ""
     return f"not found: {', '.join(packages)}; apt-get install {' '.join(sorted(set(packages.values())))}"
+
+
+def missing_tool(name: str) -> str:
+    """Return that a program of ``TOOLS`` is missing, with the remedy; "" if it is there."""
+    return "" if shutil.which(name) else f"not found: {name}; apt-get install {TOOLS[name]}"
 
 
 def missing_for_debian() -> str:

@@ -83,6 +83,7 @@ _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 
 @pytest.mark.slow
+@pytest.mark.tool("strace")
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: int) -> None:
     path, seen = folder / "a.sock", set[int]()

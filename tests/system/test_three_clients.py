@@ -67,6 +67,7 @@ async def test_h2(path: Path) -> None:
         assert await all_calls(call) == {0: CALLS}
 
 
+@pytest.mark.tool("h2load")
 async def test_h2load(tmp_path: Path, path: Path) -> None:
     """It shows the HTTP status only.
 
