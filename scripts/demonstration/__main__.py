@@ -8,6 +8,7 @@ import signal
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from the imports
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 import argparse
 import os
