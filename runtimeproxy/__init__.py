@@ -22,5 +22,5 @@ tells health, metrics and state, through a process of its own.
 Layers, each importing only what stands to its right:
 ``cli`` > ``app`` | ``doctor`` | ``exporter`` > ``admin`` | ``cri`` | ``docker`` > ``core`` > ``plugins`` >
 ``hookapi`` > ``rpc`` > ``relay`` > ``wire`` | ``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` |
-``version``. ``doctor`` looks at a node from a process of its own.
+``imports`` | ``version``. ``doctor`` looks at a node from a process of its own.
 """

@@ -283,7 +283,7 @@ class Proxy:
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
         self.front = self._front(config, loop)
-        self.reach = Reach(loop, lambda: self.manager.plugins)
+        self.reach = Reach(loop, lambda: self.manager.plugins, self.metrics)
         self.draining = False
         self._loop = loop
         self._gauges: asyncio.TimerHandle | None = None

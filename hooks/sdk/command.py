@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.imports import import_or_exit
 
 from .flags import parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of
@@ -110,6 +111,7 @@ def _serve(
     prepare: "Callable[[grpc.Server], object]",
 ) -> None:
     try:
+        import_or_exit(f"{__package__}.serving")
         from .serving import HookServer  # imported here, so that a test of a hook needs no gRPC
     except ModuleNotFoundError as missing:
         why = f"the Python package {missing.name} is missing, which serves gRPC"

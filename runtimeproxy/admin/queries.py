@@ -29,7 +29,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.observe.times import rfc3339
 from runtimeproxy.plugins.breaker import BreakerState
 from runtimeproxy.plugins.manager import LastError, Manager, Plugin
-from runtimeproxy.plugins.reach import Reach
+from runtimeproxy.plugins.reach import Absence, Reach
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
@@ -197,8 +197,10 @@ def _hook(
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
     disabled = sources.manager.disabled.get(name)
     state = "disabled" if disabled else None
+    absence = None
     if isinstance(known, Plugin):
-        state = "unreachable" if name in sources.reach.absences else known.breaker.state.value
+        absence = sources.reach.absences.get(name)
+        state = "unreachable" if absence else known.breaker.state.value
     return {
         "name": name,
         "endpoint": known and known.endpoint,
@@ -207,12 +209,19 @@ def _hook(
         "timeoutSeconds": known and known.timeout_seconds,
         "state": state,
         "disabled": disabled and disabled.shown(),
+        "unreachable": absence and _absence(absence, sources),
         "calls": sums.get(("hook_calls", name), 0) if own else None,
         "failures": sums.get(("hook_failures", name), 0) if own else None,
         "p50Seconds": _quantile(times, 0.5),
         "p99Seconds": _quantile(times, 0.99),
         "lastError": _last_error(known.last_error) if isinstance(known, Plugin) else None,
     }
+
+
+def _absence(absence: Absence, sources: Sources) -> Part:
+    """Return since when and why a hook server cannot be reached; its time is on the loop's clock."""
+    since = sources.metrics.events.wall_clock() - (sources.clock() - absence.since)
+    return {"since": rfc3339(since), "reason": absence.why}
 
 
 def _quantile(times: Histogram | None, share: float) -> float | None:

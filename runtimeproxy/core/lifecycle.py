@@ -424,9 +424,9 @@ class Lifecycle:
             case _:
                 self._internal(call, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
+        self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
             self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
-        self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""

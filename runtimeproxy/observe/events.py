@@ -55,6 +55,8 @@ class EventKind(Enum):
     PLUGIN_INVALID = "plugin_invalid"
     PLUGIN_DISABLED = "plugin_disabled"
     PLUGIN_ENABLED = "plugin_enabled"
+    PLUGIN_UNREACHABLE = "plugin_unreachable"
+    PLUGIN_REACHABLE = "plugin_reachable"
     BREAKER_OPEN = "breaker_open"
     BREAKER_CLOSED = "breaker_closed"
     RUNTIME_LOST = "runtime_lost"

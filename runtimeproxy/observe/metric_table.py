@@ -152,6 +152,9 @@ ROWS: tuple[Metric, ...] = (
     _gauge("hook_timeout_seconds", "How long a call to the hook server may take.", HOOK_SERVER),
     _gauge("hook_breaker_open", "1 while the hook server is not asked since it failed too often.", HOOK_SERVER),
     _counter("hook_breaker_openings", "Times that a breaker opened.", HOOK_SERVER),
+    _gauge(
+        "hook_unreachable", "1 while no connection to the hook server can be made, or it answers none.", HOOK_SERVER
+    ),
     _gauge("hook_disabled", "1 while an operator has disabled the hook server.", HOOK_SERVER),
     _gauge("plugins", "Registered plugins by the state of their breaker, or disabled.", "state"),
     # Registration files.

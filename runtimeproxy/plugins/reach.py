@@ -1,20 +1,33 @@
-"""Look every few seconds which hook servers can be reached, whether or not calls ask them.
+"""Check every second which hook servers can be reached, whether or not there are calls for them.
 
-Owns since when a plugin cannot be reached, and why.
-Must not know: what is done about it.
-Invariant: a look at one plugin costs a stat, and a connect where no connection is open; no turn of the loop looks at
-more than ``AT_ONCE`` of them.
+Owns since when a plugin cannot be reached, and why, and the log lines, events and gauge on that.
+Must not know: what a call does without a hook server.
+Invariant: a look at one plugin costs two stats, and a connect where no connection is open; no iteration of the loop
+looks at more than ``AT_ONCE`` of them.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from runtimeproxy.observe.events import EventKind
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.registration import FailurePolicy
 
-LOOK_SECONDS = 5.0
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Seconds between two looks. A plugin is absent once two looks in a row find it so: a hook server may register a moment
+before it listens, and the answer to a connection that a look has opened is seen by the next one."""
 AT_ONCE = 16
+_EFFECTS = {
+    FailurePolicy.IGNORE: "calls pass without it (policy Ignore)",
+    FailurePolicy.FAIL: "its calls are refused (policy Fail)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +41,15 @@ class Absence:
 class Reach:
     """What is known of the plugins that ``plugins`` returns; only those that cannot be reached are in ``absences``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, plugins: Callable[[], tuple[Plugin, ...]]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, plugins: Callable[[], tuple[Plugin, ...]], metrics: Metrics
+    ) -> None:
         self.absences: dict[str, Absence] = {}
         self._loop = loop
         self._plugins = plugins
+        self._metrics = metrics
+        self._absent_since: dict[HookClient, float] = {}
+        """The first look that did not reach a client, of those that the last look did not reach either."""
         self._left: Iterator[Plugin] = iter(())
         self._timer: asyncio.TimerHandle | None = None
 
@@ -39,8 +57,9 @@ class Reach:
         """Look at all plugins now and every LOOK_SECONDS, in pieces."""
         self._timer = self._loop.call_later(LOOK_SECONDS, self.start)
         plugins = self._plugins()
-        names = {plugin.name for plugin in plugins}
+        names, clients = {plugin.name for plugin in plugins}, {plugin.client for plugin in plugins}
         self.absences = {name: absence for name, absence in self.absences.items() if name in names}
+        self._absent_since = {client: since for client, since in self._absent_since.items() if client in clients}
         self._left = iter(plugins)
         self._look_at_some()
 
@@ -52,11 +71,34 @@ class Reach:
     def _look_at_some(self) -> None:
         piece = list(islice(self._left, AT_ONCE))
         for plugin in piece:
-            why = plugin.client.absence()
-            if not why:
-                self.absences.pop(plugin.name, None)
-                continue
-            known = self.absences.get(plugin.name)
-            self.absences[plugin.name] = Absence(self._loop.time() if known is None else known.since, why)
+            self._look_at(plugin)
         if len(piece) == AT_ONCE:
             self._loop.call_soon(self._look_at_some)
+
+    def _look_at(self, plugin: Plugin) -> None:
+        why, now, known = plugin.client.absence(), self._loop.time(), self.absences.get(plugin.name)
+        if not why:
+            self._absent_since.pop(plugin.client, None)
+            if known is not None:
+                del self.absences[plugin.name]
+                self._report_return(plugin, now - known.since)
+        elif (since := self._absent_since.setdefault(plugin.client, now)) < now:
+            self.absences[plugin.name] = Absence(since, why)
+            if known is None or known.since < since:  # the registration may have got another socket
+                self._report_absence(plugin, why)
+        self._metrics.gauge("hook_unreachable", float(plugin.name in self.absences), plugin.name)
+
+    def _report_absence(self, plugin: Plugin, why: str) -> None:
+        self._metrics.events.add(EventKind.PLUGIN_UNREACHABLE, hook_server=plugin.name, text=why)
+        log.warning(
+            "%s.json: hook server unreachable: %s; %s: start it, or correct remote-endpoint (a path on the node, not "
+            "one inside a pod), or remove the file",
+            plugin.name,
+            why,
+            _EFFECTS[plugin.policy],
+            extra={"kind": plugin.name},
+        )
+
+    def _report_return(self, plugin: Plugin, seconds: float) -> None:
+        self._metrics.events.add(EventKind.PLUGIN_REACHABLE, hook_server=plugin.name)
+        log.info("%s.json: hook server reachable after %.0f s", plugin.name, seconds, extra={"kind": plugin.name})

@@ -81,6 +81,8 @@ class UnaryClient:
         self.buffer = ReadBuffer()
         self._connected_to: _Identity | None = None
         self._connections = 0
+        self._answered_by: _Identity | None = None
+        """The last socket that sent SETTINGS, as far as ``_note_answer`` has seen it."""
         self._lacking = ""
         """The system's message of the last failed try to connect, if the proxy itself lacked something."""
         self._abandoned = False
@@ -98,14 +100,25 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     def absence(self) -> str:
-        """Return why no connection to the path is open or can be made now; "" if one can. The next call uses it."""
+        """Return why no server is known to answer at the path; "" if one is. The next call uses the connection.
+
+        A connection that is made here is not answered yet. A shortage in the proxy says nothing about the server.
+        """
         try:
-            self._usable(asyncio.get_running_loop())
+            if (link := self._usable(asyncio.get_running_loop())) is not None:
+                link.greet()
+            self._note_answer()
+            if self._lacking or self._identity() == self._answered_by:
+                return ""
         except CallFailed as failure:
             return failure.text
-        except UntrustedSocket as error:
+        except (UntrustedSocket, OSError) as error:
             return str(error)
-        return ""
+        return f"{self._path}: listens, but has not answered as a gRPC server"
+
+    def _note_answer(self) -> None:
+        if self._link is not None and self._link.greeted:
+            self._answered_by = self._link.identity
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
         """Send a message to a method ("/package.Service/Method") and return the reply's message.
@@ -167,6 +180,7 @@ class UnaryClient:
         if sock is None:
             return None
         if self._link is not None:
+            self._note_answer()
             self._link.retire()
         self._connected_to = identity
         self._connections += 1
@@ -241,6 +255,16 @@ class _Link:
     def alive(self) -> bool:
         """Return whether new calls may be sent on this connection."""
         return not (self._retired or self._calls.closing or self._endpoint.closed)
+
+    def greet(self) -> None:
+        """Send the preface, unless it is sent: servers may wait for it with their SETTINGS, and close without it."""
+        if self._calls.out:
+            self._flush()
+
+    @property
+    def greeted(self) -> bool:
+        """Return whether the peer has sent its SETTINGS."""
+        return self._calls.greeted
 
     @property
     def free(self) -> bool:

@@ -28,7 +28,8 @@ class ClientConnection(ABC):
         """How many streams may be open, as the server's SETTINGS say."""
         self.closing = False
         """True once the peer takes no new streams."""
-        self._told = False
+        self.greeted = False
+        """True once the server's SETTINGS were received."""
         self._acknowledged = False
         """True once the server acknowledged the table size of 0, so that each header block must stand alone. Before
         that each block is translated, also one that no call waits for: the decoder's dynamic table depends on it."""
@@ -56,7 +57,7 @@ class ClientConnection(ABC):
         for kind, flags, stream, payload in self._frames.feed(data):
             if (self._fragment is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
-            if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
+            if not self.greeted and (kind != http2.SETTINGS or flags & http2.ACK):
                 raise WireError("the first frame is not SETTINGS")
             if kind == http2.DATA:
                 self.sender.received(len(payload))
@@ -98,9 +99,9 @@ class ClientConnection(ABC):
             return
         entries = http2.read_settings(payload)
         # Without an entry the number is unlimited (RFC 9113, 6.5.2).
-        unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID
+        unnamed = self.stream_limit if self.greeted else http2.MAX_STREAM_ID
         self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
-        self._told = True
+        self.greeted = True
         self.sender.apply_settings(entries)
         self.sender.inject(http2.SETTINGS_ACK)
 

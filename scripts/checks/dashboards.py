@@ -185,10 +185,11 @@ NODE_SECTIONS: dict[str, tuple[Panel, ...]] = {
             (f"sum by (hook_server) ({_rate('runtimeproxy_hook_conflicts_total')})", "{{hook_server}}"),
         ),
         _lines(
-            "Not asked",
+            "Not called",
             "bool",
-            "1 while a hook server is not asked: its breaker is open, or somebody disabled it.",
+            "1 while a hook server is not called: its breaker is open, it is unreachable, or somebody disabled it.",
             (_on("runtimeproxy_hook_breaker_open"), "{{hook_server}} breaker"),
+            (_on("runtimeproxy_hook_unreachable"), "{{hook_server}} unreachable"),
             (_on("runtimeproxy_hook_disabled"), "{{hook_server}} disabled"),
         ),
         _lines(
@@ -322,10 +323,11 @@ FLEET_SECTIONS: dict[str, tuple[Panel, ...]] = {
             ("hook_server:runtimeproxy_hook_timeout_seconds:count", "{{hook_server}}"),
         ),
         _lines(
-            "Not asked",
+            "Not called",
             "none",
-            "Nodes on which a hook server is not asked: its breaker is open, or somebody disabled it.",
+            "Nodes on which a hook server is not called: its breaker is open, it is unreachable, or it is disabled.",
             ("hook_server:runtimeproxy_hook_breaker_open:sum", "{{hook_server}} breaker"),
+            ("hook_server:runtimeproxy_hook_unreachable:sum", "{{hook_server}} unreachable"),
             ("hook_server:runtimeproxy_hook_disabled:sum", "{{hook_server}} disabled"),
         ),
         _lines(

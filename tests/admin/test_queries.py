@@ -151,6 +151,7 @@ def test_hook_server_without_a_call_has_no_times() -> None:
                 "p50Seconds": None,
                 "p99Seconds": None,
                 "lastError": None,
+                "unreachable": None,
             }
         ],
         "invalid": [],
@@ -191,7 +192,11 @@ def test_state_of_a_hook_server() -> None:
     opened(asked.manager.plugins[1], 100.0)
     opened(asked.manager.plugins[2], 100.0)
     asked.reach.absences["c"] = Absence(99.0, "gone")
-    assert [hook["state"] for hook in asked.ask("hooks")["hooks"]] == ["closed", "open", "unreachable"]
+    asked.metrics.events.wall_clock = lambda: NOON
+    hooks = asked.ask("hooks")["hooks"]
+    assert [hook["state"] for hook in hooks] == ["closed", "open", "unreachable"]
+    absence = {"since": "2026-01-02T11:59:59.000Z", "reason": "gone"}
+    assert [hook["unreachable"] for hook in hooks] == [None, None, absence]
 
 
 def test_hook_server_beyond_the_names_in_labels_has_no_figures() -> None:

@@ -19,6 +19,7 @@ CPUSET: dict[str, Any] = {
     "timeoutSeconds": 2.0,
     "state": "closed",
     "disabled": None,
+    "unreachable": None,
     "calls": 12,
     "failures": 1,
     "p50Seconds": 0.000412,
@@ -34,9 +35,11 @@ MASK = {
 GPU = {**CPUSET, "name": "gpu", "policy": "Ignore", "state": "open", "calls": 0, "p50Seconds": None}
 GPU |= {"p99Seconds": None, "lastError": None, "points": ["PreCreateContainer"]}
 RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
+KOORDLET = {**GPU, "name": "koordlet", "state": "unreachable"}
+KOORDLET["unreachable"] = {"since": "2026-11-25T10:09:30.000Z", "reason": "/run/k.sock: No such file or directory"}
 HOOKS = {
     "schemaVersion": 1,
-    "hooks": [CPUSET, GPU, RDT],
+    "hooks": [CPUSET, GPU, KOORDLET, RDT],
     "invalid": [{"file": "bad.json", "reason": "bad.json: remote-endpoint is missing"}],
     "masked": ["gone"],
 }

@@ -45,9 +45,9 @@ def printed(run: Run, server: Server, command: str, **answers: Any) -> list[str]
 LONG = "[-]runtime failed: " + "é" * 200 + "\n"
 STATUSES = [
     (CANNED["/readyz"], 0, "ready: 11 checks passed"),
-    (DEGRADED, 1, "degraded: disabled_plugins, invalid_files: disabled by hand: cpuset; rejected..."),
-    ((503, UNREADY), 1, "not ready: runtime, disabled_plugins: nothing listens at /run/c.sock; disable..."),
-    ((503, LONG), 1, "not ready: runtime: " + "?" * 57 + "..."),
+    (DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
+    ((503, UNREADY), 1, "not ready (see runtimeproxy doctor): runtime, disabled_plugins: nothing liste..."),
+    ((503, LONG), 1, "not ready (see runtimeproxy doctor): runtime: " + "?" * 31 + "..."),
     ((500, {"error": "the channel broke"}), 1, "not ready: the channel broke"),
     ("nonsense", 3, "no answer: the answer of /readyz cannot be read: is it a proxy of this version?"),
 ]
@@ -80,7 +80,9 @@ LS = """\
 1   cpuset     Fail     ok             0.41ms   21ms   deadline at 11-25 10:11:12; PreCreateContainer, \
 PreStartContainer
 2   gpu        Ignore   breaker open   -        -      PreCreateContainer
-3   rdt        Fail     disabled       0.41ms   21ms   it hangs (until 11-25 11:20:00); PreCreateContainer, \
+3   koordlet   Ignore   unreachable    -        -      since 11-25 10:09:30: /run/k.sock: No such file or directory; \
+PreCreateContainer
+4   rdt        Fail     disabled       0.41ms   21ms   it hangs (until 11-25 11:20:00); PreCreateContainer, \
 PreStartContainer
 -   bad.json   -        invalid        -        -      remote-endpoint is missing
 -   gone       -        disabled       -        -      not registered

@@ -192,6 +192,7 @@ async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, rea
     assert (await core.run(call))[-1] == "refuse"
     assert call.refused_with is not None
     assert (call.refused_with.plugin, call.refused_with.reason) == ("a", reason)
+    assert (core.failures("a", "PreStartContainer", reason), core.metrics.total("hook_failures")) == (1, 1)
     assert CANARY not in str(call.refused_with)
     assert call.released_with is None
     assert (moments(core.times), core.times.outcome) == ((0, None, None, None), "refused")

@@ -78,6 +78,7 @@ OPEN, CLOSED = (f"runtimeproxy_hook_fail_{how}_total{{{FAILED}}}" for how in ("o
 CONFLICTS = f"runtimeproxy_hook_conflicts_total{{{LOST}}}"
 TIMEOUT = 'runtimeproxy_hook_timeout_seconds{hook_server="gpu"}'
 BREAKER = 'runtimeproxy_hook_breaker_open{hook_server="gpu"}'
+UNREACHABLE = 'runtimeproxy_hook_unreachable{hook_server="gpu"}'
 DISABLED = 'runtimeproxy_hook_disabled{hook_server="gpu"}'
 DIALS, STALLS = "runtimeproxy_backend_dial_failures_total", "runtimeproxy_loop_stalls_total"
 LOG_LINES, STARTED = "runtimeproxy_log_lines_dropped_total", "process_start_time_seconds"
@@ -122,6 +123,8 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("RefusedByPolicy", 20, "before", {CLOSED: "7x30"}, False),
     ("BreakerOpen", 5, "for a moment", {BREAKER: "0 0 0 1 0x20"}, True),
     ("BreakerOpen", 20, "before", {BREAKER: "0 0 0 1 0x20"}, False),
+    ("HookUnreachable", 8, "for minutes", {UNREACHABLE: "0 0 1x20"}, True),
+    ("HookUnreachable", 8, "restarted in between", {UNREACHABLE: "1x5 0 1x20"}, False),
     ("HookSlow", 30, "beyond half of 2 s", {**buckets(HOOK, "90", "100", "0.5", "2.0"), TIMEOUT: "2x40"}, True),
     ("HookSlow", 30, "within half of 2 s", {**buckets(HOOK, "100", "100", "0.5", "2.0"), TIMEOUT: "2x40"}, False),
     ("HookSlow", 30, "within half of 10 s", {**buckets(HOOK, "90", "100", "0.5", "2.0"), TIMEOUT: "10x40"}, False),

@@ -26,9 +26,9 @@ ENGINES = ("containerd.service", "docker.service")
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PROGRAMS: Mapping[str, str] = {
-    "runtimeproxy": "runtimeproxy.cli:main",
-    "koord-runtime-proxy": "runtimeproxy.cli:koord_runtime_proxy",
-    "runtimeproxy-hooks": "runtimeproxy_hooks.__main__:run",
+    "runtimeproxy": "runtimeproxy.__main__:main",
+    "koord-runtime-proxy": "runtimeproxy.__main__:koord_runtime_proxy",
+    "runtimeproxy-hooks": "runtimeproxy.__main__:hooks",
 }
 PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
 """Where a machine has the Python that runs the tests, our code, and what it needs."""

@@ -1,10 +1,13 @@
-"""Since when a plugin cannot be reached, whether or not calls ask it."""
+"""Since when a plugin cannot be reached, whether or not there are calls for it."""
 
 import asyncio
 
+import pytest
+
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.reach import AT_ONCE, LOOK_SECONDS, Absence, Reach
 from tests.fakes.clock import virtual_time
-from tests.fakes.plugins import FakePlugins
+from tests.fakes.plugins import FAIL, NOTHING, FakeClient, FakePlugins
 
 pytestmark = virtual_time
 
@@ -17,11 +20,16 @@ class Watched:
     def __init__(self, *names: str) -> None:
         self.plugins = FakePlugins()
         self.clients = {name: self.plugins.add(name) for name in names}
-        self.reach = Reach(asyncio.get_running_loop(), lambda: tuple(self.plugins.plugins))
+        self.metrics = Metrics(asyncio.get_running_loop().time, "containerd")
+        self.reach = Reach(asyncio.get_running_loop(), lambda: tuple(self.plugins.plugins), self.metrics)
 
     def gone(self, *names: str, why: str = GONE) -> None:
         for name, client in self.clients.items():
             client.absent = why if name in names else ""
+
+    def events(self) -> list[tuple[str, ...]]:
+        """Return kind and texts of the events."""
+        return [(kind, *filter(None, texts.split("\0"))) for _, _, kind, *_, texts in self.metrics.events.read().events]
 
     async def after_look(self, *gone: str, why: str = GONE) -> dict[str, Absence]:
         """Return what is known after the next look, with these plugins gone."""
@@ -30,16 +38,49 @@ class Watched:
         return dict(self.reach.absences)
 
 
-async def test_absence_counts_from_the_first_look_that_saw_it() -> None:
+async def test_absence_counts_from_the_first_of_two_looks() -> None:
     watched = Watched("a", "b")
     watched.reach.start()
-    assert watched.reach.absences == {}
-    assert await watched.after_look("a") == {"a": Absence(5.0, GONE)}
-    assert await watched.after_look("a", "b", why="?") == {"a": Absence(5.0, "?"), "b": Absence(10.0, "?")}
-    assert await watched.after_look("b") == {"b": Absence(10.0, GONE)}
-    assert await watched.after_look("a") == {"a": Absence(20.0, GONE)}
+    assert await watched.after_look("a") == {}
+    assert await watched.after_look("a", "b", why="?") == {"a": Absence(1.0, "?")}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 1
+    assert await watched.after_look("b") == {"b": Absence(2.0, GONE)}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 0
+    assert await watched.after_look("a") == {}
+    assert await watched.after_look() == {}, "it was absent at one look"
+    assert await watched.after_look("a") == {}
     watched.reach.stop()
-    assert await watched.after_look() == {"a": Absence(20.0, GONE)}
+    assert await watched.after_look("a") == {}
+
+
+async def test_absence_and_its_end_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    watched = Watched("a")
+    watched.clients["b"] = watched.plugins.add("b", policy=FAIL)
+    watched.reach.start()
+    for gone in ("ab", "ab", "ab", "a", "a"):
+        await watched.after_look(*gone)
+    ignored, failing, back = caplog.messages
+    to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
+    assert ignored == f"a.json: hook server unreachable: {GONE}; calls pass without it (policy Ignore): {to_do}"
+    assert failing == f"b.json: hook server unreachable: {GONE}; its calls are refused (policy Fail): {to_do}"
+    assert back == "b.json: hook server reachable after 3 s"
+    lost = [("plugin_unreachable", name, GONE) for name in "ab"]
+    assert watched.events() == [*lost, ("plugin_reachable", "b")]
+
+
+async def test_absence_is_reported_again_when_the_socket_changed() -> None:
+    watched = Watched("a")
+    watched.reach.start()
+    for _ in range(2):
+        await watched.after_look("a")
+    watched.plugins.plugins.clear()
+    watched.clients["a"] = watched.plugins.add("a", client=FakeClient("a", NOTHING, []))
+    for _ in range(2):
+        await watched.after_look("a", why="elsewhere")
+    watched.reach.stop()
+    assert watched.reach.absences == {"a": Absence(3.0, "elsewhere")}
+    assert watched.events() == [("plugin_unreachable", "a", why) for why in (GONE, "elsewhere")]
 
 
 async def test_plugin_that_is_no_longer_registered_is_forgotten() -> None:
@@ -53,12 +94,11 @@ async def test_plugin_that_is_no_longer_registered_is_forgotten() -> None:
 async def test_many_plugins_are_looked_at_in_several_turns() -> None:
     names = [f"{number:03}" for number in range(2 * AT_ONCE + 1)]
     watched = Watched(*names)
-    watched.gone(*names)
     watched.reach.start()
     for count in (1, 2):
-        assert len(watched.reach.absences) == count * AT_ONCE
+        assert len(watched.metrics.gauges) == count * AT_ONCE
         await asyncio.sleep(0)
-    assert set(watched.reach.absences) == set(names)
+    assert len(watched.metrics.gauges) == len(names)
 
 
 async def test_end_leaves_no_look_behind() -> None:

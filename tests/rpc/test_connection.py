@@ -213,13 +213,22 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
     assert client.peer() == Peer(None, 0)
 
 
+SILENT = "listens, but has not answered as a gRPC server"
+
+
 async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
     assert client.absence() == f"{path}: No such file or directory"
     async with serve(path) as server:
-        assert client.absence() == ""
+        assert client.absence() == f"{path}: {SILENT}"
         assert client.peer().connection == 1, "the look has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
+        call = start(client)
+        await connection.request()
+        connection.close()
+        await failing(call)
+        assert client.absence() == "", "the server answered an earlier connection"
+        connection = await server.connection()
         os.rename(path, f"{path}.away")
         assert client.absence() == f"{path}: No such file or directory"
         os.rename(f"{path}.away", path)
@@ -237,12 +246,14 @@ async def test_server_that_must_not_be_asked_is_absent(path: str) -> None:
     assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
 
 
-async def test_server_that_takes_no_connection_now_is_there(path: str, client: UnaryClient, server: Server) -> None:
+async def test_server_is_not_absent_when_the_proxy_lacks_descriptors(client: UnaryClient, server: Server) -> None:
     with no_descriptors():
-        assert client.absence() == "", "that is the proxy's own want"
-    os.unlink(path)
-    async with full_backlog(path):
         assert client.absence() == ""
+
+
+async def test_server_is_absent_when_its_backlog_is_full(path: str, client: UnaryClient) -> None:
+    async with full_backlog(path):
+        assert client.absence() == f"{path}: {SILENT}"
 
 
 async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:

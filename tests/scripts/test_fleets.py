@@ -89,7 +89,7 @@ def test_roll_out_takes_its_turns_times_a_nodes_seconds() -> None:
 
 
 def test_most_series_of_hook_servers_come_of_the_table() -> None:
-    assert costs.most_of_hook_servers() == 1_200 + 33 * (3 + 12)
+    assert costs.most_of_hook_servers() == 1_200 + 33 * (4 + 12)
 
 
 @pytest.mark.slow

@@ -255,7 +255,7 @@ def what_the_row_says(trial: Trial) -> None:
     wait_until(lambda: trial.counted(trial.signs.metric, **labels_of(trial)) == before + failed, "they are counted")
     told = LOGGED.get(bad.reason) or LOGGED.get(lost, "")
     assert told.format(name=trial.name, reason=bad.reason and bad.reason.value) in trial.node.proxy.output()
-    if IN_SOAK or bad.reason is not Reason.UNREACHABLE:  # that is looked at every 5 s, and fails after 30
+    if IN_SOAK or bad.reason is not Reason.UNREACHABLE:  # that fails after 30 s
         checks = [bad.checks[trial.policy]] if bad.checks else []
         deadline = time.monotonic() + 2 * PATIENCE_SECONDS
         while trial.checks() != checks:

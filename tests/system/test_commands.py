@@ -188,7 +188,7 @@ HINDRANCES = [
     (gone, "nothing listens at ", {NO_PROXY}),
     (stopped, r"its event loop hangs|\(waited 2 s\)", {FOUND, NO_PROXY}),
     (all_stopped, r"\(waited 2 s\)", {NO_PROXY}),
-    (no_rights, "permission denied: run as root", {NO_PROXY}),
+    (no_rights, "run as root: permission denied: ", {NO_PROXY}),
 ]
 """What hinders, what commands say, and the exit codes of status: to a hanging proxy's server, if that is in time, it is
 not ready."""

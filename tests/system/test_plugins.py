@@ -6,6 +6,7 @@ Whatever happens to a file, no call goes without its hook (promise 14). That is 
 import asyncio
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Sequence
 from itertools import count, cycle
@@ -57,6 +58,27 @@ async def test_new_server_at_a_socket_is_asked_by_the_next_call(
                 return [took]
 
         await in_time(0.100, HOOK_SERVERS, first_call)
+
+
+async def test_absent_server_is_reported_until_it_answers(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    path = tmp_path / "hooks.sock"
+    inside = front.inside(tmp_path)
+    async with inside as proxy:
+
+        async def absent(why: str) -> None:
+            await until(lambda: [a.why for a in proxy.app.reach.absences.values()] == [f"{path}: {why}"], why)
+
+        inside.register("plugin.json", path, [POINT])
+        await absent("No such file or directory")
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(path))
+            silent.listen()
+            await absent("listens, but has not answered as a gRPC server")
+        path.unlink()
+        async with HookServer(str(path)):
+            await until(lambda: not proxy.app.reach.absences, "it answers")
+        kinds = [kind for _, _, kind, *_ in proxy.metrics.events.read().events if kind.startswith("plugin_")]
+    assert kinds == ["plugin_added", "plugin_unreachable", "plugin_reachable"]
 
 
 # ---- the directory

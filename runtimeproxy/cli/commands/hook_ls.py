@@ -25,8 +25,9 @@ _NO_ROW: Mapping[str, str | None] = dict.fromkeys(COLUMNS)
 def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
     """List the registered hook servers in the order in which they are asked.
 
-    P50 and P99 are the times of their calls since the proxy's start. DETAIL has the hook points, behind the reason of a
-    disabled hook server or the last error. A registration file that cannot be used has the state "invalid".
+    P50 and P99 are the times of their calls since the proxy's start. DETAIL has the hook points, after why and since
+    when a hook server is disabled or unreachable, or its last error. A registration file that cannot be used has the
+    state "invalid".
     """
     told = proxy.get("/hooks")
     if output == TABLE:
@@ -55,9 +56,11 @@ def _row(hook: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _trouble(hook: Mapping[str, Any]) -> str:
-    mask, last = hook["disabled"], hook["lastError"]
+    mask, absence, last = hook["disabled"], hook["unreachable"], hook["lastError"]
     if mask:
         return f"{mask['reason']} (until {clock(mask['until'])}); " if mask["until"] else f"{mask['reason']}; "
+    if absence:
+        return f"since {clock(absence['since'])}: {absence['reason']}; "
     return "" if last is None else f"{last['reason']} at {clock(last['time'])}; "
 
 

@@ -15,6 +15,7 @@ from runtimeproxy.cli.shared.error_text import words
 from runtimeproxy.cli.shared.exit_codes import FAILED
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.imports import import_or_exit
 from runtimeproxy.observe import logs
 from runtimeproxy.observe.starts import Starts
 from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
@@ -48,7 +49,8 @@ def _run(**given: str | None) -> int:
             _logger.warning("%s", line, extra={"kind": line})
         starts = Starts(settings.listen_endpoint)
         starts.begin()  # before the imports, which fail where a library is missing
-        from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
+        import_or_exit("runtimeproxy.app")  # heavy: the event loop, the readers, the hook protocol
+        from runtimeproxy import app
 
         return app.run(settings, starts)
     except Exception as error:

@@ -19,6 +19,9 @@ LONGEST = 80
 """Longest line in characters: what node-problem-detector takes of an output."""
 
 _CUT = "..."
+_ADVICE = " (see runtimeproxy doctor)"
+"""What is put before the reasons of checks if these are cut. The text about a proxy that does not answer begins with
+what to do."""
 _LINE = re.compile(r"\[([+~-])\](\S+) (?:ok|failed|degraded)(?:: (.*))?")
 _VERDICTS = {"-": "failed", "~": "degraded", "+": "ok"}
 _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
@@ -69,5 +72,7 @@ def _print(status: str, text: str, checks: tuple[Check, ...], output: str) -> No
         told = {"status": status, "text": text, "checks": [asdict(check) for check in checks]}
         click.echo(structured_text(told, output))
         return
-    line = "".join(c if c.isascii() and c.isprintable() else "?" for c in f"{status}: {text}")
-    click.echo(line if len(line) <= LONGEST else line[: LONGEST - len(_CUT)] + _CUT)
+    line = f"{status}: {text}"
+    if len(line) > LONGEST:
+        line = f"{status}{_ADVICE if checks else ''}: {text}"[: LONGEST - len(_CUT)] + _CUT
+    click.echo("".join(c if c.isascii() and c.isprintable() else "?" for c in line))

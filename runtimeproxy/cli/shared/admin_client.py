@@ -44,16 +44,16 @@ _BAD_REQUEST, _UNWELL = 400, 503
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
 _FLAGS = (_ADMIN_OPTION, FILE_OPTION)
 _NOT_CONNECTED = {
-    errno.ENOENT: "nothing listens at {}: does the proxy run?",
-    errno.ENOTDIR: "nothing listens at {}: does the proxy run?",
-    errno.ECONNREFUSED: "nothing listens at {}: does the proxy run?",
-    errno.EACCES: "{}: permission denied: run as root",
-    errno.EPERM: "{}: permission denied: run as root",
+    errno.ENOENT: "start the proxy, or correct --admin-endpoint: nothing listens at {}",
+    errno.ENOTDIR: "start the proxy, or correct --admin-endpoint: nothing listens at {}",
+    errno.ECONNREFUSED: "start the proxy, or correct --admin-endpoint: nothing listens at {}",
+    errno.EACCES: "run as root: permission denied: {}",
+    errno.EPERM: "run as root: permission denied: {}",
 }
 
 
 class NoProxy(RuntimeProxyError):
-    """No proxy answers the command; the text says what hangs."""
+    """No proxy answers the command; the text has what to do or what hangs first, and ends with the path."""
 
 
 class ProxyCommand(Command):
@@ -153,11 +153,11 @@ class AdminClient:
                 yield answer
         except TimeoutError:
             hangs = "took the connection and does not answer" if stage == "before its answer" else f"hangs {stage}"
-            raise NoProxy(f"{self._path}: the proxy {hangs} {self._waited()}") from None
+            raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None
         except (ConnectionError, http.IncompleteRead):
-            raise NoProxy(f"{self._path}: the proxy broke off {stage}") from None
+            raise NoProxy(f"the proxy broke off {stage}: {self._path}") from None
         except (http.HTTPException, ValueError, RecursionError):
-            raise NoProxy(f"{self._path}: the answer cannot be read: is it a proxy of this version?") from None
+            raise NoProxy(f"the answer cannot be read: is it a proxy of this version? ({self._path})") from None
 
     def _connected(self) -> "_Socket":
         """Return a connection to the proxy. Raises NoProxy."""
@@ -169,10 +169,10 @@ class AdminClient:
             connected.connect(self._path)
         except TimeoutError:
             connected.close()
-            raise NoProxy(f"{self._path}: the proxy takes no connection {self._waited()}") from None
+            raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
         except OSError as error:
             connected.close()
-            words = _NOT_CONNECTED.get(error.errno or 0, f"{{}}: {error.strerror}")
+            words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
             raise NoProxy(words.format(self._path)) from None
         return connected
 

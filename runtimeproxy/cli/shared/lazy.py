@@ -6,9 +6,10 @@ Invariant: making a group imports none of its commands.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 
 import click
+
+from runtimeproxy.imports import import_or_exit
 
 
 class LazyGroup(click.Group):
@@ -23,5 +24,5 @@ class LazyGroup(click.Group):
         if cmd_name not in self.PLACES:
             return None
         module, _, variable = self.PLACES[cmd_name].partition(":")
-        found: click.Command = getattr(import_module(module), variable)
+        found: click.Command = getattr(import_or_exit(module), variable)
         return found
