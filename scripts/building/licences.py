@@ -65,15 +65,16 @@ class Metadata(Protocol):
     """Interface of a wheel's METADATA, as email and importlib.metadata read it."""
 
     def __getitem__(self, key: str) -> Any: ...
+    def __contains__(self, key: Any) -> bool: ...
     def get_all(self, name: str, failobj: Any = None) -> Any: ...
 
 
 def of_wheel(metadata: Metadata) -> str:
     """Return the SPDX expression of a wheel's licence. Raises BuildError."""
-    if expression := metadata["License-Expression"]:
-        return checked(metadata["Name"], expression)
+    if "License-Expression" in metadata:
+        return checked(metadata["Name"], metadata["License-Expression"])
     names = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License :: ")]
-    words = ", ".join(sorted(names, reverse=True)) or metadata["License"] or "none"
+    words = ", ".join(sorted(names, reverse=True)) or ("License" in metadata and metadata["License"]) or "none"
     return checked(metadata["Name"], _WORDS.get(words.lower(), words))
 
 

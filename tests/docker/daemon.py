@@ -5,10 +5,10 @@ What no test scripted is answered 404. What dockerd would answer tests/fakes/doc
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
@@ -91,7 +91,7 @@ class Daemon:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        os.unlink(self.path)
+        Path(self.path).unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
         for connection in self.connections:
             connection.transport.abort()
         for task in self._tasks:

@@ -150,7 +150,8 @@ class AdminClient:
                 answer = connection.getresponse()
                 stage = "within its answer"
                 connected.due = None if endless else self._due
-                yield answer
+                with answer:
+                    yield answer
         except TimeoutError:
             hangs = "took the connection and does not answer" if stage == "before its answer" else f"hangs {stage}"
             raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None

@@ -110,7 +110,10 @@ def wrapped(method: Any, *more: Any) -> Any:
 CALLABLE = [
     *(lambda self, container: None, lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
-    *(partialmethod(lambda self, container, more: None, more=3), partial(lambda container, more: None, more=3)),
+    *(
+        partialmethod(lambda self, container, more: None, more=3),
+        staticmethod(partial(lambda container, more: None, more=3)),
+    ),
     # the callable itself counts, not what it wraps
     *(wrapped(lambda self, container: None), wrapped(lambda self, container, more: None, "more")),
     *(lru_cache(lambda self, container: None), partialmethod(lambda self, more, container: None, "more")),
