@@ -65,7 +65,7 @@ async def keep_calling(caller: Caller) -> None:
 @asynccontextmanager
 async def program(*command: str, **more: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program; end it behind the block."""
-    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE, **more)
+    process = await asyncio.create_subprocess_exec(*command, **{"stderr": subprocess.PIPE, **more})
     try:
         yield process
     finally:
@@ -194,17 +194,17 @@ NOTED = 'sum(runtimeproxy_hook_calls_total{hook_server="90-notes",code="ok"})'
 @asynccontextmanager
 async def kept_demo(mode: str) -> AsyncIterator[Path]:
     """Run the demo until its pods are gone; yield its proxy's socket for collectors, and end it behind the block."""
-    command = (sys.executable, "-m", "scripts.demonstration", f"--mode={mode}", "--keep=600")
+    command = (sys.executable, "-m", "scripts.demonstration", f"--mode={mode}", "--engines", "--keep=600")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    async with program(*command, cwd=ROOT, env=environ, stdout=subprocess.PIPE) as demo:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    async with program(*command, cwd=ROOT, env=environ, **pipes) as demo:
         assert demo.stdout is not None
+        output = [b""]
         async with asyncio.timeout(DEMO_SECONDS):
-            async for line in demo.stdout:
-                if line.startswith(b"Kept:"):
-                    break
-            else:
-                pytest.fail("the demo ended early")
-        yield Path(line.decode().rpartition("--metrics-endpoint=")[2].strip())
+            while not output[-1].startswith(b"Kept:"):
+                output.append(await demo.stdout.readline())
+                assert output[-1], f"the demo ended early: {b''.join(output).decode()}"
+        yield Path(output[-1].decode().rpartition("--metrics-endpoint=")[2].strip())
 
 
 @pytest.mark.parametrize("mode", ["cri", "docker"])
