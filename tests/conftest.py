@@ -69,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 MISSING: dict[str, Callable[..., str]] = {
     "engine": probe.missing_for,
-    "debian": probe.missing_for_debian,
+    "history": probe.missing_history,
+    "trees": probe.missing_for_trees,
+    "release": probe.missing_for_release,
     "tool": probe.missing_tool,
 }
 """By marker: a function that returns what the machine lacks for a test, or ""; its arguments are the marker's."""

@@ -25,7 +25,7 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian]  # a chroot needs root
+pytestmark = [pytest.mark.engine, pytest.mark.release]  # a chroot needs root
 
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+) ", (ROOT / "deploy/requirements.lock").read_text(), re.MULTILINE))
 

@@ -13,7 +13,7 @@ import yaml
 from runtimeproxy.version import VERSION
 from scripts.building import contents, installed, parts
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian]
+pytestmark = [pytest.mark.engine, pytest.mark.release]
 
 PLACES = {
     r"usr/lib/runtimeproxy/.+": "the tree",

@@ -171,7 +171,7 @@ def deb(folder: Path) -> Path:
 
 
 @pytest.mark.engine
-@pytest.mark.debian
+@pytest.mark.release
 def test_files_of_a_debian_package_are_read(tmp_path: Path) -> None:
     assert contents.of(deb(tmp_path)) == {"usr/file": digest(b"x")}
 
@@ -198,7 +198,7 @@ def test_same_artefact_has_the_same_document_in_every_process(work: Path, tmp_pa
 
 
 @pytest.mark.engine
-@pytest.mark.debian
+@pytest.mark.release
 def test_each_file_of_a_release_is_named_with_its_hash(release: Path) -> None:
     assert len(list(release.glob(f"*{sbom.SUFFIX}"))) == len(ARTEFACTS)
     assert bills.faults(release) == []
@@ -209,7 +209,7 @@ def test_each_file_of_a_release_is_named_with_its_hash(release: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.debian
+@pytest.mark.release
 def test_each_part_of_a_release_has_its_licence_beside_it(archive: Path) -> None:
     texts = archive / parts.LICENCES
     names = [part.name for part in parts.read(archive) if not any((texts / part.name).glob("*"))]

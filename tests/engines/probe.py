@@ -73,6 +73,10 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
+RELEASE_BASE = "12"
+"""The version of Debian whose Python is in a release (scripts/building/debian.py)."""
+
+
 class Missing(Exception):
     """A right is missing; the text names it."""
 
@@ -105,17 +109,35 @@ def missing_tool(name: str) -> str:
     return "" if shutil.which(name) else f"not found: {name}; apt-get install {TOOLS[name]}"
 
 
-def missing_for_debian() -> str:
-    """Return what scripts/build and debootstrap lack on this machine; "" if nothing."""
+def missing_for_trees() -> str:
+    """Return why debootstrap cannot make trees of this machine's release; "" if it can."""
+    name, _ = _system()
+    if name != "debian":
+        return f"this is {name}, and debootstrap makes trees of Debian; run it on Debian"
+    return "" if shutil.which("debootstrap") else "not found: debootstrap; apt-get install debootstrap"
+
+
+def missing_for_release() -> str:
+    """Return why scripts/build cannot make a release on this machine; "" if it can."""
+    if (system := _system()) != ("debian", RELEASE_BASE):
+        return f"this is {' '.join(system)}, and a release has the packages of Debian {RELEASE_BASE}; run it there"
+    lacks_builder = not shutil.which("dpkg-buildpackage")
+    return missing_history() or ("not found: dpkg-buildpackage; apt-get install debhelper" if lacks_builder else "")
+
+
+def missing_history() -> str:
+    """Return that the checkout has no git history; "" if it has one."""
+    has_one = Path(__file__).parents[2].joinpath(".git").exists()
+    return "" if has_one else "this checkout has no git history; git clone it"
+
+
+def _system() -> tuple[str, str]:
+    """Return the name and version of the distribution: os-release(5)."""
     try:
-        system = platform.freedesktop_os_release()["ID"]
-    except (OSError, KeyError):
-        system = "a system without os-release"
-    if system != "debian":
-        return f"this is {system}: a release is made from Debian's packages; run it on Debian"
-    packages = {"dpkg-buildpackage": "debhelper", "debootstrap": "debootstrap"}
-    lacking = [f"{name}; apt-get install {package}" for name, package in packages.items() if not shutil.which(name)]
-    return f"not found: {lacking[0]}" if lacking else ""
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return "a system without os-release", ""
+    return release["ID"], release.get("VERSION_ID", "")
 
 
 def _capabilities() -> None:

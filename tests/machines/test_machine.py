@@ -11,7 +11,7 @@ from tests.engines import cgroups
 from tests.machines.machine import SECONDS, Machine, MachineError
 from tests.machines.tree import debian
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian]
+pytestmark = [pytest.mark.engine, pytest.mark.trees]
 
 HELD = """
 import sys

@@ -24,7 +24,7 @@ from tests.machines.machine import Machine
 from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
 from tests.system.real import Kubelet
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
 EXPORTER = "http://127.0.0.1:9654"

@@ -11,7 +11,7 @@ from tests.engines import cri
 from tests.machines import node as nodes
 from tests.machines.machine import Machine
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.release, pytest.mark.slow]
 
 CALL_SECONDS = 0.01
 MOST_SECONDS = 15.0

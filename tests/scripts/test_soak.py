@@ -460,12 +460,16 @@ OTHERS = (
     "blast",
     *steps.TESTED,
 )
-MEASURED = [step for step in STEPS if not step.name.startswith(OTHERS)]
+MEASURED = [
+    pytest.param(step, id=step.name, marks=[pytest.mark.history] if step.name.startswith("versions") else [])
+    for step in STEPS
+    if not step.name.startswith(OTHERS)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize("step", MEASURED, ids=lambda step: step.name)
+@pytest.mark.parametrize("step", MEASURED)
 def test_small_part_of_a_step_is_measured(step: Step, monkeypatch: Patch) -> None:
     monkeypatch.setattr(hooks, "one_round", partial(hooks.one_round, servers=hooks.HOOK_SERVERS[-1:]))
     for name, value in {"TURNS": 1, "STARTS": 1, "MODES": admin.MODES[:1]}.items():

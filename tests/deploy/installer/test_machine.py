@@ -17,7 +17,7 @@ from tests.deploy.installer.fakes import DROP_IN, SERVICE, archive, wanted
 from tests.machines.machine import Machine
 from tests.machines.node import PYTHON
 
-pytestmark = [pytest.mark.engine, pytest.mark.debian]
+pytestmark = [pytest.mark.engine, pytest.mark.trees]
 
 VARIABLES = {"LD_LIBRARY_PATH": "/opt/python/lib"}
 UNIT = """\
