@@ -47,7 +47,7 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     else:
         click.echo(row_text(rows, ("check", "verdict", "why", "do", "doc"), output, no_headers))
     verdicts = Counter(row["verdict"] for row in rows)
-    counted = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("failed", "warning"))
-    not_checked = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("unknown", "skipped"))
-    click.echo(f"runtimeproxy: doctor found {counted}; not checked: {not_checked}", err=True)
+    found = f"{verdicts['failed']} failed, {verdicts['warning']} warning{'' if verdicts['warning'] == 1 else 's'}"
+    not_checked = f"{verdicts['unknown']} unknown, {verdicts['skipped']} skipped"
+    click.echo(f"runtimeproxy doctor: {found}; not checked: {not_checked}", err=True)
     return FAILED if verdicts["warning"] or verdicts["failed"] else 0

@@ -24,8 +24,8 @@ DOCTOR = ("runtimeproxy", "doctor")
 
 
 def last_line(failed: int = 0, warning: int = 0, unknown: int = 0, skipped: int = 0) -> str:
-    found = f"{failed} failed, {warning} warning; not checked: {unknown} unknown, {skipped} skipped"
-    return f"runtimeproxy: doctor found {found}\n"
+    warnings = "1 warning" if warning == 1 else f"{warning} warnings"
+    return f"runtimeproxy doctor: {failed} failed, {warnings}; not checked: {unknown} unknown, {skipped} skipped\n"
 
 
 def check(check_id: str, *findings: Finding) -> Check:
