@@ -59,7 +59,7 @@ def _fault(names: Sequence[str]) -> str:
         return ""
     if unknown := [name for name in names if name not in HOOKS]:
         near = get_close_matches(unknown[0], HOOKS, 1)
-        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {known}; {ALL} stands alone"
+        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {known}; {ALL} must be alone"
         return f"there is no hook {unknown[0]!r}{suggestion}"
     if twice := [name for name in names if names.count(name) > 1]:
         return f"{twice[0]} is named twice"

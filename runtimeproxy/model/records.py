@@ -58,8 +58,8 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     """Return the plugins that set resource fields, as far as known. A swap limit that changed because the memory limit
     did has the same owner."""
     owners = dict(container.owners)
-    asked, sent = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
-    if _MEMORY in owners and asked.memory_swap_limit_in_bytes != sent.memory_swap_limit_in_bytes:
+    original, effective = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
+    if _MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
         owners.setdefault(_SWAP, owners[_MEMORY])
     return owners
 
