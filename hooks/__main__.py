@@ -7,6 +7,7 @@ Invariant: only the modules of the named hooks are imported.
 
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from typing import NoReturn
@@ -57,7 +58,9 @@ def _fault(names: Sequence[str]) -> str:
     if names == [ALL]:
         return ""
     if unknown := [name for name in names if name not in HOOKS]:
-        return f"there is no hook {unknown[0]!r}; there are {known}; {ALL} stands alone"
+        near = get_close_matches(unknown[0], HOOKS, 1)
+        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {known}; {ALL} must be alone"
+        return f"there is no hook {unknown[0]!r}{suggestion}"
     if twice := [name for name in names if names.count(name) > 1]:
         return f"{twice[0]} is named twice"
     return ""

@@ -59,14 +59,15 @@ def test_operation_says_what_each_health_check_means() -> None:
 def test_readme_has_the_commands() -> None:
     endpoints = "--remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"
     docker = "--backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"
-    pip = "/opt/runtimeproxy/bin/pip install --use-pep517 '.[hooks]'"  # without the flag Debian 12's pip warns
+    pip = "/opt/runtimeproxy-venv/bin/pip install --use-pep517 '.[hooks]'"  # without the flag Debian 12's pip warns
     proxies = {"koord-runtime-proxy", f"koord-runtime-proxy {endpoints}", f"koord-runtime-proxy {docker}"}
     assert proxies | {"scripts/demo", "scripts/test", pip} <= COMMANDS
 
 
 def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
     [environment] = [command.split()[-1] for command in COMMANDS if command.startswith("python3 -m venv ")]
-    command = f"{environment}/bin/python3 hello.py"
+    [link] = [command.split()[-1] for command in COMMANDS if command.startswith(f"ln -sfn {environment} ")]
+    command = f"{link}/bin/python3 hello.py"
     assert command in LITERALS
     assert f"\n    {command}\n" in HOOKS
 

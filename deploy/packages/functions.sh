@@ -51,6 +51,11 @@ tell_next_step() {
     fi
 }
 
+tell_not_started() {
+    tell "systemd does not run here, so nothing was started: it starts the proxy when it boots this system." \
+        "Without systemd, start it by hand: /usr/bin/koord-runtime-proxy"
+}
+
 refuse_while_used() {
     if [ "${FORCE_RUNTIMEPROXY_REMOVAL:-}" = 1 ]; then
         return 0

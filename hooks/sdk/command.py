@@ -147,6 +147,6 @@ def _serve(
     finally:
         left = server.stop(GRACE_SECONDS)
     if left:  # end although calls still run: Python would wait for their threads, for ever if they hang
-        log.warning("%d calls did not end in time and are left behind", left)
+        log.warning("calls that did not end in time and are abandoned: %d", left)
         logging.shutdown()
         os._exit(0)

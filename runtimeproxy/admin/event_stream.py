@@ -15,6 +15,7 @@ from aiohttp import web
 
 from runtimeproxy.admin.channel import Refused, looked_at
 from runtimeproxy.admin.records import is_of_pod
+from runtimeproxy.plugins.registration import plugin_name
 
 POLL_SECONDS = 0.25
 AT_ONCE = 200
@@ -79,11 +80,13 @@ def number(event: Event) -> int:
 
 
 def matches(event: Event, wanted: Mapping[str, Any]) -> bool:
-    """Return whether an event is one of those that ``pod``, ``hookServer`` and ``kind`` select. A gap always is."""
+    """Return whether an event is one of those that ``pod``, ``hookServer`` and ``kind`` select. A gap always is. The
+    name of a registration file selects its hook server."""
+    name = wanted.get("hookServer")
     return event["kind"] == "gap" or (
         wanted.get("kind") in (None, event["kind"])
         and _is_of_pod(event, wanted.get("pod", ""))
-        and ("hookServer" not in wanted or wanted["hookServer"] in _hook_servers(event))
+        and (name is None or not _hook_servers(event).isdisjoint({name, plugin_name(name)}))
     )
 
 

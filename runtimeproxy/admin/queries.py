@@ -30,7 +30,7 @@ from runtimeproxy.observe.times import rfc3339
 from runtimeproxy.plugins.breaker import BreakerState
 from runtimeproxy.plugins.manager import LastError, Manager, Plugin
 from runtimeproxy.plugins.reach import Absence, Reach
-from runtimeproxy.plugins.registration import FailurePolicy, Registration
+from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
 from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
 from runtimeproxy.version import VERSION
@@ -43,6 +43,8 @@ ROW_SECONDS = 0.0005
 """For how long rows are made in one turn; at least one is."""
 PAGE = 100
 """How many records are told unless another number is asked for."""
+NAMES = 20
+"""How many hook servers an error lists."""
 LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
 LEAST_LEVEL_SECONDS = 1.0
 
@@ -167,16 +169,33 @@ def _plugin_facts(plugin: Plugin, reach: Reach, now: float) -> health.PluginFact
 
 def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
     manager, sums = sources.manager, _by_hook_server(sources.metrics)
-    rejected = manager.rejected
-    shown: dict[str, Plugin | Registration] = {plugin.name: plugin for plugin in manager.plugins}
-    shown.update(manager.masked)
+    rejected, shown = manager.rejected, _registered(manager)
     yield {
         "hooks": [],
         "invalid": [{"file": name, "reason": rejected[name]} for name in rejected],
         "masked": [name for name in manager.disabled if name not in shown],
     }
-    names = sorted(shown, key="{}.json".format)  # as their files are in order
-    yield from _pieces("hooks", (_hook(sources, name, shown[name], sums) for name in names))
+    yield from _pieces("hooks", (_hook(sources, name, shown[name], sums) for name in shown))
+
+
+def _registered(manager: Manager) -> dict[str, Plugin | Registration]:
+    """Return the registered hook servers by name, disabled or not, in the order of their files."""
+    found: dict[str, Plugin | Registration] = {plugin.name: plugin for plugin in manager.plugins}
+    found.update(manager.masked)
+    return {name: found[name] for name in sorted(found, key="{}.json".format)}
+
+
+def _resolve(manager: Manager, text: str) -> str:
+    """Return the name of the hook server that a name or a file's name means, a registered or disabled one if any."""
+    names = (text, plugin_name(text))
+    known = (name for group in (_registered(manager), manager.disabled) for name in names if name in group)
+    return next(known, names[1])
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names]
+    more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+    return f"there are {', '.join(found[:NAMES])}{more}" if found else "there are none"
 
 
 def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
@@ -239,24 +258,29 @@ def _last_error(error: LastError) -> Part | None:
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
     """Disable a hook server, and yield what is shown of it then, with notes."""
     seconds = _seconds(arguments["for"]) if "for" in arguments else None
+    manager, name = sources.manager, _resolve(sources.manager, arguments["name"])
+    registered = _registered(manager)
+    if name not in registered and not arguments.get("unregistered"):
+        not_registered = f"no such hook server is registered: {_listed(registered)}"
+        raise Refused(NOT_FOUND, f"{not_registered}; to disable one before it registers add --unregistered")
     try:
-        notes = await sources.manager.disable(arguments["name"], arguments["reason"], arguments["by"], seconds)
+        notes = await manager.disable(name, arguments["reason"], arguments["by"], seconds)
     except ConfigError as error:
         raise Refused(BAD_REQUEST, str(error)) from None
-    yield _switched(sources, arguments["name"], notes)
+    yield _switched(sources, name, notes)
 
 
 async def _enable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
     """Enable a hook server, and yield what is shown of it then, with notes."""
-    manager, name = sources.manager, arguments["name"]
-    if name not in manager.disabled and name not in {plugin.name for plugin in manager.plugins}:
-        raise Refused(NOT_FOUND, "no such hook server is registered or disabled; runtimeproxy hook ls lists them")
+    manager, name = sources.manager, _resolve(sources.manager, arguments["name"])
+    known = dict.fromkeys([*_registered(manager), *manager.disabled])
+    if name not in known:
+        raise Refused(NOT_FOUND, f"no such hook server is registered or disabled: {_listed(known)}")
     yield _switched(sources, name, await manager.enable(name))
 
 
 def _switched(sources: Sources, name: str, notes: tuple[str, ...]) -> Part:
-    plugins = {plugin.name: plugin for plugin in sources.manager.plugins}
-    known = plugins.get(name) or sources.manager.masked.get(name)
+    known = _registered(sources.manager).get(name)
     return {**_hook(sources, name, known, _by_hook_server(sources.metrics)), "notes": list(notes)}
 
 

@@ -11,6 +11,7 @@ from heapq import nsmallest
 from typing import Any
 
 from runtimeproxy.model.envs import Envs
+from runtimeproxy.model.records import owners_of
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, named
 
 LONGEST_ENVS = 64 * 1024
@@ -45,7 +46,7 @@ def container_row(record: ContainerRecord) -> dict[str, Any]:
         "name": info.name,
         "attempt": info.attempt,
         **_fields(record.original, info),
-        "owners": {f"resources.{name}": owner for name, owner in record.owners},
+        "owners": {f"resources.{name}": owner for name, owner in owners_of(record).items()},
         "read": record.read,
     }
 

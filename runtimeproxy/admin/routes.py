@@ -54,6 +54,12 @@ def _flag(value: Any) -> bool:
     return value not in ("0", "false")
 
 
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is not true or false")
+    return value
+
+
 Form = Callable[[Any], Any]
 
 
@@ -109,7 +115,13 @@ ROUTES = (
         },
     ),
     Route("POST", "/loglevel", "loglevel", {"level": _text, "for": _text}, ("level",)),
-    Route("POST", "/hooks/{name}/disable", "disable", {"reason": _text, "for": _text}, ("reason",)),
+    Route(
+        "POST",
+        "/hooks/{name}/disable",
+        "disable",
+        {"reason": _text, "for": _text, "unregistered": _boolean},
+        ("reason",),
+    ),
     Route("POST", "/hooks/{name}/enable", "enable"),
 )
 

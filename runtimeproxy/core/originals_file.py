@@ -268,7 +268,7 @@ class Originals:
         self._rows.update(kept)
         self._store.on_change = self._note
         if kept:
-            log.info("%s: the kubelet's own values of %d pods and containers", self._file.path, len(kept))
+            log.info("%s: loaded original values (pods and containers: %d)", self._file.path, len(kept))
         if self._changed:
             self._later(COLLECT_SECONDS)
 

@@ -303,7 +303,7 @@ class Sync:
         """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one. Else a pass
         a minute with nothing new, or one a second while the runtime is away, would push all other events out."""
         if result != self._recorded or (result == "complete" and self._read_count + self._dropped):
-            text = f"{self._read_count} records read, {self._dropped} dropped"
+            text = f"records read: {self._read_count}, dropped: {self._dropped}"
             self._metrics.events.add(EventKind.SYNC, reason=result, text=text)
             self._recorded = result
 
@@ -318,7 +318,7 @@ class Sync:
         if self._read_count or not self._filled:
             pods, containers = self._store.counts()
             log.info(
-                "the runtime's state is known: %d pods, %d containers (%d read in %.1f s)",
+                "the runtime's state is known (pods: %d, containers: %d, read: %d in %.1f s)",
                 pods,
                 containers,
                 self._read_count,

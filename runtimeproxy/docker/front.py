@@ -113,7 +113,7 @@ class DockerFront(FrontBase):
     def _end_http2(self) -> None:
         """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""
         if self.http2 and self.fails_anywhere():
-            log.warning("%d connections that speak HTTP/2 are closed, as a plugin has policy Fail", len(self.http2))
+            log.warning("connections that speak HTTP/2 are closed, as a plugin has policy Fail: %d", len(self.http2))
             for connection in tuple(self.http2):
                 connection.close()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from runtimeproxy.doctor.findings import Finding, failed, ok, unknown
+from runtimeproxy.doctor.findings import Finding, failed, ok, skipped, unknown
 from runtimeproxy.doctor.machine import Machine, Process
 from runtimeproxy.doctor.unix_sockets import same
 from runtimeproxy.errors import ConfigError
@@ -31,7 +31,7 @@ class Told(NamedTuple):
 def kubelet(machine: Machine) -> Iterator[Finding]:
     """Tell where each kubelet calls its runtime."""
     if machine.config.mode is Mode.DOCKER and any(machine.processes(CRI_DOCKERD)):
-        yield ok("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
+        yield skipped("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
         return
     flag = "docker-endpoint" if machine.config.mode is Mode.DOCKER else "container-runtime-endpoint"
     running = list(machine.processes(KUBELET))
@@ -45,7 +45,7 @@ def kubelet(machine: Machine) -> Iterator[Finding]:
 def cri_dockerd(machine: Machine) -> Iterator[Finding]:
     """Tell where each cri-dockerd calls dockerd."""
     if machine.config.mode is not Mode.DOCKER:
-        yield ok("not looked at: cri-dockerd belongs to Docker mode")
+        yield skipped("cri-dockerd belongs to Docker mode")
         return
     flag, running = "docker-endpoint", list(machine.processes(CRI_DOCKERD))
     judged = [_judged(machine, process, _flag(process, flag), flag) for process in running]

@@ -76,8 +76,8 @@ def _judged(name: str, said: str, at_proxy: bool) -> Finding:
     return warning(f"{name} {said}, past the proxy", _TO_DO.get(name, _ELSE))
 
 
-def count_of(count: int) -> str:
-    return f"{count} connection{'' if count == 1 else 's'}"
+def count_of(count: int, what: str = "connection") -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _counted(machine: Machine) -> Finding:

@@ -2,7 +2,7 @@
 
 Owns their form.
 Must not know: what any check looks at.
-Invariant: a finding that is not ok says what to do.
+Invariant: a finding that is neither ok nor skipped says what to do.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,17 +20,18 @@ CHECK_SECONDS = 2.0
 
 
 class Verdict(Enum):
-    """What a check found; UNKNOWN: it could not look."""
+    """What a check found; UNKNOWN: it could not look; SKIPPED: it does not apply to this node."""
 
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
     UNKNOWN = "unknown"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict, one line why, one line what to do ("" where it is ok)."""
+    """One verdict, one line why, one line what to do ("" where it is ok or skipped)."""
 
     verdict: Verdict
     why: str
@@ -68,6 +69,11 @@ def warning(why: str, do: str) -> Finding:
 def failed(why: str, do: str) -> Finding:
     """Return a finding that stops the proxy, or lets calls go past it."""
     return Finding(Verdict.FAILED, why, do)
+
+
+def skipped(why: str) -> Finding:
+    """Return the finding that the check does not apply to this node."""
+    return Finding(Verdict.SKIPPED, why)
 
 
 def unknown(why: str, do: str) -> Finding:

@@ -10,10 +10,13 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from shlex import quote
 from time import perf_counter
 
+from runtimeproxy.doctor.connections import count_of
 from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
 from runtimeproxy.doctor.machine import Machine, denied
+from runtimeproxy.doctor.unix_sockets import same
 from runtimeproxy.errors import ConfigError, HookError, Reason
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
@@ -23,6 +26,7 @@ from runtimeproxy.plugins.mask import Disabled, MaskError, MaskFile, path_in
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse, plugin_name
 from runtimeproxy.plugins.registry import Content, UnreadableFile
 from runtimeproxy.relay.listener import folder_fault
+from runtimeproxy.settings import config
 
 _NAME = "runtimeproxy-doctor"
 INVENTED = HookRequest(
@@ -31,11 +35,10 @@ INVENTED = HookRequest(
 TRIED = ("PreCreateContainer", "PreRunPodSandbox", "PreUpdateContainerResources", "PreStartContainer")
 """The hook points that may be called; the first one that a server registered for is."""
 
-_WAY_OUT = "`runtimeproxy hook disable` lets calls go on without it"
 _MASK = "remove it, and disable again what must not be asked"
 _TO_DO = {
-    Reason.UNREACHABLE: f"start the hook server, or remove its registration file; until then {_WAY_OUT}",
-    Reason.DEADLINE: f"restart it, or look why it hangs; until then {_WAY_OUT}",
+    Reason.UNREACHABLE: "start the hook server, or remove its registration file",
+    Reason.DEADLINE: "restart it, or look why it hangs",
     Reason.UNIMPLEMENTED: "take the hook point out of the registration file, or update the hook server",
     Reason.UNTRUSTED_SOCKET: "let only root, or the proxy's own user, own the socket and its directory",
 }
@@ -54,7 +57,7 @@ def registrations(machine: Machine) -> Iterator[Finding]:
         yield failed(f"{folder} {fault}, who could register a hook server", "chown it to root and chmod it to 0755")
     contents = directory.read(folder)
     found = [finding for name in sorted(contents) for finding in _judged(name, contents[name])]
-    yield from found or [ok(f"{folder} has {len(contents)} registration files")]
+    yield from found or [ok(f"{folder} has {count_of(len(contents), 'registration file')}")]
 
 
 def _judged(name: str, content: Content) -> Iterator[Finding]:
@@ -91,7 +94,7 @@ def hook_servers(machine: Machine) -> Iterator[Finding]:
     except MaskError as error:
         yield warning(f"{error}: at its next start the proxy disables no hook server by it", _MASK)
     for name, entry in disabled.items():
-        to_do = f"`runtimeproxy hook enable {name}` when it is well again"
+        to_do = f"`runtimeproxy hook enable {quote(name)}{_admin_flag(machine)}` when it is well again"
         yield warning(f"{name} is disabled by hand ({entry.reason}) and was not called", to_do)
     if not good:
         yield ok("no hook server is registered")
@@ -116,7 +119,7 @@ async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding
             return _reached(entry, client)
         await client.call(BY_NAME[name], INVENTED, seconds)
     except HookError as error:
-        return _failure(entry, error)
+        return _failure(machine, entry, error)
     finally:
         await client.close()
     took = perf_counter() - began
@@ -132,12 +135,22 @@ def _reached(entry: Registration, client: HookClient) -> Finding:
     return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
 
 
-def _failure(entry: Registration, error: HookError) -> Finding:
+def _failure(machine: Machine, entry: Registration, error: HookError) -> Finding:
     if error.reason is Reason.REFUSED:
         return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
-    refusing = entry.policy is FailurePolicy.FAIL
-    effect = "calls are refused, policy Fail" if refusing else "calls go on without it, policy Ignore"
-    return (failed if refusing else warning)(f"{error.logged} ({effect})", _TO_DO.get(error.reason, _ELSE))
+    to_do = _TO_DO.get(error.reason, _ELSE)
+    if entry.policy is not FailurePolicy.FAIL:
+        return warning(f"{error.logged} (calls go on without it, policy Ignore)", to_do)
+    if machine.config.admin_endpoint:
+        command = f"runtimeproxy hook disable {quote(entry.name)} --reason={error.reason.value}{_admin_flag(machine)}"
+        to_do += f"; until then `{command}` lets calls go on without it"
+    return failed(f"{error.logged} (calls are refused, policy Fail)", to_do)
+
+
+def _admin_flag(machine: Machine) -> str:
+    """Return the flag that a command needs to find the proxy's admin socket, after a space; "" for the default one."""
+    endpoint = machine.config.admin_endpoint
+    return "" if same(endpoint, config.load({}, {}).admin_endpoint) else f" --admin-endpoint={quote(endpoint)}"
 
 
 def skip_label(machine: Machine) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 
-from runtimeproxy.doctor.findings import Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.findings import Finding, failed, ok, skipped, unknown, warning
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.relay.listener import folder_fault, group_id
 from runtimeproxy.version import VERSION
@@ -137,7 +137,7 @@ def file_limits(machine: Machine) -> Iterator[Finding]:
 def unit(machine: Machine) -> Iterator[Finding]:
     """Read the settings of the proxy's systemd unit that are in force."""
     if not machine.path("run/systemd/system").is_dir():
-        yield ok("systemd does not run here")
+        yield skipped("systemd does not run here")
         return
     pid = machine.proxy()
     if pid is None:

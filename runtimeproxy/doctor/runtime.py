@@ -9,11 +9,13 @@ import asyncio
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
-from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, CHECK_SECONDS, Finding, failed, ok, unknown, warning
 from runtimeproxy.doctor.machine import Machine, denied
 from runtimeproxy.errors import BackendError, WireError
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
@@ -45,13 +47,15 @@ def runtime(machine: Machine) -> Iterator[Finding]:
     if denied(path):
         yield unknown(f"{path}: Permission denied", AS_ROOT)
         return
+    began = time.monotonic()
     try:
         versions = told_by(path, machine.config.mode)
+        fault = failed(f"{path} speaks no CRI version", "enable its CRI plugin")
     except BackendError as error:
-        yield failed(f"{path}: {error}", "start the runtime, or set --remote-runtime-service-endpoint")
-        return
+        versions = {}
+        fault = failed(f"{path}: {error}", "start the runtime, or set --remote-runtime-service-endpoint")
     if not versions:
-        yield failed(f"{path} speaks no CRI version", "turn its CRI plugin on, or set --backend-runtime-mode")
+        yield _unless_modes_differ(fault, "the runtime", path, machine.config.mode, began)
     elif list(versions) == ["v1alpha2"]:
         said = f"{path}: {versions['v1alpha2']}, CRI v1alpha2 only"
         yield warning(said, "update the runtime before a kubelet of 1.26 or later, which needs CRI v1")
@@ -70,15 +74,27 @@ def proxy(machine: Machine) -> Iterator[Finding]:
     if machine.proxy() is None:
         yield unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")
         return
+    began, look = time.monotonic(), "look at the check runtime first, then at the proxy's log"
     try:
         versions = told_by(path, machine.config.mode)
+        fault = failed(f"{path} speaks no CRI version", look)
     except BackendError as error:
-        yield failed(f"no answer through {path}: {error}", "look at the check runtime first, then at the proxy's log")
-        return
+        versions, fault = {}, failed(f"no answer through {path}: {error}", look)
     if versions:
         yield ok(f"the runtime answers through {path}")
     else:
-        yield failed(f"{path} speaks no CRI version", "start the proxy with this --backend-runtime-mode")
+        yield _unless_modes_differ(fault, "the proxy", path, machine.config.mode, began)
+
+
+def _unless_modes_differ(fault: Finding, who: str, path: str, mode: Mode, began: float) -> Finding:
+    """Return the fault of a call that began at a time, or that the modes differ, if the other mode's call succeeds."""
+    other = Mode.CONTAINERD if mode is Mode.DOCKER else Mode.DOCKER
+    if time.monotonic() - began < CHECK_SECONDS - CALL_SECONDS:  # else that call would exceed the check's time limit
+        with suppress(BackendError):
+            if told_by(path, other):
+                modes = f"{who} at {path} answers in mode {other.value}, and --backend-runtime-mode is {mode.value}"
+                return failed(f"the modes differ: {modes}", f"set --backend-runtime-mode={other.value}")
+    return fault
 
 
 def told_by(path: str, mode: Mode) -> dict[str, str]:

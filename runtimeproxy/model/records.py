@@ -29,6 +29,8 @@ from runtimeproxy.model.values import (
     overlay,
 )
 
+_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
+
 
 def hook_view(subject: Subject) -> HookRequest:
     """Return the hook request about a subject in its present state."""
@@ -40,7 +42,7 @@ def hooked(subject: Subject) -> dict[str, str]:
     the plugin that set each, as far as the record has it."""
     if subject.container is None:
         return {}
-    owners = {f"resources.{name}": plugin for name, plugin in subject.container.owners}
+    owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
     asked = HookRequest(subject.pod.effective, subject.container.original)
     fields = sorted(by_field(difference(asked, echo(hook_view(subject)))))
     return {name: owners.get(name, "at an earlier call") for name in fields}
@@ -50,6 +52,16 @@ def container_of(subject: Subject) -> ContainerRecord:
     """Return the container of a subject that certainly has one."""
     assert subject.container is not None
     return subject.container
+
+
+def owners_of(container: ContainerRecord) -> dict[str, str]:
+    """Return the plugins that set resource fields, as far as known. A swap limit that changed because the memory limit
+    did has the same owner."""
+    owners = dict(container.owners)
+    original, effective = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
+    if _MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
+        owners.setdefault(_SWAP, owners[_MEMORY])
+    return owners
 
 
 # -- create ----------------------------------------------------------------------------------------------------------
@@ -206,7 +218,7 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
     """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
     plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
     container = container_of(subject)
-    owners = dict(container.owners)
+    owners = owners_of(container)
     names = set(adjustment.resources)
     for name in adjustment.confirmed:
         if name not in owners or (name, owners[name]) in adjustment.confirmers:

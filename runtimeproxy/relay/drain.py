@@ -86,10 +86,12 @@ class Drain:
         """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set; return why it ended."""
         began = self._loop.time()
         left = self._look(refusing=False)
-        log.info("draining for at most %s s; waiting for %s", seconds, self._told(left))
+        log.info("draining for at most %s s; waiting for %s", seconds, self._told(left) or "nothing")
         reason = await self._wait(began, began + seconds, at_once)
         left = self._look(refusing=True)
-        log.info("drained after %.2f s: %s; cut off are %s", self._loop.time() - began, reason, self._told(left))
+        counts = self._told(left)
+        cut_off = f"; cut off are {counts}" if counts else ""
+        log.info("drained in %.2f s: %s%s", self._loop.time() - began, reason, cut_off)
         for connection in tuple(self._connections):
             connection.part()
         end = min(began + seconds, self._loop.time() + PARTING_SECONDS)
@@ -120,10 +122,15 @@ class Drain:
         return total(connection.unfinished() for connection in self._connections)
 
     def _told(self, left: Unfinished) -> str:
-        return (
-            f"calls: {left.calls}, answers that have begun: {left.answers}, streams: {left.streams}, "
-            f"held calls at work: {len(self._tasks)}, connections: {len(self._connections)}"
-        )
+        """Return the counts that are not 0."""
+        counts = {
+            "calls": left.calls,
+            "answers that have begun": left.answers,
+            "streams": left.streams,
+            "held calls at work": len(self._tasks),
+            "connections": len(self._connections),
+        }
+        return ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
 
 
 def total(each: Iterable[Unfinished]) -> Unfinished:

@@ -153,7 +153,7 @@ class FullNode(NamedTuple):
 
 
 KNOWN_SECONDS = 300.0
-_KNOWN = re.compile(r"the runtime's state is known: (\d+) pods, (\d+) containers \(\d+ read in ([0-9.]+) s\)")
+_KNOWN = re.compile(r"the runtime's state is known \(pods: (\d+), containers: (\d+), read: \d+ in ([0-9.]+) s\)")
 
 
 def full_node(mode: str, pods: int, containers: int) -> FullNode:

@@ -47,6 +47,8 @@ class Run(NamedTuple):
 README, INSTALL, KUBELET = "README.rst", "docs/install.rst", "docs/kubelet.rst"
 OPERATION, TROUBLE, HOOKS = "docs/operation.rst", "docs/troubleshooting.rst", "docs/hooks.rst"
 UNITS = "runtimeproxy.service runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
+REGISTRATIONS = "/etc/runtime/hookserver.d"
+REGISTRATION = '{"remote-endpoint": "/run/name.sock", "runtime-hooks": ["PostStopContainer"]}'
 ORDER: tuple[Run | str, ...] = (
     Run(INSTALL, "sha256sum --check --ignore-missing checksums.txt"),
     Run(README, "tar -xzf runtimeproxy_0.2.0_linux_x86_64.tar.gz -C /opt"),
@@ -58,11 +60,13 @@ ORDER: tuple[Run | str, ...] = (
     Run(README, "runtimeproxy kubelet-args --kube-version=1.31"),
     Run(KUBELET, "runtimeproxy kubelet-args --kube-version=1.31"),
     Run(KUBELET, "systemctl show --property=ExecStart kubelet.service"),
+    f"mkdir -p {REGISTRATIONS} && echo '{REGISTRATION}' > {REGISTRATIONS}/NAME.json",
     Run(OPERATION, "curl --unix-socket /var/run/koord-runtimeproxy/admin.sock http://localhost/readyz?verbose"),
     Run(OPERATION, 'runtimeproxy hook disable NAME --for 1h --reason "hangs since the update"'),
     Run(OPERATION, "runtimeproxy hook enable NAME"),
     Run(TROUBLE, "runtimeproxy doctor --config=/etc/runtimeproxy/config.yaml"),
     Run(TROUBLE, "runtimeproxy hook disable NAME --for 1h --reason 'why'"),
+    f"rm {REGISTRATIONS}/NAME.json",
     Run(HOOKS, "/opt/runtimeproxy/bin/python3 hello.py", keep=True),
     Run(HOOKS, "runtimeproxy hook call /var/run/runtimeproxy-hooks/hello.sock PreCreateContainer"),
     Run(INSTALL, "/opt/runtimeproxy-0.2.0/bin/runtimeproxy config check"),

@@ -26,12 +26,12 @@ from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = "/srv/runtimeproxy"
-README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy"
+README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy-venv"
 """The blocks that install from source, which are run in the first tree."""
 WHEEL = f"""\
 cd {CHECKOUT}
-/opt/runtimeproxy/bin/pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
-rm -r /opt/runtimeproxy
+/opt/runtimeproxy-venv/bin/pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
+rm -r /opt/runtimeproxy-venv
 cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"

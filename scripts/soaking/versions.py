@@ -126,8 +126,9 @@ async def _change(mode: str, rounds: int, folder: Path, library: Path) -> list[F
                 if version is newer:
                     hooks = await asyncio.to_thread(AdminClient(str(proxy.admin), WAIT_SECONDS).get, "/hooks")
                     disabled += DISABLED in hooks["masked"]
-                    asked = AdminClient(str(proxy.admin), WAIT_SECONDS)
-                    await asyncio.to_thread(asked.post, f"/hooks/{DISABLED}/disable", {"reason": "a soak"})
+                    client = AdminClient(str(proxy.admin), WAIT_SECONDS)
+                    body = {"reason": "a soak", "unregistered": True}
+                    await asyncio.to_thread(client.post, f"/hooks/{DISABLED}/disable", body)
             await load.each_kind_is_answered()
             dialler.end = True
         await store_equals(node.runtime, proxy)

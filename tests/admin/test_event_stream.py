@@ -215,6 +215,7 @@ WANTED = [
     ({"pod": "bc1"}, False),
     ({"hookServer": "gpu"}, True),
     ({"hookServer": "g"}, False),
+    ({"hookServer": "gpu.json"}, True),
     ({"kind": "edited", "hookServer": "batch", "pod": "shop/web-0"}, True),
     ({"kind": "refused", "hookServer": "batch"}, False),
 ]

@@ -249,30 +249,60 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
 
 
 async def test_name_that_is_not_registered_may_be_disabled() -> None:
-    asked = Asked()
-    told = await switched(asked, "disable", name="x", reason="hangs", by="uid 0", **{"for": "1h"})
-    assert (told["state"], told["endpoint"], told["points"]) == ("disabled", None, [])
-    assert told["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
-    hooks = asked.ask("hooks")
+    proxy = Asked()
+    shown = await switched(
+        proxy, "disable", name="x.json", reason="hangs", by="uid 0", unregistered=True, **{"for": "1h"}
+    )
+    assert (shown["state"], shown["endpoint"], shown["points"]) == ("disabled", None, [])
+    assert shown["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
+    hooks = proxy.ask("hooks")
     assert (hooks["hooks"], hooks["masked"]) == ([], ["x"])
 
 
 @pytest.mark.parametrize(
-    ("question", "arguments", "status", "text"),
+    ("registered", "given", "meant"),
     [
-        ("disable", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
-        ("disable", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
-        ("enable", {}, 404, "no such hook server is registered or disabled; runtimeproxy hook ls lists them"),
+        (["rdt"], "rdt.json", "rdt"),
+        (["rdt", "rdt.json"], "rdt.json", "rdt.json"),
+        (["rdt.json"], "rdt.json.json", "rdt.json"),
+    ],
+)
+async def test_name_of_a_registration_file_names_its_hook_server(registered: list[str], given: str, meant: str) -> None:
+    proxy = Asked()
+    for name in registered:
+        proxy.manager.add(name)
+    assert (await switched(proxy, "disable", name=given, reason="hangs", by="uid 0"))["name"] == meant
+    assert list(proxy.manager.disabled) == [meant]
+    assert (await switched(proxy, "enable", name=given))["name"] == meant
+    assert not proxy.manager.disabled
+
+
+NONE_SUCH = "no such hook server is registered"
+UNREGISTERED = "to disable one before it registers add --unregistered"
+LETTERS = ", ".join("abcdefghijklmnopqrst")
+
+
+@pytest.mark.parametrize(
+    ("question", "registered", "arguments", "status", "text"),
+    [
+        ("disable", "x", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
+        ("disable", "x", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
+        ("disable", "", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
+        ("disable", "ba\n", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
+        ("enable", "ba", {}, 404, f"{NONE_SUCH} or disabled: there are a, b"),
+        ("enable", "abcdefghijklmnopqrstuvw", {}, 404, f"{NONE_SUCH} or disabled: there are {LETTERS} and 3 more"),
     ],
 )
 async def test_switch_that_cannot_be_is_refused(
-    question: str, arguments: dict[str, str], status: int, text: str
+    question: str, registered: str, arguments: dict[str, str], status: int, text: str
 ) -> None:
-    asked = Asked()
+    proxy = Asked()
+    for name in registered:
+        proxy.manager.add(name)
     with pytest.raises(Refused) as raised:
-        await switched(asked, question, name="x", by="uid 0", **arguments)
+        await switched(proxy, question, name="x", by="uid 0", **arguments)
     assert (raised.value.status, raised.value.text) == (status, text)
-    assert not asked.manager.disabled
+    assert not proxy.manager.disabled
 
 
 def test_mask_that_cannot_be_used_is_told() -> None:

@@ -13,7 +13,14 @@ from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, P
 
 CANARY = "canary-4711"
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
-HOOKS = Resources(cpu_quota=9999, cpuset_cpus=CANARY, unified={"memory.high": CANARY, "cpu.idle": CANARY})
+HOOKS = Resources(
+    cpu_quota=9999,
+    memory_limit_in_bytes=8,
+    memory_swap_limit_in_bytes=8,
+    cpuset_cpus=CANARY,
+    unified={"memory.high": CANARY, "cpu.idle": CANARY},
+)
+LIMITS = ["resources.memory_limit_in_bytes", "resources.memory_swap_limit_in_bytes"]
 
 POD = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY}, cgroup_parent="/kube")
 CONTAINER = ContainerInfo(
@@ -52,7 +59,7 @@ def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> Non
     sent = ContainerInfo(
         "c1", "p1", "main", 2, CONTAINER.annotations, HOOKS, changed(envs, {"GPU": CANARY, "HOME": "x"})
     )
-    row = container_row(ContainerRecord(asked, sent, (("cpu_quota", "batch"),)))
+    row = container_row(ContainerRecord(asked, sent, (("cpu_quota", "batch"), ("memory_limit_in_bytes", "batch"))))
     kubelets = ["annotations.note", "envs.HOME", "envs.TOKEN", "resources.cpu_quota", "resources.cpuset_cpus"]
     kubelets.append("resources.unified.memory.high")
     assert row == {
@@ -61,9 +68,9 @@ def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> Non
         "name": "main",
         "attempt": 2,
         "asked": kubelets,
-        "sent": sorted([*kubelets, "envs.GPU", "resources.unified.cpu.idle"]),
-        "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", "resources.unified.cpu.idle"],
-        "owners": {"resources.cpu_quota": "batch"},
+        "sent": sorted([*kubelets, "envs.GPU", *LIMITS, "resources.unified.cpu.idle"]),
+        "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", *LIMITS, "resources.unified.cpu.idle"],
+        "owners": dict.fromkeys(["resources.cpu_quota", *LIMITS], "batch"),
         "read": False,
     }
 

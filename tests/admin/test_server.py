@@ -77,6 +77,8 @@ ANSWERS: list[tuple[str, int, str]] = [
     ("GET /livez?verbose=canary", 400, "verbose is not 1 or 0"),
     ('POST /loglevel {"level":"debug","for":"1m"}', 200, '"asked":{"level":"debug","for":"1m","by":"uid '),
     ('POST /hooks/a.b/disable {"reason":"it hangs"}', 200, '"asked":{"reason":"it hangs","name":"a.b","by":"uid '),
+    ('POST /hooks/a/disable {"reason":"x","unregistered":"canary"}', 400, "unregistered is not true or false"),
+    ('POST /hooks/a/disable {"reason":"x","unregistered":true}', 200, '"unregistered":true,"name":"a","by":"uid '),
     ("POST /loglevel", 400, "level is missing: /loglevel takes level, for"),
     ("POST /loglevel {}", 400, "level is missing"),
     ("POST /loglevel canary", 400, "the body is not a JSON object"),

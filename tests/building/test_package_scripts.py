@@ -182,6 +182,7 @@ def test_without_systemd_nothing_is_asked_of_it(node: Node) -> None:
     for name, arguments in (("preinst", "upgrade 1"), ("postinst", "configure 1"), ("prerm", "remove")):
         ran = node.run(name, arguments.split(), {})
         assert (ran.code, [call for call in ran.calls if call.startswith("systemctl")]) == (0, [])
+        assert ("nothing was started" in ran.told) == (name == "postinst")
 
 
 CONFIGURATIONS = [

@@ -105,15 +105,21 @@ SWITCHED = [
         "hook disable rdt --reason=hangs",
         "/hooks/rdt/disable",
         {"reason": "hangs"},
-        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt",
+        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
     ),
     (
         "hook disable rdt --reason 'it hangs' --for 1h",
         "/hooks/rdt/disable",
         {"reason": "it hangs", "for": "1h"},
-        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt",
+        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
     ),
-    ("hook enable rdt", "/hooks/rdt/enable", {}, "rdt is enabled"),
+    (
+        "hook disable rdt.json --reason=hangs --unregistered",
+        "/hooks/rdt.json/disable",
+        {"reason": "hangs", "unregistered": True},
+        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
+    ),
+    ("hook enable rdt.json", "/hooks/rdt.json/enable", {}, "rdt is enabled"),
     (
         "log-level DEBUG --for 20m",
         "/loglevel",
@@ -125,15 +131,16 @@ SWITCHED = [
 
 @pytest.mark.parametrize(("command", "path", "body", "line"), SWITCHED)
 def test_change_is_posted_and_told(
-    run: Run, server: Server, command: str, path: str, body: dict[str, str], line: str
+    run: Run, server: Server, command: str, path: str, body: dict[str, object], line: str
 ) -> None:
-    assert printed(run, server, command) == [line]
+    server.canned = {path: CANNED[path.replace(".json", "")]}
+    assert printed(run, server, command) == [line.format(flag=f" --admin-endpoint={server.server_address}")]
     assert server.asked == [("POST", path, {}, body)]
 
 
 def test_disabling_for_good_says_how_it_comes_back(run: Run, server: Server) -> None:
-    server.canned = {"/hooks/a%2Fb%20c/disable": {"schemaVersion": 1, "disabled": {"until": None}}}
-    line = "a/b c is disabled; back by: runtimeproxy hook enable 'a/b c'"
+    server.canned = {"/hooks/a%2Fb%20c/disable": {"schemaVersion": 1, "name": "a/b c", "disabled": {"until": None}}}
+    line = f"a/b c is disabled; back by: runtimeproxy hook enable 'a/b c' --admin-endpoint={server.server_address}"
     assert printed(run, server, "hook disable 'a/b c' --reason=x") == [line]
 
 
@@ -145,7 +152,7 @@ def test_empty_name_is_wrong_use(run: Run, server: Server, command: str) -> None
 
 
 def test_what_the_proxy_adds_to_a_change_is_told(run: Run, server: Server) -> None:
-    server.canned = {"/hooks/x/enable": {"schemaVersion": 1, "notes": ["it was not disabled"]}}
+    server.canned = {"/hooks/x/enable": {"schemaVersion": 1, "name": "x", "notes": ["it was not disabled"]}}
     assert ask(run, server, "hook enable x") == (0, "x is enabled\n", "note: it was not disabled\n")
 
 

@@ -91,6 +91,11 @@ WRONG = [
     ("koord-runtime-proxy --config=/", "/: the configuration file cannot be read: Is a directory"),
     ("runtimeproxy", "Missing command. (runtimeproxy --help lists what there is)"),
     ("runtimeproxy walk", "No such command 'walk'. (runtimeproxy --help lists what there is)"),
+    ("runtimeproxy hok ls", "No such command 'hok'. Did you mean 'hook'? (runtimeproxy --help lists what there is)"),
+    (
+        "runtimeproxy hook lss",
+        "No such command 'lss'. Did you mean 'ls'? (runtimeproxy hook --help lists what there is)",
+    ),
     ("runtimeproxy run extra", "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
 ]
 

@@ -325,7 +325,7 @@ async def test_passes_are_recorded_where_they_change_anything() -> None:
         rig.state.has("c1")
         await asyncio.sleep(3 * PASS_SECONDS)
     found = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
-    one = ("sync", "complete", "1 records read, 0 dropped")
+    one = ("sync", "complete", "records read: 1, dropped: 0")
     assert found == [one, one]
 
 

@@ -27,7 +27,7 @@ ODD = BackendError("it cannot say", BackendFailure.OTHER)
 NO_LIST = Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
-KNOWN = "the runtime's state is known: 1 pods, {} containers (1 read in 0.0 s)"
+KNOWN = "the runtime's state is known (pods: 1, containers: {}, read: 1 in 0.0 s)"
 
 
 def syncs(rig: Synced, result: str) -> int:

@@ -128,8 +128,8 @@ class Daemon:
         try:
             while await self._exchange(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has left
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            pass  # the client has left, or speaks HTTP/2
         finally:
             self.waiting.discard(writer)
             self.connections.discard(writer)

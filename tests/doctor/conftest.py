@@ -21,3 +21,4 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls take longer than on a node."""
     for module in (hookservers, runtime):
         monkeypatch.setattr(module, "CALL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(runtime, "CHECK_SECONDS", 2 * PATIENCE_SECONDS)

@@ -39,7 +39,24 @@ async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
     assert "hook server 'b' at" in tried.why
     assert (disabled.verdict, disabled.why) == (Verdict.WARNING, "a is disabled by hand (it hangs) and was not called")
     assert (tried.verdict, "calls are refused" in tried.why) == (Verdict.FAILED, True)
-    assert "runtimeproxy hook disable" in tried.do
+    flag = f"--admin-endpoint={made.machine.config.admin_endpoint}"
+    assert f"`runtimeproxy hook enable a {flag}`" in disabled.do
+    assert f"`runtimeproxy hook disable b --reason=unreachable {flag}`" in tried.do
+
+
+@pytest.mark.parametrize(
+    ("policy", "endpoint", "command"),
+    [
+        ("Fail", "/run/koord-runtimeproxy/admin.sock", "`runtimeproxy hook disable a --reason=unreachable`"),
+        ("Fail", "none", ""),
+        ("Ignore", "/run/koord-runtimeproxy/admin.sock", ""),
+    ],
+)
+async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: str, endpoint: str, command: str) -> None:
+    register(made, "a.json", registration.text("/run/nobody.sock", policy=policy))
+    made.flags["admin-endpoint"] = endpoint
+    (finding,) = await called(made)
+    assert (command in finding.do, "hook disable" in finding.do) == (True, bool(command))
 
 
 async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made) -> None:
@@ -63,7 +80,7 @@ def test_mask_that_may_not_be_read_is_unknown(made: Made, monkeypatch: pytest.Mo
 
 
 FILES = [
-    (registration.text("/run/x.sock"), "ok", "has 1 registration files"),
+    (registration.text("/run/x.sock"), "ok", "hookserver.d has 1 registration file"),
     ("{", "failed", "a.json: not JSON (yet?)"),
     ('{"runtime-hooks": []}', "failed", "a.json: remote-endpoint is missing"),
     (registration.text("/run/x.sock", ["PreNothing"]), "warning", "unknown hook points are ignored: 'PreNothing'"),

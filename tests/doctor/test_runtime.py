@@ -79,6 +79,20 @@ async def test_docker_tells_api_versions_and_cgroup_driver(made: Made) -> None:
         assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {said}")
 
 
+@pytest.mark.parametrize("look", [runtime.runtime, runtime.proxy])
+@pytest.mark.parametrize(("given", "other"), [("Containerd", "Docker"), ("Docker", "Containerd")])
+async def test_mode_that_differs_from_the_flag_fails(
+    made: Made, look: Callable[[Machine], Iterable[Finding]], given: str, other: str
+) -> None:
+    made.flags["backend-runtime-mode"] = given
+    made.proxy()
+    path, who = (made.ours, "the proxy") if look is runtime.proxy else (made.runtime, "the runtime")
+    async with FakeDockerd(str(path)) if other == "Docker" else FakeRuntime(str(path)):
+        finding = await looked(made, look)
+    why = f"the modes differ: {who} at {path} answers in mode {other}, and --backend-runtime-mode is {given}"
+    assert finding == ("failed", why)
+
+
 WRONG = [
     (reply(b"[]"), "its answer is not dockerd's"),
     (reply(b"canary-4711"), "its answer is not dockerd's"),

@@ -87,10 +87,11 @@ def test_server_name_is_cut_only_where_it_must_be() -> None:
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
-UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all stands alone"
+UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
 WRONG = [
     *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
-    *((["gpu", name], f"there is no hook {name!r}; {UNKNOWN}") for name in ("gppu", "all")),
+    (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}"),
+    (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
     (["gpu", "cpuset", "gpu"], "gpu is named twice"),
 ]
 

@@ -240,6 +240,23 @@ def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], t
     assert records.differing(OWNED, NOTHING, Adjustment(confirmed=ECHOED_SHARES, confirmers=by)) == taken_back
 
 
+LIMITED = running(memory_limit_in_bytes=100, memory_swap_limit_in_bytes=100)
+ECHO_BY_TWO = Adjustment(
+    confirmed=frozenset({"memory_swap_limit_in_bytes"}), confirmers=frozenset({("memory_swap_limit_in_bytes", "two")})
+)
+
+
+@pytest.mark.parametrize(("swap", "owned"), [(200, True), (100, False)])
+def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) -> None:
+    limits = running(memory_limit_in_bytes=200, memory_swap_limit_in_bytes=swap)
+    record = ContainerRecord(LIMITED, limits, (("memory_limit_in_bytes", "one"),))
+    owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
+    assert records.owners_of(record) == owners
+    known = Subject(subject().pod, record)
+    assert records.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert records.differing(known, NOTHING, ECHO_BY_TWO) == {}
+
+
 def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = records.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 
 import pytest
@@ -76,12 +75,11 @@ def front(caplog: pytest.LogCaptureFixture) -> Front:
 @virtual_time
 async def test_end_without_connections_comes_at_once(front: Front, caplog: pytest.LogCaptureFixture) -> None:
     assert await front.ends_after(0)
-    nothing = "calls: 0, answers that have begun: 0, streams: 0, held calls at work: 0, connections: 0"
-    begin, end = caplog.messages
-    assert begin == f"draining for at most 60.0 s; waiting for {nothing}"
-    assert re.match(r"drained after \d+\.\d\d s: ", end)
-    assert end.endswith(f" s: {front.why}; cut off are {nothing}")
     assert front.why == "every call is answered"
+    assert caplog.messages == [
+        "draining for at most 60.0 s; waiting for nothing",
+        "drained in 0.00 s: every call is answered",
+    ]
 
 
 @virtual_time
@@ -108,8 +106,7 @@ async def test_end_waits_for_calls_tasks_and_answers(front: Front, caplog: pytes
 
     assert await front.ends_after(0.9, (0.9, finish))
     assert (before, waits.parted, streams.parted) == ([0, 0], 1, 1)
-    cut = "every call is answered; cut off are calls: 0, answers that have begun: 0, streams: 2,"
-    assert cut in caplog.messages[-1]
+    assert "every call is answered; cut off are streams: 2, connections: 2" in caplog.messages[-1]
 
 
 @virtual_time

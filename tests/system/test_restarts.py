@@ -74,7 +74,7 @@ async def test_restarts_under_load_lose_no_call(
             await asyncio.to_thread(proxy.start)
         await load.each_kind_is_answered()
     assert load.lost == []
-    drains = re.findall(r"drained after ([0-9.]+) s: (.*);", proxy.output())
+    drains = re.findall(r"drained in ([0-9.]+) s: ([^;\n]*)", proxy.output())
     assert len(drains) == RESTARTS.now + 1
     assert {reason for _, reason in drains} == {"every call is answered"}
     assert max(float(seconds) for seconds, _ in drains) < DRAIN_SECONDS

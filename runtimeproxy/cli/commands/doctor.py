@@ -2,7 +2,7 @@
 
 Owns the columns of the output and the exit code.
 Must not know: what a check looks at; ``doctor`` is imported only when it is to run.
-Invariant: exit code 1 means that something was found; what could not be looked at is no finding, and told on stderr.
+Invariant: exit code 1 means that something was found; what is unknown or skipped is no finding.
 """
 
 import os
@@ -29,8 +29,8 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     No proxy need run. Give it the flags that the proxy runs with: they say where to look. Each check waits 2 s at most.
     A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check.
 
-    The exit code is 1 if something is a warning or failed. What is unknown, as much is without root, leaves it at 0,
-    and one line on stderr counts it.
+    The exit code is 1 if something is a warning or failed. What is unknown, as much is without root, and what is
+    skipped, as it does not apply to this node, leave it at 0. The last line, on stderr, counts all of these.
 
     On a terminal the text is wrapped below its column. Elsewhere, as before grep, each finding is one line.
     """
@@ -47,6 +47,7 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     else:
         click.echo(row_text(rows, ("check", "verdict", "why", "do", "doc"), output, no_headers))
     verdicts = Counter(row["verdict"] for row in rows)
-    if verdicts["unknown"]:
-        click.echo(f"runtimeproxy: doctor could not look everywhere: {verdicts['unknown']} unknown", err=True)
+    found = f"{verdicts['failed']} failed, {verdicts['warning']} warning{'' if verdicts['warning'] == 1 else 's'}"
+    not_checked = f"{verdicts['unknown']} unknown, {verdicts['skipped']} skipped"
+    click.echo(f"runtimeproxy doctor: {found}; not checked: {not_checked}", err=True)
     return FAILED if verdicts["warning"] or verdicts["failed"] else 0

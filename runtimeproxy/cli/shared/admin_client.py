@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import select
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -65,9 +66,10 @@ class ProxyCommand(Command):
     def invoke(self, ctx: click.Context) -> Any:
         flags = flags_given({name: ctx.params.pop(name) for name in (o.name.replace("-", "_") for o in _FLAGS)})
         try:
-            ctx.params["proxy"] = AdminClient(socket_path(flags, os.environ))
+            proxy = ctx.params["proxy"] = AdminClient(socket_path(flags, os.environ))
         except ConfigError as error:
             raise click.ClickException(str(error)) from None
+        proxy.flags = "".join(f" --{name}={shlex.quote(value)}" for name, value in flags.items())
         return super().invoke(ctx)
 
 
@@ -92,6 +94,9 @@ class AdminClient:
     error that the proxy tells.
     """
 
+    flags = ""
+    """The flags, each after a space, by which another command finds the same proxy."""
+
     def __init__(self, path: str | None, seconds: float | None = None) -> None:
         self._path = path
         self._seconds = SECONDS if seconds is None else seconds
@@ -106,7 +111,7 @@ class AdminClient:
         with self._asked("GET", _target(path, query or {})) as answer:
             return _object(_told(answer).read())
 
-    def post(self, path: str, body: Mapping[str, str | None]) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Have the proxy change something, and return what it tells; members that are None are left out."""
         given = {name: value for name, value in body.items() if value is not None}
         with self._asked("POST", path, json.dumps(given)) as answer:

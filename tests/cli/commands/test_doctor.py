@@ -11,7 +11,7 @@ import yaml
 
 from runtimeproxy.cli.shared import output
 from runtimeproxy.doctor import table
-from runtimeproxy.doctor.findings import Check, Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.findings import Check, Finding, failed, ok, skipped, unknown, warning
 from runtimeproxy.doctor.machine import Machine
 from tests.cli.conftest import Run
 from tests.doctor.made import Made
@@ -21,6 +21,11 @@ from tests.fakes.hookserver import HookServer
 
 CANARY = "canary-4711"
 DOCTOR = ("runtimeproxy", "doctor")
+
+
+def last_line(failed: int = 0, warning: int = 0, unknown: int = 0, skipped: int = 0) -> str:
+    warnings = "1 warning" if warning == 1 else f"{warning} warnings"
+    return f"runtimeproxy doctor: {failed} failed, {warnings}; not checked: {unknown} unknown, {skipped} skipped\n"
 
 
 def check(check_id: str, *findings: Finding) -> Check:
@@ -44,7 +49,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("found")
 def test_table_has_one_line_for_each_finding(run: Run) -> None:
     lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
-    assert run(*DOCTOR) == (1, "\n".join(lines), "")
+    assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
     assert run(*DOCTOR, "--no-headers")[1].splitlines()[0] == "a         ok       well"
 
 
@@ -59,7 +64,7 @@ def test_on_a_terminal_what_to_do_is_below_the_finding(run: Run, monkeypatch: py
 @pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
     code, out, err = run(*DOCTOR, "-o", form)
-    assert (code, err) == (1, "")
+    assert (code, err) == (1, last_line(failed=1))
     assert callable(read)
     well, bad = read(out)
     assert (well["verdict"], well["do"]) == ("ok", None)
@@ -74,7 +79,7 @@ def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
 
 def test_exit_code_is_0_if_all_is_ok(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     set_checks(monkeypatch, check("a", ok("well")))
-    assert run(*DOCTOR, "--no-headers") == (0, "a   ok   well\n", "")
+    assert run(*DOCTOR, "--no-headers") == (0, "a   ok   well\n", last_line())
 
 
 @pytest.mark.parametrize("finding", [warning("slow", "x"), failed("away", "x")])
@@ -84,19 +89,24 @@ def test_exit_code_is_1_if_anything_is_found(run: Run, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
-def test_unknown_is_counted_and_is_no_finding(
+def test_unknown_and_skipped_are_counted_and_no_finding(
     run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
 ) -> None:
-    set_checks(monkeypatch, check("a", unknown("hidden", "x"), unknown("away", "x")), check("b", other))
+    set_checks(
+        monkeypatch,
+        check("a", unknown("hidden", "x"), unknown("away", "x")),
+        check("b", skipped("no")),
+        check("c", other),
+    )
     code, out, err = run(*DOCTOR, "-o", "json")
-    assert (code, err) == (exit_code, "runtimeproxy: doctor could not look everywhere: 2 unknown\n")
-    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", other.verdict.value]
+    assert (code, err) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
+    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
 
 
 def test_variable_that_is_ignored_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     set_checks(monkeypatch, check("a", ok("well")))
     code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
-    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 1)
+    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 2)
 
 
 @pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])

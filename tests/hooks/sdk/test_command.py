@@ -81,7 +81,7 @@ def test_call_in_flight_ends_first_or_is_left_behind(folder: Path, do: str, code
         eventually(lambda: BEGAN in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert waiting.result()[0] in codes
-        assert server.log.endswith("1 calls did not end in time and are left behind\n") == (do == "hang")
+        assert server.log.endswith("calls that did not end in time and are abandoned: 1\n") == (do == "hang")
         assert not server.socket.exists()
 
 
