@@ -192,6 +192,7 @@ class Exporter:
         return self
 
     async def __aexit__(self, *details: object) -> None:
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would leave its client open
         for client in self.clients:
             client.cancel()
         if self.clients:

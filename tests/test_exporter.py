@@ -19,6 +19,7 @@ from runtimeproxy import exporter
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.exporter import CONNECTIONS, HEAD_BYTES, Exporter, Tls, TlsFiles
 from runtimeproxy.relay.acceptor import Acceptor
+from tests.fakes.server import StreamServer
 from tests.patience import SECONDS, until
 
 ROOT = Path(__file__).parents[1]
@@ -58,8 +59,8 @@ class FakeProxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if task := asyncio.current_task():
             self.tasks.add(task)
-        self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
         try:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
             await self.answer(writer)
         finally:
             writer.close()
@@ -68,9 +69,8 @@ class FakeProxy:
 @pytest.fixture
 async def proxy(tmp_path: Path) -> AsyncIterator[FakeProxy]:
     fake = FakeProxy(tmp_path / "metrics.sock")
-    server = await asyncio.start_unix_server(fake.serve, fake.path)
-    yield fake
-    server.close()
+    async with StreamServer(fake.path, fake.serve):
+        yield fake
     for task in fake.tasks:
         task.cancel()
     await asyncio.gather(*fake.tasks, return_exceptions=True)
@@ -218,6 +218,15 @@ async def test_client_that_stops_is_given_up(proxy: FakeProxy, monkeypatch: pyte
             await until(lambda: len(proxy.heads) == sent.count(b"Host"))
             assert running.clients
             await until(lambda: not running.clients)
+
+
+async def test_client_accepted_at_the_end_is_closed(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with Exporter(str(tmp_path / "metrics.sock"), None) as running:
+            running.accept(ours)
+        await asyncio.sleep(0)
+        assert ours.fileno() == -1
 
 
 async def test_one_connection_too_many_is_closed(proxy: FakeProxy) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from runtimeproxy.admin.channel import Answers, Channel, Part, Query
 from runtimeproxy.admin.connections import Room
 from runtimeproxy.admin.server import Server
+from tests.fakes.server import stop_accepting
 from tests.patience import SECONDS, until
 
 
@@ -37,6 +38,7 @@ class Site:
         return self
 
     async def __aexit__(self, *details: object) -> None:
+        await stop_accepting(self._listener)
         for connection in tuple(self.room.open):
             connection.transport.abort()
         await until(lambda: not self.room.open)

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.fakes.server import StreamServer
+
 EVENTS = "/events"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 PATIENCE_SECONDS = 10.0
@@ -80,17 +82,16 @@ class Daemon:
         self.waiting: set[asyncio.StreamWriter] = set()
         self._replies = {EVENTS: (STREAM_HEAD, Then.WAIT)}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._server = StreamServer(path, self._accepted)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._accepted, self.path)
+        await self._server.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        await self._server.stop()
         Path(self.path).unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
         for connection in self.connections:
             connection.transport.abort()

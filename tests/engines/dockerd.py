@@ -5,8 +5,10 @@ Everything is found by this engine's own folder or cgroup prefix, and ended by p
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -105,7 +107,7 @@ class Dockerd(Engine):
             # No network of the machine is changed: a container has its loopback, or the host's network.
             "bridge": "none",
             "iptables": False,
-            "oom-score-adjust": 0,  # a machine may lack CAP_SYS_RESOURCE
+            **_oom_score(),
         }
 
     def _answers(self) -> bool:
@@ -135,3 +137,11 @@ class Dockerd(Engine):
             # Removed with another one, or being removed (run --rm).
             if "with 404" not in str(error) and "already in progress" not in str(error):
                 raise
+
+
+@cache
+def _oom_score() -> dict[str, int]:
+    """Return the setting of dockerd's own OOM score, which a machine without CAP_SYS_RESOURCE refuses to lower. Docker
+    25 has neither the option nor the default."""
+    options = subprocess.run([DOCKERD, "--help"], capture_output=True, text=True, check=True, env={"PATH": PATH})
+    return {"oom-score-adjust": 0} if "oom-score-adjust" in options.stdout else {}

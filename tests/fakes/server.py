@@ -5,12 +5,18 @@ import os
 import signal
 import socket
 from abc import ABC, abstractmethod
+from asyncio.trsock import TransportSocket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
 
 import grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
+ACCEPT_ITERATIONS = 4
+"""Iterations of the event loop from accept(2) in asyncio's server to the first step of a connection's task."""
+
+Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
 
 class Server(ABC):
@@ -64,13 +70,42 @@ class Listener(Server):
             await self.end()
 
     def _accept(self, listener: socket.socket) -> None:
-        # Not by asyncio's own server: what that accepts at the moment of its close stays open, and is forgotten.
+        # Not by asyncio's own server, for the reason given in stop_accepting.
         try:
             client, _ = listener.accept()
         except BlockingIOError:
             return  # the client has gone again
         client.setblocking(False)
         self.accepted(client)
+
+
+async def stop_accepting(listener: socket.socket | TransportSocket) -> None:
+    """Have asyncio accept no more on a socket; return when the accepted connections are known to their owner.
+
+    A close or a cancel loses those that are being accepted: they stay open until they are collected as garbage, and the
+    test that runs then fails.
+    """
+    asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(ACCEPT_ITERATIONS):
+        await asyncio.sleep(0)
+
+
+class StreamServer(Server):
+    """Calls ``accepted`` with the streams of each connection, as asyncio.start_unix_server does."""
+
+    def __init__(self, path: str | Path, accepted: Accepted, limit: int = 1 << 16) -> None:
+        self._path = path
+        self._accepted = accepted
+        self._limit = limit
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._accepted, self._path, limit=self._limit)
+
+    async def stop(self) -> None:
+        """Stop listening; ``accepted`` has been called for every connection that was accepted."""
+        for listener in self._server.sockets:
+            await stop_accepting(listener)
+        self._server.close()
 
 
 async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.Server:

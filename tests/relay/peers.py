@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from runtimeproxy.wire import grpc, headers, http2
+from tests.fakes.server import StreamServer
 
 Frame = tuple[int, int, int, bytes]
 
@@ -82,9 +83,8 @@ class Server:
 async def serve(path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> AsyncIterator[Server]:
     """Serve at a path; ``begins`` is False for a server that sends nothing by itself."""
     made = Server(settings, begins)
-    server = await asyncio.start_unix_server(made.accept, path)
-    yield made
-    server.close()
+    async with StreamServer(path, made.accept):
+        yield made
     for connection in made.open:
         connection.close()
     if os.path.exists(path):

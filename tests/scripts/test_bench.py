@@ -27,6 +27,7 @@ from scripts.demonstration.processes import DemoError, Program
 from scripts.figures import Figure, at_most
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.server import StreamServer
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 CREATE, START, VERSION = cases.CREATE, cases.START, cases.VERSION
@@ -199,7 +200,7 @@ async def answering(path: Path, end: bytes, answer: Callable[[bytes], bytes]) ->
         writer.write(answer(await reader.readuntil(end)))
         writer.close()
 
-    async with await asyncio.start_unix_server(serve, path, limit=4 * BUFFER_BYTES):
+    async with StreamServer(path, serve, limit=4 * BUFFER_BYTES):
         yield
 
 

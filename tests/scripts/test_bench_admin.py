@@ -14,6 +14,7 @@ from scripts.benchmark.clients import METRICS, Clients
 from scripts.benchmark.loads import Run
 from scripts.benchmark.programs import HOOKS, served
 from scripts.figures import MIB
+from tests.fakes.server import StreamServer
 
 SMALL, CREATE = cases.VERSION, cases.CREATE
 KEPT = Longest(5.0, 1.0, 9.0)
@@ -85,7 +86,7 @@ async def answered_with(path: Path, answer: bytes) -> AsyncIterator[Clients]:
         writer.write(answer)
         writer.close()
 
-    async with await asyncio.start_unix_server(serve, path):
+    async with StreamServer(path, serve):
         yield Clients(str(path))
 
 

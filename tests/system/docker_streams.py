@@ -18,6 +18,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, UnixHttpConnection, until
 from tests.fakes.dockerd_programs import frame
+from tests.fakes.server import StreamServer
 from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, wait_until
 
@@ -241,12 +242,10 @@ async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[
             if head.startswith(line.encode()):
                 requests.put_nowait((head, Raw(reader, writer)))
 
-    server = await asyncio.start_unix_server(accept, str(path))
     try:
-        yield requests
+        async with StreamServer(path, accept):
+            yield requests
     finally:
-        server.close()
         for writer in writers:
             writer.transport.abort()
-        await server.wait_closed()
-        path.unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
+        os.unlink(path)

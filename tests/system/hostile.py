@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runtimeproxy.wire.http2 import FrameBuffer
 from tests.cri import peer
+from tests.fakes.server import StreamServer
 
 TARGET_STREAM = 2
 """The stream by which a connection asks the runtime for its flood: no sane client opens it."""
@@ -36,11 +37,10 @@ class HostileRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["HostileRuntime"]:
-        server = await asyncio.start_unix_server(self._accept, self._socket)
         try:
-            yield self
+            async with StreamServer(self._socket, self._accept):
+                yield self
         finally:
-            server.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -28,6 +28,7 @@ from tests.cri import peer
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
 from tests.fakes.faults import FaultRelay
+from tests.fakes.server import StreamServer
 from tests.system import hostile
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
@@ -286,7 +287,7 @@ class BrokenRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["BrokenRuntime"]:
-        async with await asyncio.start_unix_server(self._serve, self._path):
+        async with StreamServer(self._path, self._serve):
             yield self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -25,6 +25,7 @@ from tests.amounts import HANGS, Amount
 from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
+from tests.fakes.server import StreamServer
 from tests.relay.peers import HEAD, Connection
 from tests.system.fronts import Caller, Front, Runtime
 from tests.system.hostile import Process
@@ -59,7 +60,7 @@ LATE_SECONDS = 0.100
 async def silent(path: str) -> AsyncIterator[None]:
     """Accept connections and send nothing."""
     writers: list[asyncio.StreamWriter] = []
-    async with await asyncio.start_unix_server(lambda _, writer: writers.append(writer), path):
+    async with StreamServer(path, lambda _, writer: writers.append(writer)):
         yield
         for writer in writers:
             writer.close()
@@ -92,7 +93,7 @@ async def half_an_answer(path: str) -> AsyncIterator[None]:
             connection.send(http2.frame(http2.PING, 0, 0, bytes(8)))
             await asyncio.sleep(TIMEOUT_SECONDS / 10)
 
-    async with await asyncio.start_unix_server(accept, path):
+    async with StreamServer(path, accept):
         yield
 
 
