@@ -249,4 +249,4 @@ async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[
         for writer in writers:
             writer.transport.abort()
         await server.wait_closed()
-        path.unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
+        Path(path).unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
