@@ -139,6 +139,8 @@ def _answered(there_are: str) -> Middleware:
         except web.HTTPMethodNotAllowed as wrong:
             allowed = ", ".join(sorted(wrong.allowed_methods))
             return _error(405, f"this path takes {allowed}", Allow=allowed)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body is longer than {BODY_BYTES} bytes")
         except web.HTTPException as error:
             return _error(error.status, error.reason)
         except TimeoutError:

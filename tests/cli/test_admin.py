@@ -1,6 +1,7 @@
 """The commands that ask the running proxy, each against every way in which one answers, hangs or is not there."""
 
 import errno
+import gc
 import os
 import shlex
 import socket
@@ -99,6 +100,7 @@ def test_proxy_that_fails_is_one_line(run: Run, path: Path, command: str, fault:
         code, line = error(run, command, path)
     assert code == 3
     assert is_told(line, words.format(path)) or (command == "status" and line == NO_CHECKS)
+    assert not [left for left in gc.get_objects() if type(left) is admin_client._Socket and left.fileno() >= 0]
 
 
 @pytest.mark.slow
