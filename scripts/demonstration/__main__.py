@@ -44,7 +44,7 @@ def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0)
         ):
             try:
                 with kubelet(str(processes.proxy_socket(folder))) as calls:
-                    effects = scene.play(calls, pods, groups, partial(commands.ask, folder, servers))
+                    effects = scene.play(calls, pods, groups, partial(commands.ask, name, folder, servers))
             except kubelets.ERRORS as error:
                 sys.stdout.flush()  # raises again if it is the output that is broken
                 if not reason:

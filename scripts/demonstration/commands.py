@@ -11,11 +11,13 @@ from scripts.demonstration.report import Effect
 
 EXPLAINED = "batch"
 """The pod whose container is explained: all its values were set by one hook server."""
-FIELDS = ("cpu_quota", "cpu_shares", "memory_limit_in_bytes")
+_FIELDS = ("cpu_quota", "cpu_shares", "memory_limit_in_bytes")
+FIELDS = {"cri": _FIELDS, "docker": (*_FIELDS, "memory_swap_limit_in_bytes")}
+"""The changed fields by mode: in Docker mode the swap limit follows the memory limit."""
 SECONDS = 20.0
 
 
-def ask(folder: Path, servers: Sequence[HookServer]) -> Iterator[Effect]:
+def ask(mode: str, folder: Path, servers: Sequence[HookServer]) -> Iterator[Effect]:
     """Print what the commands say, and yield it as effects."""
     ready, _, _ = _said(folder, "status").partition(":")
     yield Effect("(proxy)", "", "runtimeproxy status", "-", "ready", ready)
@@ -27,7 +29,9 @@ def ask(folder: Path, servers: Sequence[HookServer]) -> Iterator[Effect]:
     rows = [line.split() for line in _said(folder, "explain", f"default/{EXPLAINED}/{CONTAINER}").splitlines()]
     by = next(server.plugin for server in servers if "batchresource" in server.name)
     changed = [row[0].removeprefix("resources.") for row in rows if row[1:] == ["changed", by]]
-    yield Effect(EXPLAINED, CONTAINER, "runtimeproxy explain: changed", "-", ", ".join(FIELDS), ", ".join(changed))
+    yield Effect(
+        EXPLAINED, CONTAINER, "runtimeproxy explain: changed", "-", ", ".join(FIELDS[mode]), ", ".join(changed)
+    )
 
 
 def exporter(folder: Path) -> str:
