@@ -104,15 +104,18 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
             if old and name in TEXT_FIELDS and is_echo(before, after):  # only in an echo an empty cpuset is meant
                 changed[name] = new
             continue
-        value = new if new == old or name in MAP_FIELDS else tidy(name, new)
+        if name in MAP_FIELDS:
+            entries = _entries(old, new)
+            if entries:
+                changed[name] = entries
+            repeated += [f"{name}.{key}" for key in new if key not in entries]
+            continue
+        value = new if new == old else tidy(name, new)
         if value != new:
             normalised.append(name)
         if value == old:
             if value:
                 repeated.append(name)
-        elif name in MAP_FIELDS:
-            if entries := _entries(old, new):
-                changed[name] = entries
         elif value:  # a text that is empty in its normal form is not set
             changed[name] = value
     return {"resources": changed, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}

@@ -153,12 +153,20 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 def _owners(
     known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
 ) -> tuple[tuple[str, str], ...]:
-    """Return the owners of resource fields; a map field has none, as each entry may be another plugin's."""
-    for name in set_now:
+    """Return the owners of resource fields, of a map field those of its entries."""
+    for name in _names(set_now):
         known.pop(name, None)
         if owner := adjustment.owners.get(f"resources.{name}"):
             known[name] = owner
     return tuple(known.items())
+
+
+def _names(resources: Mapping[str, ResourceValue]) -> list[str]:
+    """Return the names of resource fields as owners have them: of a map field one for each entry."""
+    names: list[str] = []
+    for name, value in resources.items():
+        names += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
+    return names
 
 
 # -- start -----------------------------------------------------------------------------------------------------------
@@ -219,20 +227,20 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
     plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
     container = container_of(subject)
     owners = owners_of(container)
-    names = set(adjustment.resources)
-    for name in adjustment.confirmed:
-        if name not in owners or (name, owners[name]) in adjustment.confirmers:
-            names.add(name)
+    repeated = {
+        name for name in adjustment.confirmed if name not in owners or (name, owners[name]) in adjustment.confirmers
+    }
     request, original = named(asked.resources), container.original.resources or NO_RESOURCES
     present = container.effective.resources or NO_RESOURCES
     fields: dict[str, ResourceValue] = {}
-    for name in sorted(names):
+    for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         asks, changes = request.get(name), adjustment.resources.get(name)
         wanted, holds = getattr(original, name), getattr(present, name)
         if name in MAP_FIELDS:
             asks, changes = asks or {}, changes or {}
             wanted, holds = {**wanted, **asks, **changes}, {**holds, **asks}  # type: ignore[dict-item]
-            wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
+            said = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
+            wanted = {key: wanted[key] for key in said if holds.get(key) != wanted[key]}
             holds = {}
         else:
             holds = holds if asks is None else asks
@@ -251,6 +259,7 @@ def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> 
     if known is not present or said.put_in or said.annotations:
         held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
-    owners = {name: plugin for name, plugin in before.owners if name not in asked}
+    asked_names = _names(asked)
+    owners = {name: plugin for name, plugin in before.owners if name not in asked_names}
     owned = _owners(owners, said.put_in, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

@@ -100,8 +100,8 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """A container as the kubelet asked for it and as it is after the hooks. ``owners`` pairs resource fields with the
-    plugins that set them, as far as known.
+    """A container as the kubelet asked for it and as it is after the hooks. ``owners`` pairs resource fields, of
+    maps their entries ("unified.KEY"), with the plugins that set them, as far as known.
 
     ``read``: the record was read from the runtime. Then what hooks replaced counts as asked, unless it was kept
     (``originals``), as variables never are.
@@ -162,11 +162,11 @@ class Adjustment:
     """What all hook servers together changed.
 
     Maps hold only the entries to set. ``resources`` maps field names of ``Resources`` to new values; its two map fields
-    hold changed entries only. ``confirmed`` has the resource fields that an answer repeated as they were sent, which
-    makes them a result that the hook asked for; ``confirmers`` pairs these with plugins. ``owners`` maps
-    "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent", "resources.unified.KEY",
-    "resources.hugepage_limits.2MB" to plugin names. ``normalised`` names the resource fields of one answer that it did
-    not give in their normal form.
+    hold changed entries only. ``confirmed`` has the resource fields ("cpu_quota", "unified.KEY") that an answer
+    repeated as they were sent, which makes them a result that the hook asked for; ``confirmers`` pairs these with
+    plugins. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent",
+    "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names. ``normalised`` names the resource fields
+    of one answer that it did not give in their normal form.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -92,12 +92,15 @@ def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, 
     assert changes(point, asking(sent), HookAnswer(resources=said)).resources == expected
 
 
-ALL_CONFIRMED = set(values.RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}
+ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
+NOT_SENT = {"oom_score_adj", "memory_swap_limit_in_bytes"}
+ALL_CONFIRMED = {*values.RESOURCE_FIELDS, *ENTRIES} - values.MAP_FIELDS - NOT_SENT
 CONFIRMED: list[tuple[Message, set[str]]] = [
     *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
     (Resources(cpu_quota=-1, cpu_shares=512, cpuset_mems="0"), {"cpu_shares", "cpuset_mems"}),
-    *[(Resources(unified={"memory.high": "max"}), {"unified"}), (Resources(unified={"memory.high": "1"}), set())],
+    (Resources(unified={"memory.high": "max", "memory.min": "1"}), {"unified.memory.high"}),
+    (Resources(unified={"memory.high": "1"}), set()),
 ]
 
 

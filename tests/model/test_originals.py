@@ -67,7 +67,7 @@ HOOKED_POD = replace(POD, **SET_MAPS, cgroup_parent="/k/q", resources=SET_LIMITS
 HOOKED_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"})
 HOOKED_NOTES = {"note": "hooked", "more": "1"}
 HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/k/q", resources=HOOKED_LIMITS)
-OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
+OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"), ("unified.memory.high", "memory"))
 
 
 def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
@@ -160,7 +160,7 @@ def test_text_says_it_all_and_no_more() -> None:
     record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
     assert write(kept(record)) == (
         b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
-        b'[["cpu_quota","scaler"]]]'
+        b'[["cpu_quota","scaler"],["unified.memory.high","memory"]]]'
     )
 
 

@@ -49,10 +49,11 @@ def test_effective_values_are_told() -> None:
 
 
 def test_hooked_fields_are_named_without_their_values() -> None:
-    hooked = replace(running(cpu_shares=5), envs={"A": "2"}, annotations={"a": "1", "b": "2"})
-    known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "scaler"),)))
+    resources = replace(ASKED, cpu_shares=5, unified={"a": "1"})
+    hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
+    known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "one"), ("unified.a", "two"))))
     earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
-    assert records.hooked(known) == {**earlier, "resources.cpu_shares": "scaler"}
+    assert records.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
     assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == {}
 
 
@@ -227,17 +228,25 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
 
 
-BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
+OF_KUBELET = running(unified={"a": "0", "b": "0"})
+BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one", "resources.unified.a": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
-OWNED = records.created_container(subject(), SET_BY_ONE, "c1")
+OWNED = records.created_container(subject(OF_KUBELET), SET_BY_ONE, "c1")
 """A container in which hook server "one" set something."""
-CONFIRMERS: list[tuple[set[str], Mapping[str, int]]] = [({"two"}, {}), ({"one"}, {"cpu_shares": 1024})]
+TAKEN_BACK = {"cpu_shares": 1024, "unified": {"a": "0"}}
+REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 
 
-@pytest.mark.parametrize(("confirmers", "taken_back"), [*CONFIRMERS, ({"one", "two"}, {"cpu_shares": 1024})])
-def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], taken_back: Mapping[str, int]) -> None:
-    by = frozenset(("cpu_shares", name) for name in confirmers)
-    assert records.differing(OWNED, NOTHING, Adjustment(confirmed=ECHOED_SHARES, confirmers=by)) == taken_back
+@pytest.mark.parametrize(
+    ("confirmers", "taken_back"), [({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)]
+)
+def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
+    by = frozenset((field, name) for name in confirmers for field in REPEATED)
+    assert records.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
+
+
+def test_changed_entry_of_a_map_leaves_the_others() -> None:
+    assert records.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
 
 
 LIMITED = running(memory_limit_in_bytes=100, memory_swap_limit_in_bytes=100)
@@ -261,14 +270,14 @@ def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = records.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
     of_kubelet, taken_back = (
-        RequestedUpdate("c1", Resources(cpuset_cpus="1")),
-        EffectiveUpdate(NOTHING, {"cpu_shares": 1024}),
+        RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})),
+        EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}}),
     )
     updated = records.updated(started, EffectiveUpdate(of_kubelet), values.NO_ADJUSTMENT)
     repeated = records.updated(started, taken_back, values.NO_ADJUSTMENT)
     assert [dict(records.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
-        {"cpu_shares": "one", "cpuset_cpus": "one"},
-        {"cpu_shares": "one", "cpuset_cpus": "two"},
-        {"cpu_shares": "one"},
+        {"cpu_shares": "one", "cpuset_cpus": "one", "unified.a": "one"},
+        {"cpu_shares": "one", "cpuset_cpus": "two", "unified.a": "one"},
+        {"cpu_shares": "one", "unified.a": "one"},
         {"cpuset_cpus": "two"},
     ]

@@ -17,13 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtimeproxy.hookapi import api_pb2
 from tests import amounts
-from tests.fakes import hookanswers
+from tests.fakes import cri_pb2, hookanswers
+from tests.fakes.hookserver import HookServer
 from tests.fakes.registration import ALL_POINTS
 from tests.fakes.shapes import SHAPES, Shape
 from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
 from tests.system.docker_front import DOCKER_ENGINES, DockerRuntime
 from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
+from tests.system.keeping import on_tmpfs
 from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
 
 EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
@@ -240,6 +243,35 @@ async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
         _, released = await node.passed("update", node.caller.update_request(container_id, UPDATE, {}))
         known = not (restarted and front.name in TELLS_NO_SWAP)
         assert limits("update", released) == (2 * LIMIT, 2 * LIMIT if known else 0)
+
+
+OF_KUBELET: dict[str, Any] = {
+    "unified": {"memory.high": "max", "memory.min": "0"},
+    "hugepage_limits": [cri_pb2.HugepageLimit(page_size="2MB", limit=0)],
+}
+OF_HOOK = api_pb2.LinuxContainerResources(
+    unified={"memory.high": "1000000"}, hugepage_limits=[api_pb2.HugepageLimit(page_size="2MB", limit=1 << 21)]
+)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
+async def test_entry_of_a_map_stays_when_another_server_echoes(front: Front, restarted: bool, tmp_path: Path) -> None:
+    """Docker's API has no such fields."""
+    container = replace(CONTAINER, resources={**CONTAINER.resources, **OF_KUBELET})
+    answer = api_pb2.ContainerResourceHookResponse(container_resources=OF_HOOK)
+    answers = {"PreCreateContainer": hookanswers.reply(answer)}
+    echo = HookServer(str(tmp_path / "echo.sock"), default=hookanswers.koordlet())
+    with on_tmpfs() as memory:
+        node = ShapedNode(front, tmp_path, answers=answers, points=list(answers), originals_dir=str(memory))
+        node.proxy.register("echo.json", echo.socket_path, ["PreUpdateContainerResources"], policy="Fail")
+        async with echo, node:
+            container_id = await node.caller.create(await node.caller.run_pod(), container)
+            if restarted:
+                await node.restart()
+                await node.known()
+            await passes(node, "update", node.caller.update_request(container_id, {"cpuset_cpus": "0"}, {}))
+        assert echo.calls_of("PreUpdateContainerResources")
 
 
 # ---- whatever a status says or leaves out
