@@ -23,6 +23,7 @@ from runtimeproxy.docker.calls.references import BY_REFERENCE
 from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.resources import POD_TYPE
 from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
@@ -138,13 +139,14 @@ class DockerFront(FrontBase):
         kind = BY_REFERENCE.get(exchange.route.action)
         if kind is not None:
             return kind(exchange, self._daemon)
+        body = b""
         try:
             body = body_of(exchange)
             if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_changed_parents:
                 exchange.release(None)  # no hook, no edit: the daemon works while the body is parsed
             asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
         except Unreadable as error:
-            return self._unreadable_create(exchange, str(error))
+            return self._unreadable_create(exchange, body, str(error))
         match asked:
             case RequestedPod():
                 return CreatePodCall(exchange, self._daemon, body, asked)
@@ -152,11 +154,19 @@ class DockerFront(FrontBase):
                 return CreateContainerCall(exchange, self._daemon, body, asked)
         return None
 
-    def _unreadable_create(self, exchange: HeldExchange, problem: str) -> DockerCall:
-        """Make the call of a create whose body cannot be read; its operation is one with policy Fail, if any has it."""
-        if self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"]):
-            return CreatePodCall(exchange, self._daemon, b"", problem)
-        return CreateContainerCall(exchange, self._daemon, b"", problem)
+    def _unreadable_create(self, exchange: HeldExchange, body: bytes, problem: str) -> DockerCall:
+        """Make the call of a create whose body cannot be read. If nothing shows its operation, that is one with policy
+        Fail, if any has it.
+        """
+        kind = translate.kind_of_unreadable(body, exchange.route.name)
+        of_pod = kind is None and self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"])
+        call: CreatePodCall | CreateContainerCall
+        if of_pod or kind == POD_TYPE:
+            call = CreatePodCall(exchange, self._daemon, b"", problem)
+        else:
+            call = CreateContainerCall(exchange, self._daemon, b"", problem)
+        call.is_kind_known = kind is not None
+        return call
 
     def fails_anywhere(self) -> bool:
         """Return whether a plugin with policy Fail is registered for any hook point."""

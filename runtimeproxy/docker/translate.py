@@ -13,6 +13,7 @@ a text becomes U+FFFD, as in Go, so that a body equals what inspect shows of it 
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -75,6 +76,7 @@ class DockerName:
 _NAME = re.compile(r"/?k8s_([^_]+)_([^_]+)_([^_]+)_([^_]+)_([0-9]{1,10})(?:_[^_]+)?")
 
 
+_OF_SANDBOX = "POD"
 _NOT_UPDATED = "oom_score_adj"
 _OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 _OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
@@ -125,6 +127,19 @@ def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | N
     if kind_of(labels) is None:
         return None
     return asked(name, labels, texts_of(config, "Env"), object_of(config, "HostConfig"))
+
+
+def kind_of_unreadable(body: bytes, name: str) -> str | None:
+    """Return POD_TYPE or CONTAINER_TYPE for a create that cannot be read: by its labels, else by its name; None if
+    neither shows it.
+    """
+    with suppress(Unreadable, WireError):
+        if (kind := kind_of(labels_of(_asked(body)))) is not None:
+            return kind
+    parts = parse_name(name)
+    if parts is None:
+        return None
+    return POD_TYPE if parts.container == _OF_SANDBOX else CONTAINER_TYPE
 
 
 @reads_json

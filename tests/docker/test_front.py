@@ -235,8 +235,21 @@ async def test_unreadable_create_fails_under_fail(node: Node, body: bytes, lines
     node.plugins.add("strict", policy=FAIL, points=(point,))
     answer = await node.create("odd", body, *lines)
     assert answer.status == 500
-    assert f"refused: hook server 'strict' at {point}: unreadable" in answer.message
+    assert answer.message.startswith("runtimeproxy: create refused: hook server 'strict': unreadable: ")
     assert (node.dockerd.requests(CREATE), node.points) == ([], [])
+
+
+ENV_TWICE = b'{%b,"Env":[],"Env":[],"Labels":{"io.kubernetes.docker.type":"%b"}}'
+
+
+@pytest.mark.parametrize(("kind", "operation"), [(b"podsandbox", "RunPodSandbox"), (b"container", "CreateContainer")])
+async def test_refusal_of_unreadable_create_names_its_call(node: Node, kind: bytes, operation: str) -> None:
+    node.plugins.add("strict", policy=FAIL)
+    answer = await node.create("odd", ENV_TWICE % (IMAGE, kind))
+    assert answer.status == 500
+    assert f"{operation} refused: hook server 'strict' at Pre{operation}: unreadable: " in answer.message
+    ((_, _, *event),) = [row[:5] for row in node.metrics.events.read().events]
+    assert event == ["refused", operation, f"Pre{operation}"]
 
 
 async def test_daemons_state_is_read_behind_its_events_and_swept(node: Node, tmp_path: Path) -> None:

@@ -218,6 +218,20 @@ def test_key_that_is_read_stands_once(key: str) -> None:
             translate.read_create(twice.encode(), CONTAINER_NAME)
 
 
+@pytest.mark.parametrize(
+    ("body", "name", "kind"),
+    [
+        ({"Labels": {"io.kubernetes.docker.type": "podsandbox"}}, CONTAINER_NAME, "podsandbox"),
+        ({"Labels": {"io.kubernetes.docker.type": "container"}}, "odd", "container"),
+        ({"Labels": {}}, POD_NAME, "podsandbox"),
+        ({"Labels": 5}, CONTAINER_NAME, "container"),
+        ({"Labels": 5}, "odd", None),
+    ],
+)
+def test_kind_of_unreadable_is_that_of_label_or_name(body: dict[str, Any], name: str, kind: str | None) -> None:
+    assert translate.kind_of_unreadable(json.dumps(body).encode(), name) == kind
+
+
 Reader = Callable[[bytes], object]
 READERS = [lambda body: translate.read_create(body, CONTAINER_NAME), read_update, translate.read_created_id]
 

@@ -11,11 +11,12 @@ from typing import Generic, TypeVar
 from runtimeproxy.core.call import Reply, Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import cgroup, edit, translate
-from runtimeproxy.docker.calls.base import Daemon, DockerCall
+from runtimeproxy.docker.calls.base import ERROR_STATUS, Daemon, DockerCall
 from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
+from runtimeproxy.errors import HookError
 from runtimeproxy.model import records
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.values import Adjustment, ContainerRecord, PodInfo, PodRecord, Subject
@@ -28,6 +29,8 @@ class CreateCall(DockerCall, Generic[_A]):
 
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
+    is_kind_known = True
+    """False if the request does not show whether it creates a pod sandbox or a container."""
 
     def __init__(
         self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | str
@@ -43,6 +46,14 @@ class CreateCall(DockerCall, Generic[_A]):
         if isinstance(self._asked, str):
             raise Unreadable(self._asked)
         return self._asked
+
+    def refuse(self, error: HookError) -> None:
+        """Answer as for other calls, but name neither operation nor hook point if it is not known which one it is."""
+        if self.is_kind_known:
+            super().refuse(error)
+        else:
+            why = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
+            self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
 
     def _put(self, body: bytes) -> bytes | None:
         self._released = None if body is self.body else body
