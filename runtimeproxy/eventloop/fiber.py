@@ -69,6 +69,7 @@ class Fiber(asyncio.Future[T]):
                 self._interrupted = by
                 return
             self._step(self._go.throw, by)
+        del by  # its traceback refers to this frame from Python 3.13 on: each would keep the other alive
 
     def cancel(self, msg: Any = None) -> bool:
         """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
@@ -93,6 +94,7 @@ class Fiber(asyncio.Future[T]):
             return
         finally:
             self._runs = False
+            del value
         self._awaited = awaited
         if isinstance(awaited, Pending):
             awaited._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
