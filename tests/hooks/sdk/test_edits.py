@@ -272,7 +272,12 @@ def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, 
     resources = EditableResources(sent, update=True)
     done = made(resources, edits)
     confirmed = proxys(sent, resources.answer).confirmed
-    as_sent = {name for name, value in done.items() if value and value == getattr(before, name)}
+    as_sent = set()
+    for name, value in done.items():
+        if name in MAP_FIELDS:
+            as_sent |= {f"{name}.{key}" for key in value if getattr(before, name).get(key) == value[key]}
+        elif value and value == getattr(before, name):
+            as_sent.add(name)
     assert as_sent <= confirmed
     if any(done.get(name) == "" != getattr(before, name) for name in TEXT_FIELDS):
         assert resources.answer == resources.value  # a cpuset is cleared: a whole echo
