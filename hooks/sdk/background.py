@@ -7,7 +7,7 @@ Invariant: a waiting thread is always woken: when its awaitable ends or is cance
 
 import asyncio
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -30,7 +30,9 @@ class BackgroundLoop:
 
     def submit(self, awaitable: Awaitable[None]) -> Future[None]:
         """Run ``awaitable`` on the loop; the returned future can be waited for, and cancelled, from any thread."""
-        future = asyncio.run_coroutine_threadsafe(_finish(awaitable), self._loop)
+        finishing = _finish(awaitable)
+        finishing.send(None)  # begun, so that a cancel before the loop runs it closes the awaitable
+        future = asyncio.run_coroutine_threadsafe(finishing, self._loop)
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
         if self._ended:  # the loop may have ended before it received it
@@ -50,6 +52,10 @@ class BackgroundLoop:
 
 async def _finish(awaitable: Awaitable[None]) -> None:
     try:
+        await asyncio.sleep(0)  # until the loop runs it
         await awaitable
     except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the whole loop for these two
         raise RuntimeError(f"{type(error).__name__} in an async method") from error
+    finally:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()
