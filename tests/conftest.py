@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import none
 
 from tests import amounts, skips
 from tests.engines import probe
@@ -99,6 +100,7 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt what exists for the whole run, tests and modules, from garbage collection, and look for garbage seldom."""
+    given(none())(lambda _: None)()  # Hypothesis creates its random numbers, and checks what refers to them
     gc.freeze()
     gc.set_threshold(10_000)  # with Python's 700, four seconds of the fast set went into it
     gc.enable()
