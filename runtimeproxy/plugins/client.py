@@ -65,8 +65,6 @@ class HookClient:
             text = "the server refused every try until the time was over"
             raise HookError(self.plugin, point.name, Reason.DEADLINE, text) from None
         except CallFailed as failure:
-            # From Python 3.13 on its frames would keep the call alive: they refer to those that hold the error.
-            failure.__traceback__ = None
             if self.abandoned:
                 raise HookError(self.plugin, point.name, Reason.DISABLED, "it was disabled meanwhile") from None
             raise self._error(point, failure, loop.time() < half_time) from None

@@ -1,6 +1,9 @@
 """Fibers start and resume immediately, are interrupted where they wait, and pass on their results."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -111,3 +114,28 @@ async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
     made.start(itself())
     assert steps == ["goes on", "begun", asyncio.CancelledError]
     assert made.cancelled()
+
+
+class Lost(Exception):
+    """An error that nothing refers to once the fiber that it was raised in has ended."""
+
+
+@pytest.mark.parametrize("way", ["set_exception", "interrupt", "awaited future"])
+async def test_error_is_freed_when_its_fiber_ends(way: str) -> None:
+    error = Lost()
+    freed = weakref.ref(error)
+    awaited = [asyncio.get_running_loop().create_future() if way == "awaited future" else pending()]
+
+    async def ends() -> None:
+        with suppress(Lost):
+            await awaited.pop()
+
+    gc.disable()
+    fail = awaited[0].set_exception
+    made = fiber(ends())
+    (made.interrupt if way == "interrupt" else fail)(error)
+    del error, fail
+    await made
+    await asyncio.sleep(0)
+    gc.enable()
+    assert freed() is None
