@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from scripts.building.__main__ import CHECKSUMS, write_checksums
 from scripts.building.errors import BuildError
 from scripts.building.sources import BUILD_FILE, Source, extract
+from tests.docs import ROOT
 
 pytestmark = pytest.mark.tool("git")
 DATE = "2026-01-02T03:04:05Z"
@@ -82,3 +84,11 @@ def test_checksums_are_read_by_sha256sum(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "a b: OK\nc: OK\n")
     (tmp_path / "c").write_text("other")
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
+def test_build_is_refused_when_python_is_too_old() -> None:
+    old = "import runpy, sys, setuptools; sys.version_info, sys.version = (3, 10, 13), '3.10.13 (main)'"
+    command = [sys.executable, "-c", f"{old}; runpy.run_path('setup.py')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == "runtimeproxy needs Python 3.11 or later, and this is 3.10.13: take another Python\n"
+    assert done.returncode == 1
