@@ -130,6 +130,7 @@ DRAWN = (
     ),
     Mask("<time>", r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d))?( UTC)?", "time goes on"),
     Mask("<age>", r"(?i)(less than a second|about a minute|\d+ (seconds?|minutes?))( ago)?", "time goes on"),
+    Mask("", r"execDuration=\d+, ", "how long a container ran, which dockerd 23 and later say"),
     Mask("127.0.0.1:<port>", r"127\.0\.0\.1:\d+", "the kernel chooses the registry's port"),
 )
 """Values that dockerd generates anew, in the output of any command."""
@@ -155,7 +156,7 @@ SENDING = (
 """Rules for a build without BuildKit into a pipe, where the daemon's own lines have no carriage return."""
 
 BUILDKIT = (
-    Mask("", r"(?m)^#\d+ (\d+\.\d+ )?", "numbers follow the order in which steps that run at once began"),
+    Mask("", r"(?m)^(#\d+ )?(\d+\.\d+ )?", "numbers follow the order in which steps that run at once began"),
     Mask("", r"(?m)^sha256:[0-9a-f]{64}\n", "a step's digest takes in the random id of the session"),
     Mask("", r"(?m)^\.\.\.\n", "another step told something, or ended, while the one that was shown went on"),
     Mask("transferring", r"(?m)^transferring .*$", "how far a transfer came is a matter of time"),

@@ -110,7 +110,11 @@ async def test_absent_id_has_containerds_code(runtime: Runtime, method: str, cod
     field = "pod_sandbox_id" if "Pod" in method else "container_id"
 
     def answered() -> grpc.StatusCode | None:
+        nonlocal code
         with cri.CriClient(runtime.path) as client:
+            version = client.call("Version", cri_pb2.VersionRequest()).runtime_version
+            if method.startswith("Stop") and version.removeprefix("v") >= "1.7":
+                code = None
             try:
                 client.call(method, getattr(cri_pb2, f"{method}Request")(**{field: "gone"}))
             except grpc.RpcError as error:

@@ -6,6 +6,7 @@ its record of requests, and of clients' ends.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
         ("POST /containers/none/update", {}, 404, MISSING),
         ("POST /containers/c2/exec", {"Cmd": ["true"]}, 409, "Container "),
         ("POST /exec/abc/start", {"Detach": False}, 404, "No such exec instance: abc"),
-        ("GET /v1.99/info", None, 400, "client version 1.99 is too new. Maximum supported API version is 1.41"),
+        ("GET /v1.99/info", None, 400, "client version 1.99 is too new. Maximum supported API version is 1."),
         ("GET /v1.41/nothing", None, 404, "page not found"),
         ("DELETE /info", None, 404, "page not found"),
     ],
@@ -125,7 +126,7 @@ async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: An
     await daemon.created("c2")
     reply = await daemon.ask(call, body)
     assert reply.status in statuses(status)
-    assert reply.message.startswith(message)
+    assert message.casefold() in reply.message.casefold()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ async def test_unusual_values_are_taken_and_shown(daemon: Daemon) -> None:
     host = {"Memory": 8 * MIB, "CpuQuota": -1, "CgroupParent": daemon.parent, "CpusetCpus": "0-1"}
     made = await daemon.created("c1", HostConfig={**host, "Unknown": 1, "Devices": None, "OomScoreAdj": None})
     shown = await daemon.host(made)
-    assert {**host, "MemorySwap": 16 * MIB, "ShmSize": 64 * MIB, "NetworkMode": "default"}.items() <= shown.items()
+    assert {**host, "MemorySwap": 16 * MIB, "ShmSize": 64 * MIB}.items() <= shown.items()
 
 
 async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
@@ -209,16 +210,16 @@ async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
 async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> None:
     async with await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}') as raw:
         assert b"Transfer-Encoding: chunked" in await raw.head()
-        made = await daemon.running("c1")
+        made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
         for change in ("rename?name=c2", "update", "stop", "start", "stop"):
             await daemon.ask(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
         await daemon.ask(f"DELETE /containers/{made}")
         heard: list[Any] = []
         while not heard or heard[-1]["Action"] != "destroy":
             heard.append(json.loads(await raw.chunk()))
-    assert " ".join(event["Action"] for event in heard) == (
-        "create start rename update kill die stop start kill die stop destroy"
-    )
+    stopped = "kill die stop" if heard[5]["Action"] == "die" else "kill stop die"  # as dockerd 23 and later
+    actions = f"create start rename update {stopped} start {stopped} destroy"
+    assert " ".join(event["Action"] for event in heard) == actions
     assert {event["id"] for event in heard} == {made}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
 
@@ -248,13 +249,15 @@ async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
 
 async def test_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
     async with await daemon.send("GET /_ping") as raw:
-        head, date = (await raw.head()).split(b"Date: ")
+        drawn = rb"(Api-Version: |Docker/|Date: |Builder-Version: ).*?(?= \(linux\)|\r)"
+        head = re.sub(drawn, rb"\1", await raw.head())
+        head = head.replace(b"Builder-Version: \r\n", b"").replace(b"Swarm: inactive\r\n", b"")  # dockerd 26 has them
         assert head == (
-            b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\n"
+            b"HTTP/1.1 200 OK\r\nApi-Version: \r\n"
             b"Cache-Control: no-cache, no-store, must-revalidate\r\nDocker-Experimental: false\r\nOstype: linux\r\n"
-            b"Pragma: no-cache\r\nServer: Docker/20.10.24+dfsg1 (linux)\r\n"
-        ).replace(b"+dfsg1", b"+dfsg1" if b"dfsg" in head else b"")
-        assert date.endswith(b" GMT\r\nContent-Length: 2\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n")
+            b"Pragma: no-cache\r\nServer: Docker/ (linux)\r\n"
+            b"Date: \r\nContent-Length: 2\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+        )
         assert await raw.exactly(2) == b"OK"
         raw.send(b"HEAD /v1.41/_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
         reply = await raw.rest()

@@ -93,6 +93,8 @@ SDK = (exec_with_half_close, attach, logs, events)
 """Features that it uses differently from the docker CLI."""
 
 
+# From Python 3.13 on a response is flushed that the SDK has closed below it.
+@pytest.mark.filterwarnings("ignore:.* <http.client.HTTPResponse:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
 @pytest.mark.parametrize("scenario", SDK, ids=lambda scenario: scenario.__name__)
 def test_the_sdk_for_python(dockerd: Dockerd, between: str, scenario: Callable[[docker.DockerClient], Any]) -> None:

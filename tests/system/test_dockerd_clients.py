@@ -188,7 +188,7 @@ SCENARIOS: dict[str, Sequence[Step]] = {
         Step("cp {folder}/file box:/tmp/in"),
         Step("exec box cat /tmp/in", shows="no end of line"),
         Step("cp box:/tmp/in {folder}/back"),
-        Step("cp box:/none {folder}/none", 1, "No such container:path"),
+        Step("cp box:/none {folder}/none", 1, "/none"),
     ],
     "cp an archive": [
         running(),
@@ -200,7 +200,7 @@ SCENARIOS: dict[str, Sequence[Step]] = {
     "events": [
         Step(f"run --name box {BUSYBOX} {sh('exit 3')}", 3),
         Step("rm box"),
-        Step("events --since {began} --until {now} --filter container=box", shows="container die <id> (exitCode=3"),
+        Step("events --since {began} --until {now} --filter container=box", shows=f"exitCode=3, image={BUSYBOX}"),
     ],
     "build": building(buildkit=False),
     "build with BuildKit": building(buildkit=True),
@@ -213,16 +213,15 @@ SCENARIOS: dict[str, Sequence[Step]] = {
     ],
     "refused while stdin is sent": [
         Step("load", 1, "invalid tar header", stdin=LONG),
-        Step("import --change BAD - imported:1", 1, "bad is not a valid change command", stdin=LONG),
+        Step("import --change BAD - imported:1", 1, "not a valid change command", stdin=LONG),
     ],
     "push and pull": [
         Step("import - {registry}/pushed:1", stdin=tar({"one": TEXT, "two": MEGABYTE})),
         Step("push {registry}/pushed:1", shows="<id>: Pushed", view=transfer),
         Step("rmi {registry}/pushed:1"),
         Step("pull {registry}/pushed:1", shows="<id>: Pull complete", view=transfer),
-        Step("create --name box {registry}/pushed:1 none"),
-        Step("export box", shows="two ", view=archive),
     ],
+    "export": [Step(f"create --name box {BUSYBOX} none"), Step("export box", shows="bin/busybox", view=archive)],
     "pull a missing image": [
         Step("pull {registry}/missing:1", 1, "manifest unknown"),
         Step("run --name box {registry}/missing:1", 125, "Unable to find image"),

@@ -50,6 +50,8 @@ _MILDER = """
 """
 READ_BY_DOCKERD = {Rule[name] for name in _MILDER.split()}
 """The rules that dockerd 20.10 does not enforce; a breach of another one is refused by both."""
+SINCE_GO_1_20 = {Rule.FIELD_NAME}
+"""What later ones enforce, too."""
 REFUSED_UNREAD = b"\r\n\r\n400 Bad Request"
 """The end of the answer to something that is not a request; dockerd's handlers answer in JSON."""
 
@@ -81,7 +83,7 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
     read = {rule for rule, data in refused if b"No such container: behind" in ask(dockerd.socket, data)}
-    assert read == READ_BY_DOCKERD
+    assert READ_BY_DOCKERD - SINCE_GO_1_20 <= read <= READ_BY_DOCKERD
 
 
 CUT_BEHIND_AN_UNREAD_BODY = (
@@ -125,7 +127,7 @@ Decision = Route | Refused | None
 NO_JSON = b"this is no JSON"
 HANDLERS = {
     # The handlers' answers to a body that is not JSON, and to {}: no two of them are the same.
-    Action.CREATE: ("invalid character", "Config cannot be empty"),
+    Action.CREATE: ("invalid character", "config cannot be empty"),
     Action.START: ("starting container with non-empty request body", "No such container: "),
     Action.STOP: ('strconv.Atoi: parsing "zz"', "No such container: "),
     Action.UPDATE: ("invalid character", "No such container: "),
@@ -137,14 +139,14 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
     """Return dockerd's decision on a method and a target, as its error texts show it."""
     path, _, query = target.partition("?")
     probes = (f"{path}?t=zz&{query}", NO_JSON), (target, b"{}")
-    first, second = (said(dockerd, method, *probe) for probe in probes)
+    first, second = (said(dockerd, method, *probe).replace("Config cannot", "config cannot") for probe in probes)
     if refused := _VERSION.match(second):
         return Refused(refused[1])
     reference = second.partition("No such container: ")[2]
     if method == "DELETE":
         return Route(Action.REMOVE, reference) if reference else None
     for action, texts in HANDLERS.items():
-        if first.startswith(texts[0]) and second.startswith(texts[1]):
+        if texts[0] in first and texts[1] in second:
             return Route(action, reference)
     return None
 
