@@ -7,6 +7,7 @@ the certificates that pip needs on this machine are passed on.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -122,7 +123,8 @@ def run(environment: Environment, tested: str) -> Iterator[Figure]:
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
         commands = ["scripts/demo", tested]
         if environment.sources:
-            commands += [f"sh -exc '{block(README, VENV).text}'", f"sh -exc '{WHEEL}\n{block(INSTALL, VENV).text}'"]
+            scripts = block(README, VENV).text, f"{WHEEL}\n{block(INSTALL, VENV).text}"
+            commands += [f"sh -exc {shlex.quote(script)}" for script in scripts]
         variables = _variables(tree, _python(environment.python))
         with _entered(environment, tree, variables) as enter:
             if environment.prepare:
