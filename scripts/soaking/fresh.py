@@ -189,7 +189,10 @@ def _run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str
 def _python(version: str) -> str:
     """Return the directory of a Python of this machine; "" if there is none."""
     found = shutil.which(f"python{version}") if version else None
-    return str(Path(found).resolve().parents[1]) if found else ""
+    if not found:
+        return ""
+    where = [found, "-c", "import sys; print(sys.base_prefix)"]  # what is on the PATH may be a shim, as pyenv's
+    return subprocess.run(where, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _variables(tree: Path, python: str) -> dict[str, str]:
