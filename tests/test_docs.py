@@ -19,7 +19,9 @@ from runtimeproxy.cli.commands import kubelet_args
 from runtimeproxy.cli.commands.completion import INSTALL
 from runtimeproxy.cli.commands.table import Commands
 from runtimeproxy.hookapi import codec
+from runtimeproxy.model import no_effect
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
+from runtimeproxy.model.values import RESOURCE_FIELDS
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
@@ -123,8 +125,25 @@ def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
         assert name == point.name
         assert given.startswith(f"the {point.subject.value}")
         named = {} if changes == "nothing" else set(changes.split(", "))
-        assert set(named) == {"env" if part is Part.ENVS else part.value for part in point.applies}
+        assert set(named) == {
+            "env" if part is Part.ENVS else part.value
+            for part in point.applies
+            if part.value not in no_effect.in_no_runtime(point.operation)
+        }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
+
+
+def test_page_of_koordlet_has_the_fields_without_effect() -> None:
+    expected: dict[tuple[str, str], list[str]] = {}
+    for row in no_effect.ROWS:
+        names = {name.removeprefix("resources.") for name in row.fields}
+        fields = ["resources"] if names == {*RESOURCE_FIELDS} else sorted(names)
+        until = f" before {row.until[0]}.{row.until[1]}" if row.until else ""
+        expected.setdefault((row.runtime, row.operation.value), []).extend(f"{name}{until}" for name in fields)
+    runtimes = {"CRI-O": "cri-o", "cri-dockerd": "docker"}
+    found = table(DOCS["koordlet"], "What has no effect")
+    assert {(runtimes.get(name, name), call): fields.split(", ") for name, call, fields in found} == expected
+    assert {f"``{name}``" for name in no_effect.PLAIN_HANDLERS if name} <= set(re.findall(r"``\w+``", DOCS["koordlet"]))
 
 
 def test_hooks_guide_names_every_hook_server_that_comes_with_it() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from runtimeproxy.model import no_effect
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Part, Stage
 from runtimeproxy.model.merge import parent_rule
 from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, Resources
@@ -25,6 +26,8 @@ extra update."""
 def _fixed(point: HookPoint, part: Part) -> str:
     """Return why a part cannot be edited at a hook point; "" if it can."""
     if part in point.applies:
+        if part.value in no_effect.in_no_runtime(point.operation):
+            return f"at {point.name} no runtime uses {part.value}: set them at PreCreateContainer"
         return ""
     if point.stage is Stage.POST:
         return f"{point.name} comes after the runtime's answer: nothing can be changed any more"

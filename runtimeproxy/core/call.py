@@ -130,6 +130,8 @@ class Call(ABC):
     """The call's id in log lines and events."""
     found: Subject | None = None
     """The subject as it was last found, for log lines and events."""
+    no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Why fields that hook servers set have no effect, and these fields by their kinds (``merge.kind_of``)."""
     state_unknown: bool = False
     """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
 

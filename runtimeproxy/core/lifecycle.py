@@ -175,7 +175,14 @@ class Lifecycle:
         if times.outcome == "agreed" and adjustment.owners:
             for owner, field in {(owner, merge.kind_of(name)) for name, owner in adjustment.owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
-            self._metrics.events.add(EventKind.EDITED, call.about(), fields=adjustment.owners, seconds=seconds)
+            edited = adjustment.owners
+            for why, kinds in call.no_effect:
+                unused = {name: owner for name, owner in edited.items() if merge.kind_of(name) in kinds}
+                edited = {name: owner for name, owner in edited.items() if name not in unused}
+                if unused:
+                    self._metrics.events.add(EventKind.NO_EFFECT, call.about(), fields=unused, text=why)
+            if edited:
+                self._metrics.events.add(EventKind.EDITED, call.about(), fields=edited, seconds=seconds)
         if sum(seconds) > SLOW_SECONDS:
             self._metrics.events.add(EventKind.SLOW, call.about(), reason=times.outcome, seconds=seconds)
 

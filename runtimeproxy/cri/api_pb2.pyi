@@ -32,10 +32,12 @@ class Identified(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class VersionResponse(_message.Message):
-    __slots__ = ("runtime_name",)
+    __slots__ = ("runtime_name", "runtime_version")
     RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
     runtime_name: str
-    def __init__(self, runtime_name: _Optional[str] = ...) -> None: ...
+    runtime_version: str
+    def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
 
 class HugepageLimit(_message.Message):
     __slots__ = ("page_size", "limit")

@@ -5,7 +5,7 @@ Must not know: held streams, the Store.
 Invariant: a pod or container that does not exist is the result None; everything else that fails is a BackendError.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,9 @@ from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
+from runtimeproxy.model import no_effect
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.no_effect import Fields
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
@@ -61,12 +64,18 @@ class Backend:
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
         self.accepts_unlimited_memory = False
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
+        self.runtime_name = ""
+        """The name that the runtime reported last."""
+        self.no_effect: Mapping[Operation, Fields] = {}
+        """The fields that the runtime is known not to use, by operation."""
 
     async def learn(self, version: str) -> None:
-        """Ask the runtime for its name and set ``accepts_unlimited_memory``; a failed call leaves that as it was."""
+        """Ask the runtime for its name and version, and set what follows from them; a failed call changes nothing."""
         with suppress(BackendError, Unreadable):
             reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+            self.runtime_name = reply.runtime_name
             self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
+            self.no_effect = no_effect.of_runtime(reply.runtime_name, reply.runtime_version)
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

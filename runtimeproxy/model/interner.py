@@ -35,7 +35,8 @@ class StringInterner:
         maps: _Maps = {}
         original = self._pod(record.original, maps)
         same = record.effective is record.original
-        return PodRecord(original, original if same else self._pod(record.effective, maps), record.read)
+        effective = original if same else self._pod(record.effective, maps)
+        return PodRecord(original, effective, record.read, record.reported)
 
     def container(self, record: ContainerRecord) -> ContainerRecord:
         """Return the record made of shared texts."""

@@ -49,7 +49,8 @@ class BrokenOriginals(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OriginalValues:
-    """What hooks replaced of one subject; ``owners`` pairs resource fields with the plugins that set them."""
+    """What hooks replaced of one subject; ``owners`` pairs resource fields with the plugins that set them, and of a pod
+    those that the runtime reports without using them with ""."""
 
     name: Name
     pairs: Mapping[str, Pair] = field(default_factory=dict)
@@ -61,14 +62,19 @@ class OriginalValues:
 
 def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
     """Return the values to keep of a record; None if hooks replaced nothing that can be kept."""
-    if record.original == record.effective:
+    effective = record.effective
+    if isinstance(record, PodRecord) and record.reported is not None:
+        effective = replace(record.effective, resources=record.reported)
+    if record.original == effective:
         return None
-    asked, hooked = _fields(record.original), _fields(record.effective)
+    asked, hooked = _fields(record.original), _fields(effective)
     names = sorted(asked.keys() | hooked.keys())
     pairs = {name: (asked.get(name), hooked.get(name)) for name in names if asked.get(name) != hooked.get(name)}
     if not pairs:
         return None
     owners = record.owners if isinstance(record, ContainerRecord) else ()
+    if effective is not record.effective:
+        owners = tuple((name.removeprefix("resources."), "") for name in pairs)
     return OriginalValues(_name(record.effective), pairs, _of(pairs, owners))
 
 
@@ -76,8 +82,11 @@ def restored_pod(info: PodInfo, kept: OriginalValues) -> PodRecord:
     """Return the record of a pod that was read from the runtime, with the kept values restored."""
     if kept.name != _name(info):
         return PodRecord(info, info, read=True)
-    original, effective, _ = _restored(info, kept)
-    return PodRecord(original, effective)
+    original, effective, standing = _restored(info, kept)
+    unused = {f"resources.{name}": standing[f"resources.{name}"][0] for name, _ in _of(standing, kept.owners)}
+    if not unused:
+        return PodRecord(original, effective)
+    return PodRecord(original, _with(effective, unused), reported=effective.resources)
 
 
 def restored_container(info: ContainerInfo, kept: OriginalValues) -> ContainerRecord:

@@ -67,10 +67,14 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
 # -- create ----------------------------------------------------------------------------------------------------------
 
 
-def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str) -> Subject:
-    """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave."""
+def created_pod(
+    subject: Subject, adjustment: Adjustment, pod_id: str, unused: Mapping[str, ResourceValue] | None = None
+) -> Subject:
+    """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
+    resources that were sent, too, and that the runtime reports without using them."""
     original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
-    return Subject(PodRecord(original, adjusted_pod(original, adjustment, pod_id) if adjustment else original))
+    effective = adjusted_pod(original, adjustment, pod_id) if adjustment or unused else original
+    return Subject(PodRecord(original, effective, reported=overlay(original.resources, unused) if unused else None))
 
 
 def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
@@ -108,7 +112,8 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
         labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
         annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
     )
-    return Subject(PodRecord(original, original if effective == original else effective), made, renewed=True)
+    same = effective == original and pod.reported is None
+    return Subject(PodRecord(original, original if same else effective, reported=pod.reported), made, renewed=True)
 
 
 def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
@@ -138,7 +143,7 @@ def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
     original, effective = (replace(info, cgroup_parent=parent) for info in (pod.original, pod.effective))
-    return Subject(PodRecord(original, effective, pod.read), container, renewed=True)
+    return Subject(PodRecord(original, effective, pod.read, pod.reported), container, renewed=True)
 
 
 def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
@@ -259,7 +264,7 @@ def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> 
     if known is not present or said.put_in or said.annotations:
         held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
-    asked_names = _names(asked)
-    owners = {name: plugin for name, plugin in before.owners if name not in asked_names}
+    requested = _names(asked)
+    owners = {name: plugin for name, plugin in before.owners if name not in requested}
     owned = _owners(owners, said.put_in, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

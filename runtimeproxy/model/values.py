@@ -90,12 +90,14 @@ class PodRecord:
     """A pod as the kubelet asked for it and as it is after the hooks.
 
     ``read``: the record was read from the runtime, which does not report what a hook has replaced. Then both values are
-    equal until a container's create repeats what the kubelet asks for.
+    equal until a container's create repeats what the kubelet asks for. ``reported``: the resources that the runtime
+    reports, where it does not use those that hooks set (``no_effect``).
     """
 
     original: PodInfo
     effective: PodInfo
     read: bool = field(default=False, compare=False)
+    reported: Resources | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class EventKind(Enum):
     """Kind of an event; docs/operation.rst says what each one means."""
 
     EDITED = "edited"
+    NO_EFFECT = "no_effect"
     REFUSED = "refused"
     FAILED = "failed"
     FAILED_OPEN = "failed_open"

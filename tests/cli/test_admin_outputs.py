@@ -332,6 +332,21 @@ def test_explain_tells_fields_calls_and_what_is_unknown(run: Run, server: Server
     assert lines[-1] == "The proxy started at 2026-11-25T10:00:00.000Z. What happened before is unknown."
 
 
+def test_explain_tells_fields_without_effect(run: Run, server: Server) -> None:
+    fields = [{"field": "annotations.note", "hookServer": "gpu"}]
+    event = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "no_effect", **OF_POD, "container": "main"}
+    of_this = {
+        **event,
+        "fields": fields,
+        "text": "sent, no effect in containerd",
+        "containerId": CONTAINER_RECORD["id"],
+    }
+    of_others = {**of_this, "containerId": "other", "text": "never shown"}
+    lines = printed(run, server, "explain 77ab", events=[of_this, of_others])
+    assert lines[7].split() == ["annotations.note", "sent,", "no", "effect", "in", "containerd", "gpu"]
+    assert not any("never shown" in line for line in lines)
+
+
 def test_explain_tells_what_is_unknown_of_a_record_that_was_read(run: Run, server: Server) -> None:
     unknown = 'Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it.'
     assert unknown not in printed(run, server, "explain web-1")

@@ -14,6 +14,7 @@ from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.core.sync import PASS_SECONDS
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
 from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.merge import kind_of
 from runtimeproxy.model.values import (
     ContainerInfo,
     ContainerRecord,
@@ -92,6 +93,19 @@ async def test_edited_call_has_its_fields_with_owners_and_its_parts(core: Record
     await core.run(call)
     told = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
     assert core.events() == [{**told, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
+
+
+@pytest.mark.parametrize("unused", [{"envs.B"}, {*EDITED}], ids=["one", "all"])
+async def test_fields_without_effect_are_an_event_of_their_own(core: Recorded, unused: set[str]) -> None:
+    core.plugins.add("a", ANSWER)
+    call, why = core.call(), "sent, no effect in x"
+    call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
+    await core.run(call)
+    common = {"call": call.call_id, "operation": "CreateContainer", **NAMES}
+    used = {name: owner for name, owner in EDITED.items() if name not in unused}
+    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25)}
+    without = {**common, "kind": "no_effect", "fields": dict.fromkeys(unused, "a"), "text": why}
+    assert core.events() == [without, *([edited] if used else [])]
 
 
 Outcome = tuple[Behaviour, Any, str, dict[str, Any]]

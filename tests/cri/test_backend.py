@@ -17,6 +17,7 @@ from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
 from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import BackendError, BackendFailure
+from runtimeproxy.model import no_effect
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.runtime import FakeRuntime, Injection
@@ -206,14 +207,15 @@ async def test_refused_update_is_told_from_one_that_nobody_knows_of(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-async def test_only_containerd_lifts_memory_limits(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
+async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
     runtime.state.shape = shape
-    assert not backend.accepts_unlimited_memory
-    await backend.learn("v1")
-    assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd")
-    runtime.inject("Version", Injection(code=Code.UNKNOWN))
-    await backend.learn("v1")
-    assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd"), "it does not tell"
+    assert (backend.accepts_unlimited_memory, backend.no_effect) == (False, {})
+    for code in (None, Code.UNKNOWN):  # it keeps what it knows
+        runtime.inject("Version", Injection(code=code))
+        await backend.learn("v1")
+        assert backend.runtime_name == shape.runtime_name
+        assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd")
+        assert backend.no_effect == no_effect.of_runtime(shape.runtime_name, "1.0.0")
 
 
 @pytest.fixture

@@ -134,6 +134,8 @@ class FakeBackend:
     asked: list[tuple[str, str]] = field(default_factory=list)
     updates: list[tuple[str, bytes, float]] = field(default_factory=list)
     accepts_unlimited_memory: bool = True
+    runtime_name: str = ""
+    no_effect: dict[Operation, frozenset[str]] = field(default_factory=dict)
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         self.asked.append((version, pod_id))

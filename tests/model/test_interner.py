@@ -43,9 +43,9 @@ def test_any_record_comes_out_as_it_went_in(maps: list[dict[str, str]], words: l
     for read in (False, True):
         container = texts.container(ContainerRecord(one, other, (), read))
         assert (container, container.read) == (ContainerRecord(one, other), read)
-        record = PodRecord(asked, replace(asked, labels=maps[2], overhead=None), read)
+        record = PodRecord(asked, replace(asked, labels=maps[2], overhead=None), read, Resources(2))
         made = texts.pod(record)
-        assert (made, made.read) == (record, read)
+        assert (made, made.read, made.reported) == (record, read, record.reported)
 
 
 def test_keys_and_values_of_many_records_are_there_once() -> None:

@@ -112,6 +112,32 @@ def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
     assert record.owners == ()
 
 
+LIMITED, REPORTED = Resources(cpu_shares=5, cpu_quota=7), Resources(cpu_shares=2, cpu_quota=7, unified={"a": "1"})
+OTHERS = Resources(cpu_shares=9, unified={"a": "9"})
+UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]] = [
+    (LIMITED, REPORTED, LIMITED),
+    (LIMITED, None, Resources(cpu_shares=5)),
+    (None, REPORTED, Resources(cpu_quota=7)),
+    (None, OTHERS, OTHERS),
+]
+"""The kubelet's resources, those that the runtime reports later, those in force then."""
+
+
+@pytest.mark.parametrize(("kubelets", "later", "in_force"), UNUSED)
+def test_resources_a_runtime_does_not_use_stay_unused(
+    kubelets: Resources | None, later: Resources | None, in_force: Resources | None
+) -> None:
+    pod, reported = (
+        replace(POD, resources=kubelets),
+        REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"}),
+    )
+    text = write(kept(PodRecord(pod, pod, reported=reported)))
+    again = restored_pod(replace(POD, resources=later), read(text))
+    assert again.original.resources == again.effective.resources == in_force
+    assert (again.reported is None) is (in_force == later)
+    assert again.reported is None or write(kept(again)) == text
+
+
 def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
     bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
     assert restored_container(hooked, kept(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)

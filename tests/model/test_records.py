@@ -63,6 +63,19 @@ def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
     assert made == Subject(PodRecord(known, replace(known, labels={"qos": "BE", "l": "2"}, cgroup_parent="/own")))
 
 
+def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
+    """As long as the pod is known, also by its containers: the runtime goes on reporting them."""
+    pod = replace(POD, resources=Resources(cpu_quota=7))
+    made = records.created_pod(Subject(PodRecord(pod, pod)), values.NO_ADJUSTMENT, "p1", {"cpu_shares": 2}).pod
+    in_new = records.in_pod(made, at("/new"), CONTAINER).pod
+    unknown = replace(made, effective=replace(made.effective, cgroup_parent=None))
+    in_read = records.subject_of_read(unknown, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent="/k"))).pod
+    for known in (made, in_new, in_read):
+        assert known.reported == Resources(cpu_quota=7, cpu_shares=2)
+        assert known.effective is not known.original, "it has values to keep"
+    assert made.effective == replace(pod, id="p1")
+
+
 def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
     asked, maps = subject(replace(CONTAINER, id="")), {"envs": {"B": "2"}, "annotations": {"a": "3"}}
     owners = {"resources.cpu_shares": "one"}

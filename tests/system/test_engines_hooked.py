@@ -108,12 +108,17 @@ class Scene:
         node.hooks.on("PreRunPodSandbox", reply(for_pod))
         node.hooks.on("PreCreateContainer", reply(for_container))
         node.hooks.on("PreStartContainer", resources_answer(AT_START))
-        node.hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
+        for_update = api_pb2.ContainerResourceHookResponse(
+            container_annotations={"hook.example/update": "without effect"},
+            container_resources=api_pb2.LinuxContainerResources(**AT_UPDATE),  # type: ignore[arg-type]
+        )
+        node.hooks.on("PreUpdateContainerResources", reply(for_update))
         self.pod_now = PodSandboxConfig.FromString(self.pod.SerializeToString())
         self.pod_now.labels.update(for_pod.labels)
         self.pod_now.annotations.update(for_pod.annotations)
         self.pod_now.linux.cgroup_parent = self.parent
-        self.pod_now.linux.resources.cpu_shares = 300
+        if node.front.name == "docker":  # containerd does not use them
+            self.pod_now.linux.resources.cpu_shares = 300
         now = told.updated(self.container, cri_resources(AT_CREATE))
         now.annotations.update(for_container.container_annotations)
         for key, value in for_container.container_envs.items():
@@ -127,7 +132,8 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     pod_id = client.run_pod(scene.pod)
     assert node.told() == [("PreRunPodSandbox", told.of_pod(scene.pod))]
     assert node.pod_texts(client, pod_id) == (scene.pod_now.labels, scene.pod_now.annotations)
-    assert node.pod_shares(client, pod_id) == 300
+    assert node.pod_shares(client, pod_id) == 300, "sent"
+    assert cgroups.read(f"{scene.parent}/{pod_id}", "cpu_shares") == (300 if node.front.name == "docker" else 2)
     assert cgroups.processes(scene.parent)
     assert not cgroups.processes(scene.pod.linux.cgroup_parent)
 
@@ -153,6 +159,7 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     asked = node.sent(scene.container_now)
     assert node.told() == [("PreUpdateContainerResources", told.of_container(scene.pod_now, asked, container_id))]
     assert_in_force(client, container_id, scene.parent, UPDATED)
+    assert node.annotations(client, container_id) == scene.container_now.annotations
 
     end(client, pod_id, container_id)
     after_update = node.sent(told.updated(scene.container_now, cri_resources(UPDATED)))

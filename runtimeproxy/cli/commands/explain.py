@@ -88,7 +88,8 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
 
 def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
     yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
-    yield row_text(field_rows(subject.record, _setters(subject.record, happened)), FIELD_COLUMNS, TABLE, False)
+    rows = [*field_rows(subject.record, _setters(subject.record, happened)), *_unused_rows(subject.record, happened)]
+    yield row_text(rows, FIELD_COLUMNS, TABLE, False)
     if subject.record["read"]:
         yield _READ
 
@@ -97,6 +98,17 @@ def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
     """Return by field the hook server that set it last, as the events tell it."""
     edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
     return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
+
+
+def _unused_rows(record: Record, happened: Sequence[Event]) -> list[dict[str, str | None]]:
+    """Return for each field that was set without effect why, and who set it last."""
+    rows = {
+        field["field"]: {"field": field["field"], "sent": event["text"], "set by": field["hookServer"]}
+        for event in happened
+        if event["kind"] == "no_effect" and _is_of(event, record)
+        for field in event["fields"]
+    }
+    return list(rows.values())
 
 
 def _is_of(event: Event, record: Record) -> bool:

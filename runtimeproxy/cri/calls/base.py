@@ -5,6 +5,7 @@ Must not know: frames, windows, hook servers.
 Invariant: an unchanged message is released as exactly the bytes that came.
 """
 
+import logging
 from asyncio import AbstractEventLoop
 from contextlib import suppress
 
@@ -15,11 +16,14 @@ from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.eventloop.fiber import Pending
-from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model import hookpoints, no_effect, records
 from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.no_effect import Fields
 from runtimeproxy.model.values import Adjustment, ContainerRecord, PodRecord, Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire import grpc
+
+log = logging.getLogger(__name__)
 
 READ_FIRST_BYTES = 1 << 20
 """A longer message is parsed before it is released, since parsing it afterwards would keep the bytes queued for the
@@ -68,6 +72,22 @@ class CriCall(Call):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Return the message to release: the same object if nothing changes."""
         return self.message
+
+    def used(self, sent: Adjustment, unused: Fields) -> Adjustment:
+        """Return the part of what was sent that the runtime uses; the rest is logged, and recorded with the call."""
+        used, lost = no_effect.used(sent, unused)
+        if lost:
+            runtime = self._backend.runtime_name
+            self.no_effect += ((f"sent, no effect in {runtime}", lost),)
+            operation, names = self.operation.value, ", ".join(sorted(lost))
+            extra = {"kind": (operation, names), "call": self.call_id}
+            log.info("%s: %s: sent, no effect in %s", operation, names, runtime, extra=extra)
+        return used
+
+    def leave_out(self, names: tuple[str, ...]) -> None:
+        """Report the resource fields that a hook server set and that an update cannot set."""
+        self.no_effect += (("left out: an update cannot set it", frozenset(f"resources.{name}" for name in names)),)
+        self._metrics.left_out(self.operation.value, names, by="an update", call=self.call_id)
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
         """Edit the message and send it on; the result becomes the runtime's answer."""

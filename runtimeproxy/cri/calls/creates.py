@@ -11,7 +11,7 @@ from runtimeproxy.core.call import Reply, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.calls.base import CriCall
-from runtimeproxy.model import records
+from runtimeproxy.model import no_effect, records
 from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
 
 
@@ -44,8 +44,11 @@ class RunPodCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said = edit.values_for_create(adjustment, self.asked.resources)
-        return records.created_pod(subject, said, translate.read_id(reply.message))
+        said, pod_id = edit.values_for_create(adjustment, self.asked.resources), translate.read_id(reply.message)
+        unused = self._backend.no_effect.get(self.operation)
+        if unused and said.resources and self.asked.runtime_handler in no_effect.PLAIN_HANDLERS:
+            return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
+        return records.created_pod(subject, said, pod_id)
 
 
 class CreateCall(CriCall):
@@ -96,4 +99,6 @@ class CreateCall(CriCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         said = edit.values_for_create(adjustment, self.asked[0].resources)
+        if said and (unused := self._backend.no_effect.get(self.operation)):
+            said = self.used(said, unused)
         return records.created_container(subject, said, translate.read_id(reply.message))

@@ -12,9 +12,19 @@ from runtimeproxy.core.call import Reply, read_once
 from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.calls.base import ContainerCall, PodCall
 from runtimeproxy.errors import BackendError, BackendFailure
-from runtimeproxy.model import records
+from runtimeproxy.model import no_effect, records
+from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
+from runtimeproxy.model.values import (
+    Adjustment,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    ResourceValue,
+    Subject,
+    named,
+)
 
 UPDATE_SECONDS = 10.0
 """Seconds for the extra update of PreStartContainer where the caller gave no deadline."""
@@ -41,7 +51,8 @@ class UpdatePodCall(PodCall):
             return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
 
         pod = subject.pod
-        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
+        reported = None if resources else pod.reported
+        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read, reported))
 
 
 class StartCall(ContainerCall):
@@ -59,7 +70,7 @@ class StartCall(ContainerCall):
         said = edit.values_for_update(
             adjustment.resources, present, accepts_unlimited_memory=self._backend.accepts_unlimited_memory
         )
-        self._metrics.left_out(self.operation.value, said.left_out, by="an update", call=self.call_id)
+        self.leave_out(said.left_out)
         self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
@@ -73,7 +84,8 @@ class StartCall(ContainerCall):
         except BaseException as error:
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
             raise
-        return resources
+        unused = self._backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
+        return self.used(Adjustment(resources=resources), unused).resources if unused else resources
 
 
 class UpdateCall(ContainerCall):
@@ -103,7 +115,7 @@ class UpdateCall(ContainerCall):
             self.said.asked.resources,
             accepts_unlimited_memory=self._backend.accepts_unlimited_memory,
         )
-        self._metrics.left_out(self.operation.value, said.left_out, by="an update", call=self.call_id)
+        self.leave_out(said.left_out)
         self._metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
@@ -115,4 +127,11 @@ class UpdateCall(ContainerCall):
         taken = edit.without_fixed_fields(said.asked.resources)
         if taken is not said.asked.resources:
             said = replace(said, asked=replace(said.asked, resources=taken))
+        if unused := self._backend.no_effect.get(self.operation):
+            hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
+            of_kubelet = Adjustment(annotations=said.asked.annotations, resources=named(said.asked.resources))
+            of_kubelet, _ = no_effect.used(of_kubelet, unused)
+            resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
+            request = RequestedUpdate(said.asked.container_id, resources, of_kubelet.annotations)
+            said = EffectiveUpdate(request, hooked.resources, hooked.annotations)
         return records.updated(subject, said, adjustment)

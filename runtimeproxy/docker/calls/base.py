@@ -87,4 +87,6 @@ class DockerCall(Call):
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Report the fields that a hook server set and that Docker's API cannot carry."""
+        kinds = frozenset(name if name == "annotations" else f"resources.{name}" for name in names)
+        self.no_effect += (("left out: Docker cannot set it", kinds),)
         self._daemon.metrics.left_out(self.operation.value, names, by="Docker", call=self.call_id)

@@ -164,6 +164,17 @@ async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) ->
     assert node.pod == PodRecord(POD, hooked)
 
 
+@pytest.mark.parametrize(("handler", "used"), [("", False), ("runc", False), ("kata-qemu", True)])
+async def test_runtime_handler_may_use_the_resources_of_a_pod(node: Node, handler: str, used: bool) -> None:
+    node.backend.no_effect = {RUN_POD: frozenset({"resources.cpu_shares"})}
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)))
+    request = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    request.runtime_handler = handler
+    await node.do(RUN_POD, request)
+    assert node.pod is not None
+    assert [node.pod.effective.resources != node.pod.original.resources, node.pod.reported is None] == [used, used]
+
+
 async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(node: Node) -> None:
     held = node.held(RUN_POD)
     held.given = Reply(agreed=True, message=b"")
@@ -183,9 +194,11 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node:
         replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
         for shares in (1, 2)
     )
-    node.store.commit(Subject(PodRecord(original, effective)))
     quota, nine = Resources(cpu_quota=-1), Resources(cpu_shares=9)
+    node.store.commit(Subject(PodRecord(original, effective, reported=nine)))
     await node.do(UPDATE_POD)
+    assert node.pod is not None
+    assert node.pod.reported is None
     assert node.pod == PodRecord(replace(original, resources=quota), replace(effective, resources=quota))
     overhead = cri.LinuxContainerResources(cpu_shares=9)
     await node.do(UPDATE_POD, cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", overhead=overhead))

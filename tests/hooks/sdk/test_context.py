@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.model import values
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import difference, echo, judged, limited
 from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
@@ -91,12 +91,14 @@ def test_every_part_that_has_an_effect_can_be_edited() -> None:
 def test_part_can_be_edited_where_that_has_an_effect(point: HookPoint, part: Part) -> None:
     name, edit, change = EDITS[part]
     context = context_at(point)
-    if part in point.applies:
+    parts = ", ".join(sorted(each.value for each in point.applies))
+    why = "can be changed any more" if point.stage is Stage.POST else f"can change {parts} only"
+    if part is Part.ANNOTATIONS and point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+        why = "no runtime uses annotations: set them at PreCreateContainer"
+    elif part in point.applies:
         edit(context)
         assert change_at(point, context) == change
         return
-    parts = ", ".join(sorted(each.value for each in point.applies))
-    why = "can be changed any more" if point.stage is Stage.POST else f"can change {parts} only"
     with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
         edit(context)
     assert context.answer() == unedited(point)

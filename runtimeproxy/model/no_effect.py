@@ -1,0 +1,98 @@
+"""What a runtime accepts in a request and does not use.
+
+Owns the table of the fields without effect, by the name and version that the runtime's Version returns.
+Must not know: how a runtime is called, any wire format.
+Invariant: a field counts as used unless the table has it. So a runtime, version or runtime handler that is unknown uses
+all fields.
+
+Sources: sandbox_run and container_update_resources in containerd's internal/cri/server and in CRI-O's server (pull
+request 9820 for ``unified``); sandbox_helpers, helpers_linux and container_update_resources in cri-dockerd's core.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import RESOURCE_FIELDS, Adjustment, ResourceValue
+
+Fields = frozenset[str]
+"""Names of fields without a map's key: "annotations", "resources.unified" (``merge.kind_of``)."""
+
+_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
+_RESOURCES: Fields = frozenset(f"resources.{name}" for name in RESOURCE_FIELDS)
+_ANNOTATIONS: Fields = frozenset({"annotations"})
+_UNIFIED: Fields = frozenset({"resources.unified"})
+_HUGEPAGES: Fields = frozenset({"resources.hugepage_limits"})
+_OWN_SWAP: Fields = frozenset({f"resources.{_SWAP}"})
+"""The runtime sets the swap limit to the memory limit, whatever the request has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Fields that have no effect in a runtime at a call; ``until`` is the first version that uses them."""
+
+    runtime: str
+    operation: Operation
+    fields: Fields
+    until: tuple[int, int] | None = None
+
+
+ROWS = (
+    Row("containerd", Operation.RUN_POD_SANDBOX, _RESOURCES),
+    Row("containerd", Operation.UPDATE_CONTAINER_RESOURCES, _ANNOTATIONS),
+    Row("cri-o", Operation.RUN_POD_SANDBOX, _RESOURCES),
+    Row("cri-o", Operation.CREATE_CONTAINER, frozenset({"cgroup_parent"})),
+    Row("cri-o", Operation.UPDATE_CONTAINER_RESOURCES, _ANNOTATIONS | _HUGEPAGES | _OWN_SWAP),
+    Row("cri-o", Operation.UPDATE_CONTAINER_RESOURCES, _UNIFIED, until=(1, 36)),
+    Row("docker", Operation.RUN_POD_SANDBOX, _RESOURCES),
+    Row("docker", Operation.CREATE_CONTAINER, _HUGEPAGES | _UNIFIED | _OWN_SWAP),
+    Row("docker", Operation.UPDATE_CONTAINER_RESOURCES, _ANNOTATIONS | _HUGEPAGES | _UNIFIED | _OWN_SWAP),
+)
+"""The table; "docker" is cri-dockerd as a CRI runtime. An update is also the one before a start (hook-api,
+PreStartContainer)."""
+
+PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
+"""The runtime handlers for which a pod's resources have no effect. Others may use them, as Kata sizes its virtual
+machine by them."""
+
+
+def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
+    """Return the fields without effect by operation, for a runtime's name and version as it reports them."""
+    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
+    known = (int(numbers[1]), int(numbers[2])) if numbers else None
+    found: dict[Operation, Fields] = {}
+    for row in ROWS:
+        if row.runtime == name and (row.until is None or (known is not None and known < row.until)):
+            found[row.operation] = found.get(row.operation, frozenset()) | row.fields
+    return found
+
+
+def in_no_runtime(operation: Operation) -> Fields:
+    """Return the fields that have no effect in any runtime of the table, whatever its version and the pod's handler."""
+    if operation is Operation.RUN_POD_SANDBOX:
+        return frozenset()
+    tables = [of_runtime(name, "") for name in {row.runtime for row in ROWS}]
+    return frozenset.intersection(*(table.get(operation, frozenset()) for table in tables))
+
+
+def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
+    """Return the part of what was sent that the runtime uses, and the names of the other fields."""
+    resources = used_resources(sent.resources, unused)
+    made = replace(
+        sent,
+        annotations={} if "annotations" in unused else sent.annotations,
+        cgroup_parent=None if "cgroup_parent" in unused else sent.cgroup_parent,
+        resources=resources,
+    )
+    lost = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
+    lost |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
+    return made, frozenset(lost)
+
+
+def used_resources(sent: Mapping[str, ResourceValue], unused: Fields) -> dict[str, ResourceValue]:
+    """Return the resources that the runtime sets."""
+    found = {name: value for name, value in sent.items() if f"resources.{name}" not in unused}
+    if _MEMORY in found and _SWAP in sent and _SWAP not in found:
+        found[_SWAP] = found[_MEMORY]
+    return found

@@ -1,0 +1,64 @@
+"""Which fields a runtime does not use: by its name, its version and the call; and what of a request it uses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runtimeproxy.model import no_effect
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import Adjustment
+
+RUN, CREATE, UPDATE = (
+    Operation.RUN_POD_SANDBOX,
+    Operation.CREATE_CONTAINER,
+    Operation.UPDATE_CONTAINER_RESOURCES,
+)
+UNIFIED = "resources.unified"
+
+
+@pytest.mark.parametrize(
+    ("version", "ignored"),
+    [("1.35.9", True), ("v1.9", True), ("1.36.0-dev", False), ("2.0", False), ("", False), ("main", False)],
+)
+def test_field_has_an_effect_from_a_version_on(version: str, ignored: bool) -> None:
+    """Also in a version that is unknown."""
+    assert (UNIFIED in no_effect.of_runtime("cri-o", version)[UPDATE]) is ignored
+
+
+def test_unknown_runtime_uses_all_fields() -> None:
+    assert no_effect.of_runtime("fake", "1.0.0") == {}
+
+
+@pytest.mark.parametrize(("operation", "fields"), [(UPDATE, {"annotations"}), (CREATE, set()), (RUN, set())])
+def test_field_no_runtime_uses_is_known(operation: Operation, fields: set[str]) -> None:
+    """A pod's resources are used for some runtime handlers."""
+    assert {name for name in no_effect.in_no_runtime(operation) if not name.startswith("resources.")} == fields
+    assert UNIFIED not in no_effect.in_no_runtime(operation)
+
+
+MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
+SENT: dict[str, Any] = {"annotations": {"a": "1"}, "cgroup_parent": "/x", "resources": {"cpu_shares": 2}}
+USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [
+    (set(), SENT, {}),
+    ({"annotations"}, SENT, {"annotations": {}}),
+    ({"cgroup_parent"}, SENT, {"cgroup_parent": None}),
+    ({"resources.cpu_shares"}, SENT, {"resources": {}}),
+    ({UNIFIED}, {"resources": {"unified": {"a": "1"}, "cpu_shares": 2}}, {"resources": {"cpu_shares": 2}}),
+    ({f"resources.{SWAP}"}, {"resources": {SWAP: 9}}, {"resources": {}}),
+    ({f"resources.{SWAP}"}, {"resources": {SWAP: 9, MEMORY: 5}}, {"resources": {SWAP: 5, MEMORY: 5}}),
+]
+
+
+@pytest.mark.parametrize(("ignored", "sent", "differs"), USED)
+def test_used_part_lacks_what_has_no_effect(
+    ignored: set[str], sent: Mapping[str, Any], differs: Mapping[str, Any]
+) -> None:
+    used, lost = no_effect.used(Adjustment(**sent), frozenset(ignored))
+    assert used == Adjustment(**{**sent, **differs})
+    assert lost == ignored
+
+
+def test_swap_limit_that_a_runtime_sets_by_itself_has_an_effect() -> None:
+    sent = Adjustment(resources={SWAP: 5, MEMORY: 5})
+    assert no_effect.used(sent, frozenset({f"resources.{SWAP}"})) == (sent, frozenset())
