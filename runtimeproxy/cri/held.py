@@ -17,6 +17,7 @@ from runtimeproxy.cri.frame_relay import Data, HeaderBlock
 from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
+from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import FlowControlledSender
 
@@ -29,6 +30,7 @@ _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 (relay-rules C1), and may go on with the call. UNAVAILABLE: gRPC's status where a connection ends; servers on its C core
 send it to a client that half-closes (run)."""
 
+_UNIMPLEMENTED = b"12"
 
 END = Data(b"", 0, True, b"")
 """Stands for the end of a request that ends without DATA."""
@@ -220,6 +222,8 @@ class HeldStream:
                 pass  # a reply that cannot be read does not count as agreed
         elif status in _BROKEN_OFF:
             reply = UNANSWERED
+        elif status == _UNIMPLEMENTED and self.route.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+            reply = Reply(agreed=False, no_op=True)  # older runtimes do not have it, and the kubelet ignores that
         self._settle(reply)
 
     def runtime_reset(self, frame: bytes) -> None:

@@ -61,20 +61,14 @@ def read_pod(message: bytes) -> PodInfo:
     request = _asked(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")
-    linux = request.config.linux
-    return _pod(
-        request.config,
-        request.runtime_handler,
-        resources_of(linux.overhead) if linux.HasField("overhead") else None,
-        resources_of(linux.resources) if linux.HasField("resources") else None,
-    )
+    return _pod(request.config, request.runtime_handler)
 
 
 def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
 
-    The second is the pod's metadata, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
-    Unreadable. The envs of a short message stay encoded until they are needed.
+    The second is None if there is no sandbox config. Raises Unreadable. The envs of a short message stay encoded until
+    they are needed.
     """
     request: Any
     envs: Mapping[str, str] | None = None
@@ -151,14 +145,9 @@ def decode(kind: type[_M], message: bytes) -> _M:
         raise Unreadable(f"{kind.__name__} with a broken field, or with a text that is not UTF-8") from None
 
 
-def _pod(
-    config: api_pb2.PodSandboxConfig,
-    runtime_handler: str = "",
-    overhead: Resources | None = None,
-    resources: Resources | None = None,
-) -> PodInfo:
+def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo:
     """Read a sandbox config, of a RunPodSandboxRequest or as a CreateContainerRequest repeats it."""
-    metadata, labels, annotations = config.metadata, config.labels, config.annotations
+    metadata, labels, annotations, linux = config.metadata, config.labels, config.annotations, config.linux
     return PodInfo(
         "",
         metadata.name,
@@ -168,9 +157,9 @@ def _pod(
         runtime_handler,
         entries_of(labels) if labels else {},
         entries_of(annotations) if annotations else {},
-        config.linux.cgroup_parent,
-        overhead,
-        resources,
+        linux.cgroup_parent,
+        resources_of(linux.overhead) if linux.HasField("overhead") else None,
+        resources_of(linux.resources) if linux.HasField("resources") else None,
     )
 
 

@@ -8,6 +8,7 @@ Invariant: original values come from the kubelet alone, so that a hook that scal
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from runtimeproxy.model.merge import adjusted_container, adjusted_pod, by_field, difference, echo
 from runtimeproxy.model.values import (
@@ -30,6 +31,7 @@ from runtimeproxy.model.values import (
 )
 
 _MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
+V = TypeVar("V")
 
 
 def hook_view(subject: Subject) -> HookRequest:
@@ -88,10 +90,11 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
     """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 
-    ``asked`` has the pod's names, labels, annotations and cgroup parent as the create gives them, without names only
-    the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown and replace what it
-    asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given. If the names are
-    those of another pod, the runtime has lost its state and uses the id anew: all knowledge of the old pod is dropped.
+    ``asked`` has the pod's names, labels, annotations, cgroup parent, overhead and resources as the create gives them,
+    without names only the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown
+    and replace what it asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given.
+    If the names are those of another pod, the runtime has lost its state and uses the id anew: all knowledge of the old
+    pod is dropped.
     """
     made = ContainerRecord(container, container)
     if asked is None:
@@ -103,14 +106,27 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
         return Subject(PodRecord(other, other), made, renewed=True)
     parent = asked.cgroup_parent or known.cgroup_parent
     labels, annotations = (asked.labels, asked.annotations) if any(names) else (known.labels, known.annotations)
-    if not pod.read and (parent, labels, annotations) == (known.cgroup_parent, known.labels, known.annotations):
+    overhead, resources = asked.overhead or known.overhead, asked.resources or known.resources
+    newest = (parent, labels, annotations, overhead, resources)
+    if not pod.read and newest == (
+        known.cgroup_parent,
+        known.labels,
+        known.annotations,
+        known.overhead,
+        known.resources,
+    ):
         return Subject(pod, made)
-    original = replace(known, cgroup_parent=parent, labels=labels, annotations=annotations)
+    original = replace(
+        known, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
+    )
+    of_hooks = _of_hooks(pod.read, named(known.resources), named(present.resources), named(resources))
     effective = replace(
         present,
         cgroup_parent=present.cgroup_parent if _is_hooks_parent(pod, parent) else parent,
         labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
         annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
+        overhead=overhead,
+        resources=overlay(resources, of_hooks),
     )
     same = effective == original and pod.reported is None
     return Subject(PodRecord(original, original if same else effective, reported=pod.reported), made, renewed=True)
@@ -128,9 +144,7 @@ def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
     return present.endswith(SLICE) == asked.endswith(SLICE)
 
 
-def _of_hooks(
-    read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
-) -> dict[str, str]:
+def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], asked: Mapping[str, V]) -> dict[str, V]:
     """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
     if read:
         return {key: value for key, value in present.items() if key not in asked}

@@ -461,3 +461,12 @@ def test_late_bytes_are_not_kept_beyond_the_release() -> None:
     assert play.call._late
     assert play.call.release(None)
     assert not play.call._late
+
+
+@pytest.mark.parametrize(("method", "no_op"), [(b"UpdatePodSandboxResources", True), (b"RunPodSandbox", False)])
+def test_unimplemented_is_no_failure_of_a_pod_resize(method: bytes, no_op: bool) -> None:
+    """The kubelet ignores it: older runtimes do not have the call."""
+    head = Headers(1, peer.request(b"/runtime.v1.RuntimeService/" + method))
+    play = peer.converse(Step(client(head, WHOLE), to_runtime=[head], asks=1), RELEASE)
+    play.runtime.sends(*ending_at_once((b"grpc-status", b"12")))
+    assert play.call.reply == Reply(agreed=False, no_op=no_op)

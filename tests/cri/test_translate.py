@@ -115,10 +115,7 @@ UPDATE, UPDATE_POD = cri.UpdateContainerResourcesRequest, cri.UpdatePodSandboxRe
         (
             read_container,
             CREATE,
-            (
-                ContainerInfo("", "p1", "main", 2, {"a": "b"}, RESOURCES),
-                replace(POD, runtime_handler="", overhead=None, resources=None),
-            ),
+            (ContainerInfo("", "p1", "main", 2, {"a": "b"}, RESOURCES), replace(POD, runtime_handler="")),
         ),
         (read_container, BARE_CREATE, (ContainerInfo(pod_id="p1"), None)),
         (read_id, cri.StopPodSandboxRequest(pod_sandbox_id="x1"), "x1"),

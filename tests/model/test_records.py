@@ -120,12 +120,19 @@ def at(parent: str | None, **fields: Any) -> PodInfo:
     return replace(POD, cgroup_parent=parent, **fields)
 
 
+def of(resources: Resources) -> PodInfo:
+    return replace(POD, resources=resources)
+
+
 AS_KUBELET, AS_HOOKED, AS_READ = PodRecord(POD, POD), PodRecord(POD, HOOKED_POD), PodRecord(POD, POD, read=True)
 UNKNOWN, SLICE = at(None), at("/kube.slice/u_1.slice")
 OTHER_POD = PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"})
 NEWEST, MOVED = replace(POD, labels={}, annotations={"n": "2"}), at("/new", labels={"qos": "X"}, annotations={"n": "2"})
 UNDER_HOOKS = replace(HOOKED_POD, annotations={"n": "2", "m": "2"})
 NOT_NAMED = replace(HOOKED_POD, labels={"qos": "BE", "h": "1"})
+SMALL, LARGE = Resources(cpu_shares=100, cpu_quota=1000), Resources(cpu_shares=200, cpu_quota=2000)
+RESIZED = replace(POD, overhead=SMALL, resources=LARGE)
+"""The pod after a resize: the newest sum, and an overhead."""
 IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
     "it tells nothing": (AS_KUBELET, None, POD, POD),
     "it tells no names and no parent": (AS_KUBELET, PodInfo(), POD, POD),
@@ -137,6 +144,15 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
     "read, and its parent is unknown": (PodRecord(UNKNOWN, UNKNOWN, read=True), POD, POD, POD),
     "read: what is not named may be a hook's": (PodRecord(HOOKED_POD, HOOKED_POD, read=True), POD, POD, NOT_NAMED),
     "read, and the node's cgroup driver is another one now": (AS_READ, SLICE, SLICE, SLICE),
+    "newest resources": (PodRecord(of(SMALL), of(SMALL)), RESIZED, RESIZED, RESIZED),
+    "newest resources after a restart": (PodRecord(of(SMALL), of(SMALL), read=True), RESIZED, RESIZED, RESIZED),
+    "newest resources under a hook's": (
+        PodRecord(of(SMALL), of(Resources(cpu_shares=5, cpu_quota=1000))),
+        of(LARGE),
+        of(LARGE),
+        of(Resources(cpu_shares=5, cpu_quota=2000)),
+    ),
+    "no resources": (PodRecord(of(SMALL), of(SMALL)), POD, of(SMALL), of(SMALL)),
     "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), OTHER_POD, OTHER_POD),
 }
 

@@ -206,6 +206,19 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node:
     assert node.pod.original.resources == quota
 
 
+async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node) -> None:
+    node.know()
+    node.plugins.add("a")
+    resize, request = node.held(UPDATE_POD), create_request()
+    resize.given = Reply(agreed=False, no_op=True)
+    request.sandbox_config.linux.resources.cpu_shares = 9
+    await node.run(resize)
+    await node.do(CREATE, request)
+    await node.do(UPDATE)
+    assert [asked.request.pod.resources for asked in node.plugins.asked] == [Resources(cpu_shares=9)] * 2
+    assert not len(node.metrics.events)
+
+
 async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
     request, noted = create_request(), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
