@@ -6,7 +6,7 @@ Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import records
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.model.values import Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
 from runtimeproxy.observe.events import About
 
 MESSAGE_LIMIT = 16 * 2**20
@@ -122,6 +122,8 @@ class Call(ABC):
     """The caller's deadline on the event loop's clock, in seconds; None if it gave none."""
     prepares: bool = False
     """True if ``prepare`` may have to change something at the runtime before the request is released."""
+    repeats_answers: bool = False
+    """True if the runtime may answer a create with what an earlier process's create of the same name made."""
     already_sent: bool = False
     """True if the front has already sent the request unchanged, because no hook server was to be asked."""
     number: int = 0
@@ -134,6 +136,8 @@ class Call(ABC):
     """Why fields that hook servers set have no effect, and these fields by their kinds (``merge.kind_of``)."""
     state_unknown: bool = False
     """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
+    lacking: Collection[str] = ()
+    """The fields of the adjustment, as in its ``owners``, that the runtime does not have although it agreed."""
 
     @property
     def subject_name(self) -> str:
@@ -189,6 +193,11 @@ class Call(ABC):
         """Return the subject as it is after the runtime agreed, with the id that the runtime gave. Raises Unreadable if
         the reply lacks what is needed."""
         return subject
+
+    async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
+        """Ask the runtime for what a create's answer names; a record that the Store has takes precedence. None if the
+        runtime does not have it. Raises BackendError, Unreadable."""
+        return None
 
     @abstractmethod
     def answer(self, reply: Reply) -> None:

@@ -129,12 +129,22 @@ class Dispatcher:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
         ``owners`` maps fields to the plugins that set them."""
         if owners:
-            fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
-            more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
-            shown = ", ".join(fields[:FIELDS_SHOWN] + more)
-            name = call.subject_name
+            name, shown = call.subject_name, _shown(owners)
             extra = {"kind": (what, name), "call": call.call_id}
             log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=extra)
+
+    def made_without(self, call: Call, what: str, owners: Mapping[str, str]) -> None:
+        """Log that the runtime answered a create with what an earlier one made, which lacks fields of hook servers."""
+        if owners:
+            name, shown = call.subject_name, _shown(owners)
+            extra = {"kind": (what, name), "call": call.call_id}
+            log.warning(
+                "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set",
+                what,
+                name,
+                shown,
+                extra=extra,
+            )
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
         """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
@@ -210,3 +220,10 @@ class Dispatcher:
         extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call.call_id}
         # Only the text is logged: a log record that is kept must not keep the call alive.
         log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)
+
+
+def _shown(owners: Mapping[str, str]) -> str:
+    """Return fields with their owners, as a log line names them."""
+    fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
+    more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
+    return ", ".join(fields[:FIELDS_SHOWN] + more)

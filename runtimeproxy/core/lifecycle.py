@@ -147,6 +147,8 @@ class Lifecycle:
             # first: the commit follows before any other call is looked at.
             try:
                 alone = reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None
+                if call.operation in _CREATES:  # what it made may have to be read first
+                    alone &= not (call.repeats_answers or self._unknown_outcomes.creates)
                 if alone and subject is not None:
                     call.answer(reply)
                 await self._act_on_answer(call, subject, adjustment, reply, times)
@@ -172,10 +174,13 @@ class Lifecycle:
         """Count a call that has its outcome, and record what hook servers changed and that it was slow."""
         times.operation = call.operation.value  # it may have been found out since
         seconds = self._metrics.ended(times)
-        if times.outcome == "agreed" and adjustment.owners:
-            for owner, field in {(owner, merge.kind_of(name)) for name, owner in adjustment.owners.items()}:
+        owners = adjustment.owners
+        if call.lacking:
+            owners = {name: owner for name, owner in owners.items() if name not in call.lacking}
+        if times.outcome == "agreed" and owners:
+            for owner, field in {(owner, merge.kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
-            edited = adjustment.owners
+            edited = owners
             for why, kinds in call.no_effect:
                 unused = {name: owner for name, owner in edited.items() if merge.kind_of(name) in kinds}
                 edited = {name: owner for name, owner in edited.items() if name not in unused}
@@ -310,6 +315,8 @@ class Lifecycle:
     ) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
+            if not reply.answered and call.operation in _CREATES:
+                self._unknown_outcomes.add_create(call.order_key())
             if reply.failed:
                 self._failed(call, subject, adjustment, times)
             elif subject is None:
@@ -353,7 +360,10 @@ class Lifecycle:
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
                 # What the update names holds, whether the rest was read anew before the update was done or after.
                 call.state_unknown = False
-            known = call.found = call.outcome(present or subject, adjustment, reply)
+            known = call.outcome(present or subject, adjustment, reply)
+            if call.operation in _CREATES:
+                known = await self._as_made(call, known, adjustment, times)
+            call.found = known
             if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
                 self._dispatcher.forget_stop(known.pod.effective.id)
             if call.operation in _REMOVES or reply.gone:
@@ -369,6 +379,33 @@ class Lifecycle:
                 await self._tell(call, point, known, reply, times)
         finally:
             self._queue.leave(turn)
+
+    async def _as_made(self, call: Call, made: Subject, adjustment: Adjustment, times: CallTimes) -> Subject:
+        """Return what a create's answer names. If an earlier create of the same name may have made it, it is read from
+        the runtime (relay-rules C3) and ``call.lacking`` is set; if it cannot be read, the call is ``state_unknown``.
+        """
+        made_id = (made.container or made.pod).effective.id
+        known = self.store.pod(made_id) or self.store.container(made_id)
+        if known is None and not call.repeats_answers and call.order_key() not in self._unknown_outcomes.creates:
+            return made
+        self.store.forget(made_id)
+        if made.renewed:
+            self.store.commit(Subject(made.pod), call.number)
+        call.lacking, found = adjustment.owners, None
+        try:
+            if self.hooked:
+                seconds = self._budget(call) or self._limits.budget_seconds
+                with suppress(BackendError, TimeoutError, Unreadable):
+                    found = await self._in_task(partial(call.read_made, self.store, made), seconds, times)
+        finally:
+            call.state_unknown |= found is None
+        if found is None:
+            return made
+        subject = records.found(made, found)
+        call.lacking = records.lacking(made, subject)
+        owners = {field: owner for field, owner in adjustment.owners.items() if field in call.lacking}
+        self._dispatcher.made_without(call, call.operation.value, owners)
+        return subject
 
     async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply, times: CallTimes) -> None:
         """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).

@@ -1,4 +1,5 @@
-"""Starts and stops that ended without the runtime's answer: ask the runtime for their outcome (relay-rules C3).
+"""Calls that ended without the runtime's answer: the runtime is queried for the outcome of starts and stops; that of a
+create shows in the answer to the next create of the same name (relay-rules C3).
 
 Owns which calls are unsettled, and when the runtime is asked about each.
 Must not know: how a front asks, what is done with the outcome.
@@ -49,6 +50,8 @@ class UnknownOutcomes:
         self._metrics = metrics
         self._under_way = under_way
         self._most_calls = most_calls
+        self.creates: dict[str, None] = {}
+        """The order keys of creates that the runtime may have carried out, or may still carry out."""
         self._entries: dict[_Entry, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
@@ -68,8 +71,15 @@ class UnknownOutcomes:
         self._entries[entry] = None
         self._wait(entry)
 
+    def add_create(self, key: str) -> None:
+        """Remember a create that has just ended; the oldest are forgotten first."""
+        self.creates[key] = None
+        if len(self.creates) > self._most_calls:
+            del self.creates[next(iter(self.creates))]
+
     def answered(self, key: str, operation: Operation) -> None:
         """Drop the calls that asked for what the runtime has now agreed to: their outcome does not matter any more."""
+        self.creates.pop(key, None)
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
             self._end(entry, "repeated")
 

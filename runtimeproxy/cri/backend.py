@@ -5,6 +5,7 @@ Must not know: held streams, the Store.
 Invariant: a pod or container that does not exist is the result None; everything else that fails is a BackendError.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,12 +22,18 @@ from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
 STATUS_SECONDS = 10.0
+REPEATS_SECONDS = 300.0
+"""Seconds after the start in which the runtime may still work on an earlier process's create: two minutes are the
+kubelet's deadline, the rest is for a runtime that is late."""
 REPLY_LIMIT = 16 * 2**20
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
 """gRPC statuses that mean that the runtime was interrupted, not that it rejected the call."""
 _LIFT_MEMORY = frozenset({"containerd"})
 """The names of runtimes that pass a memory limit of -1 on to runc; CRI-O and cri-dockerd reject it."""
+_REPEAT_ANSWERS = frozenset({"cri-o"})
+"""The names of runtimes that finish a create whose caller has left, and answer the next one of its name with that
+(CRI-O's resourcestore); containerd and dockerd refuse a name that is taken."""
 _SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
 """Statuses that say nothing of a single pod or container."""
 _FAILURES = {
@@ -68,6 +75,9 @@ class Backend:
         """The name that the runtime reported last."""
         self.no_effect: Mapping[Operation, Fields] = {}
         """The fields that the runtime is known not to use, by operation."""
+        self.repeats_until = 0.0
+        """Until when, on the event loop's clock, the runtime may answer a create with what a create of an earlier
+        process made."""
 
     async def learn(self, version: str) -> None:
         """Ask the runtime for its name and version, and set what follows from them; a failed call changes nothing."""
@@ -76,6 +86,8 @@ class Backend:
             self.runtime_name = reply.runtime_name
             self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
             self.no_effect = no_effect.of_runtime(reply.runtime_name, reply.runtime_version)
+            if reply.runtime_name in _REPEAT_ANSWERS and not self.repeats_until:
+                self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

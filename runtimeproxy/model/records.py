@@ -87,6 +87,36 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
 
 
+def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
+    """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
+
+    A cgroup parent that the runtime does not report is unknown. A variable that it reports and this create does not set
+    counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the memory limit may
+    have been read as not set: it counts as set if the kubelet sets both to one value.
+    """
+    if isinstance(record, PodRecord):
+        pod = made.pod.original
+        if record.effective.cgroup_parent is None:
+            pod = replace(pod, cgroup_parent=None)
+        return Subject(PodRecord(pod, record.effective))
+    sent, effective = container_of(made), record.effective
+    requested, runs = sent.original.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
+    without_swap = 0 < requested.memory_swap_limit_in_bytes == requested.memory_limit_in_bytes
+    if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
+        swap = {"memory_swap_limit_in_bytes": runs.memory_limit_in_bytes}
+        effective = _with(effective, overlay(runs, swap), {})
+    envs = {key: value for key, value in effective.envs.items() if key not in sent.effective.envs}
+    original = replace(sent.original, envs={**envs, **sent.original.envs})
+    without = lacking(made, Subject(made.pod, ContainerRecord(original, effective)))
+    owners = tuple((name, owner) for name, owner in sent.owners if f"resources.{name}" not in without)
+    return Subject(made.pod, ContainerRecord(original, effective, owners), made.renewed)
+
+
+def lacking(made: Subject, subject: Subject) -> frozenset[str]:
+    """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``."""
+    return frozenset(by_field(difference(hook_view(subject), echo(hook_view(made)))))
+
+
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
     """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 

@@ -90,7 +90,7 @@ async def test_call_changes_nothing_by_itself() -> None:
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
     assert call.unedited(Store())
-    assert await call.settle() == UNANSWERED
+    assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
     assert (call.deadline, call.prepares, call.already_sent, call.number, call.state_unknown) == (
         None,
         False,

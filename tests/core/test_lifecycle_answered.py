@@ -5,19 +5,21 @@ The last is relay-rules C3.
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from runtimeproxy.core import dispatcher
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
-from runtimeproxy.errors import Reason
+from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
 from runtimeproxy.model.values import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
 from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, NOTHING
+from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
@@ -299,6 +301,57 @@ async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, kn
     assert lists == [2.0], "a second behind the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
     assert core.metrics.total("unknown_outcomes") == 0
+
+
+FOUND = replace(CONTAINER, envs={"A": "1"})
+READ_FOUND = ContainerRecord(FOUND, FOUND, read=True)
+HAS_A = HookAnswer(envs={"A": "1", "B": "2"})
+"""Sets one variable that ``FOUND`` has, and one that it lacks."""
+READ_FIRST, ANSWERED_FIRST = ["release", "read", "answer"], ["release", "answer", "read"]
+
+
+def edits(core: Core) -> list[str]:
+    """Return the fields of the events of edited calls."""
+    edited = [event for event in shown_of(core.metrics.events) if event["kind"] == "edited"]
+    return [entry["field"] for event in edited for entry in event["fields"]]
+
+
+@pytest.mark.parametrize("earlier", ["lost", "lost, in an unknown pod", "known", "of an earlier process"])
+async def test_create_of_an_earlier_call_is_read(core: Core, earlier: str, caplog: Log) -> None:
+    core.plugins.add("a", HAS_A)
+    if earlier.startswith("lost"):
+        await core.run(FakeCall(CREATE, SUBJECT if earlier == "lost" else None, reply=UNANSWERED))
+    elif earlier == "known":
+        core.store.commit(SUBJECT)
+    repeats = earlier == "of an earlier process"
+    again = FakeCall(CREATE, made=READ_FOUND, read_seconds=0.5, prepares=False, repeats_answers=repeats)
+    assert await core.run(again) == (ANSWERED_FIRST if earlier == "known" else READ_FIRST)
+    assert core.store.container("c1") == ContainerRecord(CONTAINER, FOUND)
+    assert edits(core) == ["envs.A"]
+    assert [line.partition(" without ")[2] for line in caplog.messages] == ["envs.B (a) that hook servers set"]
+
+
+CANNOT_BE_READ = [None, BackendError("away"), Unreadable("cut"), KeyError(CANARY)]
+
+
+@pytest.mark.parametrize(("made", "seconds"), [*[(made, 0.0) for made in CANNOT_BE_READ], (READ_FOUND, 100.0)])
+async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made: Any, seconds: float) -> None:
+    core.plugins.add("a", HAS_A)
+    await core.run(FakeCall(CREATE, reply=UNANSWERED))
+    again = FakeCall(CREATE, made=made, read_seconds=seconds, prepares=False)
+    assert await core.run(again) == READ_FIRST
+    assert (core.store.container("c1"), again.state_unknown, edits(core)) == (None, True, [])
+
+
+@pytest.mark.parametrize("first", [UNANSWERED, AGREED])
+async def test_create_is_not_read_in_vain(core: Core, first: Reply) -> None:
+    """Neither without hook servers, nor if the earlier create was answered and what it made is gone."""
+    await core.run(FakeCall(CREATE, reply=first))
+    core.store.drop("c1")
+    if first is AGREED:
+        core.plugins.add("a", ENVS)
+    assert await core.run(FakeCall(CREATE, prepares=False)) == ["release", "answer"]
+    assert (core.store.container("c1") is None) is (first is UNANSWERED)
 
 
 PARENT = HookAnswer(cgroup_parent="/hooked")

@@ -150,6 +150,14 @@ async def test_oldest_of_too_many_is_given_up() -> None:
     assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
 
 
+async def test_creates_are_bounded_and_forgotten_when_answered() -> None:
+    rig = Rig(most_calls=3)
+    for number in range(5):
+        rig.unsettled.add_create(f"p1/c{number}/0")
+    rig.unsettled.answered("p1/c3/0", Operation.CREATE_CONTAINER)
+    assert list(rig.unsettled.creates) == ["p1/c2/0", "p1/c4/0"]
+
+
 async def test_call_being_finished_is_not_given_up() -> None:
     rig = Rig(most_calls=1)
     rig.finish_seconds = 1.0

@@ -14,7 +14,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, edit
 from runtimeproxy.cri import sync as sync_module
-from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
+from runtimeproxy.cri.backend import REPEATS_SECONDS, STATUS_SECONDS, Backend
 from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import no_effect
@@ -216,6 +216,18 @@ async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, ba
         assert backend.runtime_name == shape.runtime_name
         assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd")
         assert backend.no_effect == no_effect.of_runtime(shape.runtime_name, "1.0.0")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+async def test_only_crio_repeats_answers_for_a_while(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
+    """Until an earlier process's creates have certainly ended."""
+    runtime.state.shape = shape
+    started = asyncio.get_running_loop().time()
+    await backend.learn("v1")
+    until = backend.repeats_until
+    await backend.learn("v1")
+    assert (until - started >= REPEATS_SECONDS) is shape.repeats_answers
+    assert backend.repeats_until == until
 
 
 @pytest.fixture

@@ -29,6 +29,9 @@ class FakeCall(Call):
     known_error: Exception | None = None
     read: values.Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
+    made: values.ContainerRecord | Exception | None = None
+    """What the runtime reports of what a create's answer names, after ``read_seconds``."""
+    repeats_answers: bool = False
     whole_key: str = ""
     """The new ``key`` after that, if it is not known before."""
     key: str | Exception = "c1"
@@ -132,6 +135,13 @@ class FakeCall(Call):
             annotations={**before.annotations, **adjustment.annotations},
         )
         return values.Subject(subject.pod, values.ContainerRecord(subject.container.original, effective))
+
+    async def read_made(self, store: Store, made: values.Subject) -> values.ContainerRecord | None:
+        self._step("read")
+        await asyncio.sleep(self.read_seconds)
+        if isinstance(self.made, Exception):
+            raise self.made
+        return self.made
 
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply

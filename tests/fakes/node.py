@@ -136,6 +136,7 @@ class FakeBackend:
     accepts_unlimited_memory: bool = True
     runtime_name: str = ""
     no_effect: dict[Operation, frozenset[str]] = field(default_factory=dict)
+    repeats_until: float = 0.0
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         self.asked.append((version, pod_id))

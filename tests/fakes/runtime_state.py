@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import cri_pb2, inside
 from tests.fakes.shapes import CONTAINERD, CREATE, START, UPDATE, Shape
 
+RUN_POD = "RunPodSandbox"
 IMAGE_REFERENCE = "sha256:" + "0" * 64
 
 Record = TypeVar("Record")
@@ -100,6 +102,8 @@ class RuntimeState:
         """False for a runtime whose statuses have no verbose part."""
         self.mangle: Mangle | None = None
         """Replaces replies, for a runtime that answers what none should."""
+        self._finished: dict[tuple[str, str, bytes], Message | bytes] = {}
+        """The replies of creates whose callers had left, by what names them."""
         self._numbers = itertools.count(1)
         self._methods: dict[str, Callable[[Any, bytes], Message | bytes]] = {
             "Status": self._status,
@@ -129,7 +133,8 @@ class RuntimeState:
             return _version(api_version, self.shape.runtime_name)
         try:
             request = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(message)
-            reply = self._methods[method](request, message)
+            finished = self._finished.pop(_named(method, request), None) if method in (RUN_POD, CREATE) else None
+            reply = finished or self._methods[method](request, message)
         except Absent as absent:
             failure = self.shape.absence(method)
             if failure is None:
@@ -138,6 +143,13 @@ class RuntimeState:
         if self.mangle is not None and isinstance(reply, Message):
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
+
+    def left(self, api_version: str, method: str, message: bytes) -> None:
+        """Do what the runtime does with a call whose caller has left before the answer."""
+        if self.shape.repeats_answers and method in (RUN_POD, CREATE):
+            request = getattr(cri_pb2, f"{method}Request").FromString(message)
+            with suppress(Refused):
+                self._finished[_named(method, request)] = self.answer(api_version, method, message)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make ListContainers answer ``count`` containers in about ``total_bytes`` bytes; it is built once, here."""
@@ -282,6 +294,12 @@ class RuntimeState:
 
     def _list_images(self, request: Any, message: bytes) -> Message | bytes:
         return cri_pb2.ListImagesResponse(images=[cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[BUSYBOX_IMAGE], size=1)])
+
+
+def _named(method: str, request: Any) -> tuple[str, str, bytes]:
+    """Return what names a create: the metadata, of a container together with its pod."""
+    pod_id = request.pod_sandbox_id if method == CREATE else ""
+    return method, pod_id, request.config.metadata.SerializeToString(deterministic=True)
 
 
 def _version(api_version: str, runtime_name: str) -> bytes:

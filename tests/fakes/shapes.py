@@ -76,6 +76,10 @@ class Shape:
     own_parent: bool = False
     """True if a container runs below its pod's parent, whatever sandbox_config says in its create."""
 
+    repeats_answers: bool = False
+    """True if a create whose caller has left is finished, and the next one of its name is answered with what it made
+    (CRI-O's internal/resourcestore)."""
+
     def absence(self, method: str) -> Failure | None:
         return self.absent_by_method.get(method, self.absent)
 
@@ -246,6 +250,7 @@ CRIO = Shape(
     updated=crio_updated,
     cgroup_path=crio_cgroup_path,
     own_parent=True,
+    repeats_answers=True,
 )
 CRI_DOCKERD = Shape(
     "cri-dockerd",

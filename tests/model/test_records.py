@@ -87,6 +87,51 @@ def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
     assert records.container_of(made).owners == (("cpu_shares", "one"),)
 
 
+MADE = Subject(
+    PodRecord(POD, POD),
+    ContainerRecord(
+        CONTAINER,
+        replace(running(cpu_shares=512, cpu_quota=5000), envs={"A": "1", "B": "2"}, annotations={"a": "1", "h": "1"}),
+        (("cpu_quota", "one"), ("cpu_shares", "two")),
+    ),
+)
+"""A container as a create asks for it, with the changes of two hook servers."""
+
+
+def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
+    has = replace(running(cpu_shares=512), envs={"A": "0", "PATH": "/bin"})
+    made = records.found(MADE, ContainerRecord(has, has, read=True))
+    assert made.container == ContainerRecord(replace(CONTAINER, envs={"A": "1", "PATH": "/bin"}), has)
+    assert records.container_of(made).owners == (("cpu_shares", "two"),)
+    assert records.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "reports", "swap"),
+    [((8, 8), (9, 0), 9), ((8, 8), (9, 10), 10), ((8, 8), (0, 0), 0), ((0, 0), (9, 0), 0)],
+)
+def test_swap_limit_of_an_earlier_create_is_the_memory_limit(
+    requests: tuple[int, int], reports: tuple[int, int], swap: int
+) -> None:
+    """If the kubelet requests that: a runtime's report of it is read as not set."""
+    requested, has = (
+        running(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap) for memory, swap in (requests, reports)
+    )
+    made = records.container_of(records.found(subject(requested), ContainerRecord(has, has, read=True)))
+    assert made == ContainerRecord(
+        requested, running(memory_limit_in_bytes=reports[0], memory_swap_limit_in_bytes=swap)
+    )
+
+
+@pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
+def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
+    """Whether the kubelet's cgroup parent is that of a pod is unknown if it is not reported."""
+    has = at(parent, id="p1", labels={"qos": "LS"})
+    made = records.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
+    assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
+    assert not made.pod.read
+
+
 @pytest.mark.parametrize("adjustment", [values.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
 def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
     pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod

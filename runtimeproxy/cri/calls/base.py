@@ -38,6 +38,7 @@ class CriCall(Call):
         self.hook_points = hookpoints.CONCERNED[self.operation]
         self._held = held
         self._backend = backend
+        self.repeats_answers = loop.time() < backend.repeats_until
         self._metrics = metrics
         self._loop = loop
         self._version = held.route.version

@@ -12,7 +12,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.calls.base import CriCall
 from runtimeproxy.model import no_effect, records
-from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
+from runtimeproxy.model.values import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 
 class RunPodCall(CriCall):
@@ -49,6 +49,10 @@ class RunPodCall(CriCall):
         if unused and said.resources and self.asked.runtime_handler in no_effect.PLAIN_HANDLERS:
             return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
         return records.created_pod(subject, said, pod_id)
+
+    async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
+        """Read the pod from the runtime."""
+        return await self.read_pod(made.pod.effective.id, store)
 
 
 class CreateCall(CriCall):
@@ -102,3 +106,7 @@ class CreateCall(CriCall):
         if said and (unused := self._backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
         return records.created_container(subject, said, translate.read_id(reply.message))
+
+    async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
+        """Read the container from the runtime."""
+        return await self.read_container(records.container_of(made).effective.id, store)

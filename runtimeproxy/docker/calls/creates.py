@@ -55,6 +55,13 @@ class CreateCall(DockerCall, Generic[_A]):
             why = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
             self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
 
+    async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
+        """Read the pod or container from the daemon."""
+        record = made.container or made.pod
+        read = await self._daemon.lookup.read(record.effective.id)
+        found = None if read is None else read[1].container or read[1].pod
+        return found if type(found) is type(record) else None
+
     def _put(self, body: bytes) -> bytes | None:
         self._released = None if body is self.body else body
         return self._released

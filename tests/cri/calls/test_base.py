@@ -207,7 +207,7 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node:
 
 
 async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node) -> None:
-    node.know()
+    node.store.commit(Subject(PodRecord(POD, POD)))
     node.plugins.add("a")
     resize, request = node.held(UPDATE_POD), create_request()
     resize.given = Reply(agreed=False, no_op=True)

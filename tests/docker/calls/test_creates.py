@@ -126,6 +126,16 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
+async def test_pod_that_is_answered_with_a_containers_id_has_no_record(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a")
+    body = b'{"Id":"%b"}' % container_id.encode()
+    raw = b"HTTP/1.1 201 Created\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    node.dockerd.inject(CREATE, Injection(raw=raw))
+    assert (await node.create("web", node.pod_body())).status == 201
+    assert node.store.pod(container_id) is None
+
+
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a registered hook server the front releases a create at once; the lifecycle runs it in a later step."""
     pod_id = await node.create_pod()
