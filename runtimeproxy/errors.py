@@ -71,6 +71,8 @@ class Reason(Enum):
     """The runtime rejected the extra update that carries a PreStartContainer adjustment."""
     UNREADABLE = "unreadable"
     """The held message or its subject could not be read, so the plugin could not be asked."""
+    UNHOOKED = "unhooked"
+    """The call creates and starts containers at no hook point, so the plugin could not be called."""
     INTERNAL = "internal"
     """The proxy itself failed before the call was released."""
 

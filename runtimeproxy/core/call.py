@@ -6,10 +6,10 @@ Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
@@ -69,6 +69,13 @@ NOT_DONE = Reply(agreed=False)
 """The runtime has not carried the call out and never will."""
 
 
+class Life(NamedTuple):
+    """Whether a container was ever started, and whether it runs; one that has ended was started and does not run."""
+
+    started: bool
+    running: bool
+
+
 class Unreadable(Exception):
     """The held message cannot be read; the text says why, without values."""
 
@@ -120,6 +127,8 @@ class Call(ABC):
     """The hook points that the call's subject has to be known for."""
     deadline: float | None = None
     """The caller's deadline on the event loop's clock, in seconds; None if it gave none."""
+    removes_containers: bool = False
+    """True if the runtime ends and removes the containers of a pod together with it."""
     prepares: bool = False
     """True if ``prepare`` may have to change something at the runtime before the request is released."""
     repeats_answers: bool = False
@@ -134,6 +143,10 @@ class Call(ABC):
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
     """Why fields that hook servers set have no effect, and these fields by their kinds (``merge.kind_of``)."""
+    end: HookPoint | None = None
+    """The hook point of the subject's end if this removes it, and some hook server is still to be notified."""
+    ended: Sequence[ContainerRecord] = ()
+    """The containers that are removed with their pod, and of whose end some hook server is still to be notified."""
     state_unknown: bool = False
     """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
     lacking: Collection[str] = ()
@@ -207,8 +220,13 @@ class Call(ABC):
     def release_buffers(self) -> None:
         """Called when the request is not needed any more: drop all that is buffered of it."""
 
+    async def life(self, container_id: str) -> Life | None:
+        """Read from the runtime whether a container was started and runs; None if the runtime does not have it. Raises
+        BackendError, Unreadable."""
+        return None
+
     async def settle(self) -> Reply:
-        """Ask the runtime for the outcome of a start or a stop that it has not answered (relay-rules C3).
+        """Ask the runtime for the outcome of a start, a stop or a remove that it has not answered (relay-rules C3).
 
         Returns what the runtime would have answered by now: UNANSWERED if it has not done it, or not yet. Raises
         BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.

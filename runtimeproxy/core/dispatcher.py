@@ -22,8 +22,10 @@ from runtimeproxy.plugins.registration import FailurePolicy
 
 log = logging.getLogger(__name__)
 
-STOPPED_PODS = 10_000
-"""For how many stopped pods it is remembered which plugins were told: as many as there may be records."""
+STOPPED = 10_000
+"""For how many stopped pods and containers it is remembered which plugins know of it: as many as there may be
+records."""
+_STOPS = frozenset({Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
 FIELDS_SHOWN = 20
 """Most fields that one log line names."""
 NO_FIELDS: Mapping[str, str] = {}
@@ -38,7 +40,7 @@ class Dispatcher:
         self._clock = clock
         self._attempts = CallGuard(plugins.plugins_for, metrics, clock, budget_seconds)
         self._note_stop: dict[str, set[str]] = {}
-        """The names of the plugins that were told of a pod's stop, by pod id."""
+        """The names of the plugins that know of the end of a pod or a container, by its id."""
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Return whether any plugin is registered for one of the points."""
@@ -87,11 +89,12 @@ class Dispatcher:
                 EventKind.CONFLICT, call.about(), hook_server=loser, hook=point.name, fields=fields
             )
 
-    async def after(self, call: Call, point: HookPoint, request: HookRequest, end: float) -> None:
+    async def after(self, call_id: str, point: HookPoint, request: HookRequest, end: float) -> None:
         """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing. The
-        kubelet stops a pod several times: a plugin whose call for the stop has succeeded is not called for it again."""
-        once = point.operation is Operation.STOP_POD_SANDBOX
-        know = self._note_stop.setdefault(request.pod.id, set()) if once else set()
+        end of a pod or a container is seen several times: a plugin whose call for it has succeeded is not called for it
+        again."""
+        subject = request.pod if request.container is None else request.container
+        know = self._note_stop.setdefault(subject.id, set()) if point.operation in _STOPS else set()
         plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
         for place, plugin in enumerate(plugins, 1):
             until = end if place == len(plugins) else self._share(end, plugins[place:])
@@ -99,13 +102,19 @@ class Dispatcher:
                 await self._attempts.ask(plugin, point, request, until)
                 know.add(plugin.name)
             except HookError as error:
-                self._count_and_log(call, plugin, error)
-        if len(self._note_stop) > STOPPED_PODS:
+                self._count_failure(plugin, error)
+                self._log_failure(request.name, call_id, plugin, error)
+        if len(self._note_stop) > STOPPED:
             del self._note_stop[next(iter(self._note_stop))]
 
-    def forget_stop(self, pod_id: str) -> None:
-        """Forget which plugins were told of a pod's stop: the pod was removed, or a new pod got its id."""
-        self._note_stop.pop(pod_id, None)
+    def owes_end(self, point: HookPoint, any_id: str) -> bool:
+        """Return whether any plugin is still to be called for the end of a pod or a container."""
+        know = self._note_stop.get(any_id, ())
+        return any(plugin.name not in know for plugin in self._plugins.plugins_for(point))
+
+    def forget_stop(self, any_id: str) -> None:
+        """Forget which plugins know of the end of a pod or a container: it was removed, or one of its id began."""
+        self._note_stop.pop(any_id, None)
 
     def failed(self, call: Call, point: HookPoint | None, reason: Reason, detail: str) -> None:
         """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None. Raises
@@ -197,7 +206,7 @@ class Dispatcher:
 
     def _count_and_log(self, call: Call, plugin: Plugin, error: HookError) -> None:
         self._count_failure(plugin, error)
-        self._log_failure(call, plugin, error)
+        self._log_failure(call.subject_name, call.call_id, plugin, error)
 
     def _fail_open(self, call: Call, error: HookError, fields: Mapping[str, str]) -> None:
         self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
@@ -213,11 +222,10 @@ class Dispatcher:
         self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)
         plugin.last_error.note(self._metrics.events.wall_clock(), error.hook, error.reason)
 
-    def _log_failure(self, call: Call, plugin: Plugin, error: HookError) -> None:
+    def _log_failure(self, name: str, call_id: str, plugin: Plugin, error: HookError) -> None:
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
-        name = call.subject_name
-        extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call.call_id}
+        extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call_id}
         # Only the text is logged: a log record that is kept must not keep the call alive.
         log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)
 

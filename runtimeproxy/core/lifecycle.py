@@ -9,7 +9,7 @@ Invariant: a call is answered whatever happens; what the runtime agreed to is co
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from runtimeproxy.eventloop.deadlines import Deadlines
 from runtimeproxy.eventloop.fiber import Fiber
 from runtimeproxy.model import hookpoints, merge, records
 from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Subject
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import CallTimes, Metrics
 
@@ -44,8 +44,11 @@ LOST_SECONDS = 1.0
 SLOW_SECONDS = 1.0
 """A call that takes longer, the runtime's time included, is recorded as an event."""
 
-_REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
+_ENDS = hookpoints.REMOVES | {Operation.STOP_POD_SANDBOX}
+"""Whatever these end without a stop of its own is reported with them."""
+_FORGET_STOPS = hookpoints.REMOVES | {Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER}
+"""After these the subject is gone, or may end again."""
 
 T = TypeVar("T")
 
@@ -69,6 +72,9 @@ class Lifecycle:
         """The calls that have not ended."""
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
+        self.state_read = asyncio.Event()
+        """Set unless a hook server is registered for which the runtime's state is still being read."""
+        self.state_read.set()
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._limits = limits
@@ -76,7 +82,8 @@ class Lifecycle:
         self._deadlines = Deadlines()
         self._queue = KeyedQueue(self._deadlines)
         self._holds: set[CallTimes] = set()
-        self._under_way: set[Call] = set()
+        self._under_way: dict[Call, asyncio.Future[None]] = {}
+        """The calls under way, each with the fiber or task that runs it."""
         self._unknown_outcomes = UnknownOutcomes(metrics, self.under_way)
 
     def holds(self) -> tuple[int, float]:
@@ -118,7 +125,7 @@ class Lifecycle:
     async def _run(self, call: Call, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
         call.call_id = times.id
-        self._under_way.add(call)
+        self._under_way[call] = fiber
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
         try:
@@ -146,10 +153,10 @@ class Lifecycle:
             # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
             # first: the commit follows before any other call is looked at.
             try:
-                alone = reply.agreed and not self._queue.queues and self._asked(call, Stage.POST) is None
+                alone = reply.agreed and not self._queue.queues
                 if call.operation in _CREATES:  # what it made may have to be read first
                     alone &= not (call.repeats_answers or self._unknown_outcomes.creates)
-                if alone and subject is not None:
+                if alone and subject is not None and not self._dispatcher.registered(hookpoints.POST[call.operation]):
                     call.answer(reply)
                 await self._act_on_answer(call, subject, adjustment, reply, times)
             finally:
@@ -164,7 +171,7 @@ class Lifecycle:
             pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
         finally:
             self.running.discard(fiber)
-            self._under_way.discard(call)
+            self._under_way.pop(call, None)
             if times.outcome:
                 self._ended(call, times, adjustment)
             if call.state_unknown or self.store.watched:
@@ -230,6 +237,8 @@ class Lifecycle:
                 # The request named the subject in another way than other calls do: queue again under its id.
                 self._queue.leave(turn)
                 turn = self._queue.take(call.order_key())
+            if subject is not None and call.operation in _ENDS and not self._skipped(subject):
+                await self._find_ends(call, subject, end, times)
             point = self._asked(call, Stage.PRE)
             if subject is None or point is None or self._skipped(subject):
                 return subject, NO_ADJUSTMENT
@@ -273,6 +282,24 @@ class Lifecycle:
             return await asyncio.get_running_loop().create_task(within())
         finally:
             times.asking += self._metrics.clock() - began
+
+    async def _find_ends(self, call: Call, subject: Subject, end: float, times: CallTimes) -> None:
+        """Find whose end hook servers are to be notified of when the runtime has removed the subject. Of a pod all
+        containers have to be known, so after a start of the proxy the runtime's state has to be read first."""
+        pod_id, container = subject.pod.effective.id, subject.container
+        if container is not None:
+            if self._owed((container,)) and await self._has_ended(call, container, end, times):
+                call.end = hookpoints.CONTAINER_END
+            return
+        if not self.state_read.is_set() and self._dispatcher.registered((hookpoints.CONTAINER_END,)):
+            with suppress(TimeoutError):
+                await self._in_task(self.state_read.wait, end - self._clock(), times)
+        if call.operation is Operation.REMOVE_POD_SANDBOX:
+            if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
+                call.end = hookpoints.POD_END
+            if call.removes_containers:
+                owed = self._owed(self.store.containers_of(pod_id))
+                call.ended = [one for one in owed if await self._has_ended(call, one, end, times)]
 
     def _budget(self, call: Call) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
@@ -323,12 +350,13 @@ class Lifecycle:
                 return
             elif reply.agreed:
                 await self._agreed(call, subject, adjustment, reply, times)
-            elif not reply.answered and call.operation in UNRECORDED:
-                self._unknown_outcomes.add(
-                    call.order_key(), call, partial(self._settled, call, subject, adjustment, times)
-                )
             elif not reply.answered:
-                self._mark_uncertain(call, adjustment)
+                if call.end or call.ended or call.operation in UNRECORDED:
+                    self._unknown_outcomes.add(
+                        call.order_key(), call, partial(self._settled, call, subject, adjustment, times)
+                    )
+                if call.operation not in UNRECORDED:
+                    self._mark_uncertain(call, adjustment)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
@@ -363,10 +391,10 @@ class Lifecycle:
             known = call.outcome(present or subject, adjustment, reply)
             if call.operation in _CREATES:
                 known = await self._as_made(call, known, adjustment, times)
-            call.found = known
-            if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
-                self._dispatcher.forget_stop(known.pod.effective.id)
-            if call.operation in _REMOVES or reply.gone:
+            call.found, ended = known, call.ended
+            if call.operation is Operation.STOP_POD_SANDBOX:
+                ended = self._owed(self.store.containers_of(known.pod.effective.id))
+            if call.operation in hookpoints.REMOVES or reply.gone:
                 if known.container is None:
                     self.store.tombstone_pod(known.pod.effective.id)
                 else:
@@ -374,9 +402,12 @@ class Lifecycle:
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
             self._unknown_outcomes.answered(turn.key, call.operation)
-            point = self._asked(call, Stage.POST)
-            if point is not None and not self._skipped(known):
-                await self._tell(call, point, known, reply, times)
+            point = call.end or self._asked(call, Stage.POST)
+            if (point is not None or ended) and not self._skipped(known):
+                await self._tell(call, point, known, ended, reply, times)
+            if call.operation in _FORGET_STOPS:
+                for record in (*call.ended, known.container or known.pod):
+                    self._dispatcher.forget_stop(record.effective.id)
         finally:
             self._queue.leave(turn)
 
@@ -407,27 +438,105 @@ class Lifecycle:
         self._dispatcher.made_without(call, call.operation.value, owners)
         return subject
 
-    async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply, times: CallTimes) -> None:
-        """Call the Post hooks with the whole budget: they are called even if no client waits any more (relay-rules C2).
-        The answer waits for them until half of the time left to the caller's deadline is over."""
+    async def _tell(
+        self,
+        call: Call,
+        point: HookPoint | None,
+        known: Subject,
+        ended: Sequence[ContainerRecord],
+        reply: Reply,
+        times: CallTimes,
+    ) -> None:
+        """Call the Post hooks, first for the containers that ended, each point with the whole budget: they are called
+        even if no client waits any more (relay-rules C2). The answer waits for them until half of the time left to the
+        caller's deadline is over."""
         now = self._clock()
-        asked = self._metrics.clock()
+        began, asking = self._metrics.clock(), times.asking
         latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
         try:
-            await self._dispatcher.after(call, point, records.hook_view(known), now + self._limits.budget_seconds)
+            if not call.ended:  # else it was found out before the remove
+                end = now + self._limits.budget_seconds
+                ended = [one for one in ended if await self._has_ended(call, one, end, times)]
+            for container in ended:
+                await self._notify_of_end(Subject(known.pod, container), call.call_id)
+            if point is not None:
+                end = self._clock() + self._limits.budget_seconds
+                await self._dispatcher.after(call.call_id, point, records.hook_view(known), end)
         finally:
             self._deadlines.cancel(latest)
-            times.post = self._metrics.clock() - asked
+            times.post = self._metrics.clock() - began - (times.asking - asking)
+
+    def _owed(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
+        """Return the containers of whose end some hook server is still to be notified."""
+        return [one for one in containers if self._dispatcher.owes_end(hookpoints.CONTAINER_END, one.effective.id)]
+
+    async def _has_ended(self, call: Call, container: ContainerRecord, end: float, times: CallTimes) -> bool:
+        """Return whether a container was started, and has ended or is now removed. Where the runtime does not report
+        that by ``end``, a removed one counts as started, because hook servers accept a repeated PostStopContainer; any
+        other may still run, and is reported with its remove."""
+        removes = call.operation in hookpoints.REMOVES
+        try:
+            life = await self._in_task(partial(call.life, container.effective.id), end - self._clock(), times)
+        except (BackendError, Unreadable, TimeoutError):
+            return removes
+        return life is None or (life.started and (removes or not life.running))
+
+    def owes_end(self, container_id: str) -> bool:
+        """Return whether any hook server is to be called for a container that ended, and no stop will do that."""
+        owed = self._dispatcher.owes_end(hookpoints.CONTAINER_END, container_id)
+        return owed and container_id not in self.under_way(Operation.STOP_CONTAINER)
+
+    async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
+        """Call the hook servers for a container that ended without a call. ``read`` returns it, or None if it runs
+        again: it is called when no start is under way, and a later start waits."""
+        while starts := self._starts(container_id):
+            await asyncio.wait(starts)
+        turn = self._queue.take(container_id)
+        try:
+            await self._queue.wait(turn, self._limits.budget_seconds)
+            subject = await read()
+            if subject is not None and not self._skipped(subject):
+                await self._notify(subject)
+        finally:
+            self._queue.leave(turn)
+
+    def _starts(self, container_id: str) -> list[asyncio.Future[None]]:
+        """Return what runs the starts of a container that are under way."""
+        running = []
+        for call, future in self._under_way.items():
+            with suppress(Unreadable):
+                if call.operation is Operation.START_CONTAINER and call.order_key() == container_id:
+                    running.append(future)
+        return running
+
+    async def _notify_of_end(self, subject: Subject, call_id: str) -> None:
+        """Call the hook servers that do not know of a container's end, in the container's turn."""
+        turn = self._queue.take(records.container_of(subject).effective.id)
+        try:
+            await self._queue.wait(turn, self._limits.budget_seconds)
+            await self._notify(subject, call_id)
+        finally:
+            self._queue.leave(turn)
+
+    async def _notify(self, subject: Subject, call_id: str = "") -> None:
+        end = self._clock() + self._limits.budget_seconds
+        await self._dispatcher.after(call_id, hookpoints.CONTAINER_END, records.hook_view(subject), end)
+
+    def began_again(self, container_id: str) -> None:
+        """Note that a container was started again without a call, so that hook servers are called for its next end."""
+        self._dispatcher.forget_stop(container_id)
 
     async def _settled(
         self, call: Call, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
     ) -> None:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
-        self._under_way.add(call)
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[call] = task
         try:
             await self._act_on_answer(call, subject, adjustment, reply, times)
         finally:
-            self._under_way.discard(call)
+            self._under_way.pop(call, None)
         self._forget_uncertain(call)
 
     # Uncertain state.
@@ -470,7 +579,8 @@ class Lifecycle:
                 reason, detail = Reason.INTERNAL, type(error).__name__
         self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
-            self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
+            for point in hookpoints.POST[call.operation]:
+                self._dispatcher.failed(call, point, reason, detail)
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""

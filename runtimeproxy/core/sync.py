@@ -104,6 +104,7 @@ class Sync:
 
     def start(self) -> None:
         """Start the task; ``soon`` triggers the first pass."""
+        self._lifecycle.state_read.clear()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
@@ -120,7 +121,10 @@ class Sync:
         retry = FIRST_RETRY_SECONDS
         while True:
             await self._due()
+            hooked = self._lifecycle.hooked
             longest = await self._attempt()
+            if hooked and not self.runtime_fault:
+                self._lifecycle.state_read.set()
             if not longest:
                 retry = FIRST_RETRY_SECONDS
                 await asyncio.sleep(SOONEST_SECONDS)
@@ -149,6 +153,7 @@ class Sync:
             if reason and (hooked or any(self._store.counts()) or self._store.ids_of_originals()):
                 return
             if not hooked:
+                self._lifecycle.state_read.clear()
                 self._asked.clear()
                 self.runtime_fault = ""
             try:

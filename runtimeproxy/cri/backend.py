@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
@@ -125,6 +125,11 @@ class Backend:
         """Read a container's state; None if there is none. Raises BackendError, Unreadable."""
         reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
         return None if reply is None else status.read_container_state(reply)
+
+    async def container_life(self, version: str, container_id: str) -> Life | None:
+        """Read whether a container was started and runs; None if there is none. Raises BackendError, Unreadable."""
+        reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
+        return None if reply is None else status.read_container_life(reply)
 
     async def pods(self, version: str) -> Iterator[PodInfo]:
         """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""

@@ -22,10 +22,12 @@ from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
 from runtimeproxy.cri.sync import CriState
-from runtimeproxy.errors import WireError
-from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
@@ -35,6 +37,7 @@ from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
 
+RESTORE = About("RestorePod")
 ACK_SECONDS = 0.02
 """Seconds for which ACKs of PINGs wait for other frames; a peer that measures the round trip sees a longer one."""
 
@@ -235,6 +238,27 @@ class CriConnection:
         """Return whether a request whose path cannot be read may pass: not if any plugin has policy Fail."""
         self.front.metrics.count("requests_ambiguous")
         return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+
+    def restores(self) -> str:
+        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. It is refused if
+        a hook server with policy Fail is registered for the create of pods or containers."""
+        metrics = self.front.metrics
+        for point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
+            for plugin in self.front.manager.plugins_for(point):
+                if plugin.policy is FailurePolicy.FAIL:
+                    why = "RestorePod would start a pod without calling it"
+                    error = HookError(plugin.name, point.name, Reason.UNHOOKED, why)
+                    reason = error.reason.value
+                    metrics.count("hook_fail_closed", plugin.name, point.name, reason)
+                    metrics.events.add(
+                        EventKind.REFUSED, RESTORE, hook_server=plugin.name, hook=point.name, reason=reason
+                    )
+                    log.warning("%s (policy %s)", error.logged, plugin.policy.value)
+                    return f"runtimeproxy: RestorePod refused: {error}"
+        metrics.events.add(EventKind.UNHOOKED, RESTORE, text="passed without hooks")
+        if self.front.lifecycle.hooked:
+            log.warning("RestorePod passed without hooks: hook servers are not called for the create of its containers")
+        return ""
 
     def image_link(self, link: ImageLink) -> None:
         image = ImageConnection(self, link)

@@ -18,7 +18,7 @@ from runtimeproxy.cri.goaway import ENDLESS, Goaway, Open
 from runtimeproxy.cri.held import END, HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.local_answer import LocallyAnsweredStream, refusal
-from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, Route
+from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
@@ -49,6 +49,9 @@ class ReaderEvents(Protocol):
 
     def ambiguous(self) -> bool:
         """Called for a request without exactly one :path: return whether it may pass."""
+
+    def restores(self) -> str:
+        """Called for a RestorePod: return why it is refused, "" if it passes."""
 
     def image_link(self, link: ImageLink) -> None:
         """Called with a new link: connect it to the image endpoint."""
@@ -208,7 +211,7 @@ class FromClient(FrameRelay):
         except headers.AmbiguousPath:
             return False
         route = reader.held_route(path)
-        if stream > reader.goaway.last or path in ENDLESS or (end and route is not None):
+        if stream > reader.goaway.last or path in ENDLESS or path in RESTORES or (end and route is not None):
             return False
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
@@ -250,6 +253,9 @@ class FromClient(FrameRelay):
             if not reader.events.ambiguous():
                 reader.answer(block.stream, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
                 return
+        if path in RESTORES and (refused := reader.events.restores()):
+            reader.answer(block.stream, refusal(block.stream, grpc.UNIMPLEMENTED, refused, block.end))
+            return
         image = reader.image_apart and path.startswith(IMAGE_PREFIXES)
         route = None if image else reader.held_route(path)
         if route is None:

@@ -33,9 +33,10 @@ _RUNTIME_METHODS = """
     Version Status UpdateRuntimeConfig RuntimeConfig ListMetricDescriptors ListPodSandboxMetrics GetContainerEvents
     PodSandboxStatus ListPodSandbox PodSandboxStats ListPodSandboxStats PortForward
     ContainerStatus ListContainers ContainerStats ListContainerStats ReopenContainerLog CheckpointContainer
-    ExecSync Exec Attach
+    ExecSync Exec Attach CheckpointPod RestorePod
+    StreamPodSandboxes StreamContainers StreamContainerStats StreamPodSandboxStats StreamPodSandboxMetrics
 """
-_IMAGE_METHODS = "ListImages ImageStatus PullImage RemoveImage ImageFsInfo"
+_IMAGE_METHODS = "ListImages StreamImages ImageStatus PullImage RemoveImage ImageFsInfo"
 _METHODS = {
     "RuntimeService": [*_RUNTIME_METHODS.split(), *(operation.value for operation in Operation)],
     "ImageService": _IMAGE_METHODS.split(),
@@ -49,6 +50,9 @@ PASSING: dict[bytes, Key] = {
 }
 """The series that counts the passing calls of a path; a method of the Operations passes while nobody is asked."""
 PASSING_OTHER: Key = ("calls_passed", (OTHER,))
+
+RESTORES: frozenset[bytes] = frozenset(f"/runtime.{version}.RuntimeService/RestorePod".encode() for version in VERSIONS)
+"""The paths of the method that creates and starts a whole pod, so at no hook point."""
 
 
 def runtime_path(version: str, method: str) -> str:

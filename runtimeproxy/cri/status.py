@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+from runtimeproxy.core.call import Life
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind, decode
 from runtimeproxy.hookapi.codec import resources_of
@@ -67,6 +68,15 @@ def read_pod_state(message: bytes) -> api_pb2.PodSandboxState:
 def read_container_state(message: bytes) -> api_pb2.ContainerState:
     """Read the state in a ContainerStatusResponse. Raises Unreadable."""
     return decode(api_pb2.ContainerStatusResponse, message).status.state
+
+
+def read_container_life(message: bytes) -> Life:
+    """Read whether a container was started and runs in a ContainerStatusResponse; one whose state is UNKNOWN may run.
+    containerd and CRI-O report one whose start failed as EXITED without a start time. Raises Unreadable.
+    """
+    status = decode(api_pb2.ContainerStatusResponse, message).status
+    may_run = status.state not in (api_pb2.CONTAINER_CREATED, api_pb2.CONTAINER_EXITED)
+    return Life(started=status.started_at > 0 or may_run, running=may_run)
 
 
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:

@@ -30,6 +30,7 @@ from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
+from runtimeproxy.model.values import Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
@@ -69,6 +70,8 @@ class DockerFront(FrontBase):
             lifecycle.store,
             metrics,
             on_gone=self._lookup.forget_plain,
+            on_died=self._died,
+            on_restarted=lifecycle.began_again,
             on_connected=self._learn,
             on_missed=lambda: self.sync.soon(),
         )
@@ -110,6 +113,31 @@ class DockerFront(FrontBase):
         await self.sync.stop()
         self.hangups.close()
         await self._backend.close()
+
+    def _died(self, container_id: str) -> None:
+        if self.lifecycle.owes_end(container_id) and not self._lookup.is_plain(container_id):
+            known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
+            self.keep(
+                self.loop.create_task(
+                    self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
+                )
+            )
+
+    async def _read_ended(self, container_id: str, known: Subject | None) -> Subject | None:
+        """Return a pod's container that has ended; None if it is not one, if its restart policy starts it again, or if
+        the daemon does not report that: then its stop or its remove notifies the hook servers."""
+        try:
+            subject = known or await self._lookup.container(container_id)
+            if subject is None or subject.container is None:
+                return None
+            life = await self._lookup.life(container_id)
+            return subject if life is None or not life.running else None
+        except (BackendError, Unreadable):
+            pass
+        except Exception as error:  # its text may hold values
+            self.metrics.count("internal_errors", "events")
+            log.error("internal error in following the daemon's events", exc_info=error)
+        return None
 
     def _end_http2(self) -> None:
         """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""

@@ -9,6 +9,7 @@ Invariant: that a container belongs to no pod is remembered by its full id only,
 from collections import OrderedDict
 from dataclasses import replace
 
+from runtimeproxy.core.call import Life
 from runtimeproxy.core.store import WHOLE_ID, Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import cgroup, status, translate
@@ -112,6 +113,11 @@ class Lookup:
         """Return a container with its pod; None if it does not exist or has none. Raises BackendError, Unreadable."""
         found = await self.read(container_id)
         return None if found is None else found[1]
+
+    async def life(self, container_id: str) -> Life | None:
+        """Read whether a container was started and runs; None if it does not exist. Raises BackendError, Unreadable."""
+        reply = await self._backend.inspect(container_id)
+        return None if reply is None else status.read_state(reply)
 
     async def pod(self, pod_id: str) -> PodRecord | None:
         """Return a pod from the Store, else from the daemon. Raises BackendError, Unreadable."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.docker.translate import Labels, RequestedContainer, RequestedPod, reads_json
@@ -116,23 +116,15 @@ def read_inspect(
     return replace(value, container=replace(_own_container(value.container), id=container_id))
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedState:
-    """Whether a container was ever started, and whether it runs; one that has ended was started and does not run."""
-
-    started: bool
-    running: bool
-
-
 _LIVES = {
-    "created": InspectedState(started=False, running=False),
-    **dict.fromkeys(("running", "paused", "restarting"), InspectedState(started=True, running=True)),
-    **dict.fromkeys(("removing", "exited", "dead"), InspectedState(started=True, running=False)),
+    "created": Life(started=False, running=False),
+    **dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True)),
+    **dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False)),
 }
 
 
 @reads_json
-def read_state(reply: bytes) -> InspectedState:
+def read_state(reply: bytes) -> Life:
     """Read the State of an inspected container. Raises Unreadable."""
     state = translate.object_of(translate.document(reply), "State")
     try:

@@ -28,7 +28,8 @@ class EventFollower:
     """Follows one daemon for one Store.
 
     ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
-    outside the Store is no longer valid (relay-rules B10). ``on_connected`` is awaited after each connect; a
+    outside the Store is no longer valid (relay-rules B10). ``on_died`` is called with the id of one whose process has
+    ended, ``on_restarted`` with that of one that a client restarted. ``on_connected`` is awaited after each connect; a
     BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may
     have been missed. ``wall_clock_ns`` returns nanoseconds since 1970.
     """
@@ -40,6 +41,8 @@ class EventFollower:
         metrics: Metrics,
         *,
         on_gone: Callable[[str], None],
+        on_died: Callable[[str], None],
+        on_restarted: Callable[[str], None],
         on_connected: Callable[[], Awaitable[None]],
         on_missed: Callable[[], None],
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -52,6 +55,8 @@ class EventFollower:
         self._store = store
         self._metrics = metrics
         self._on_gone = on_gone
+        self._on_died = on_died
+        self._on_restarted = on_restarted
         self._on_connected = on_connected
         self._on_missed = on_missed
         self._wall_clock_ns = wall_clock_ns
@@ -146,7 +151,13 @@ class EventFollower:
             self._metrics.count("backend_events", event.action)
             meaning(self, event.id)
 
-    # One method for each event. oom, die, kill, start and restart change nothing in the Store.
+    # One method for each event. oom, kill and start change nothing.
+
+    def _died(self, container_id: str) -> None:
+        self._on_died(container_id)
+
+    def _restarted(self, container_id: str) -> None:
+        self._on_restarted(container_id)
 
     def _destroyed(self, container_id: str) -> None:
         self._store.tombstone(container_id)
@@ -170,6 +181,8 @@ class EventFollower:
 
 
 _MEANINGS: dict[str, Callable[[EventFollower, str], None]] = {
+    "die": EventFollower._died,
+    "restart": EventFollower._restarted,
     "destroy": EventFollower._destroyed,
     "rename": EventFollower._renamed,
     "update": EventFollower._updated,

@@ -97,11 +97,26 @@ UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Ope
 BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
 """The hook point of an operation and stage; no entry where there is none."""
 
-# What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api).
-_ALSO = {Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],)}
+CONTAINER_END = BY_NAME["PostStopContainer"]
+POD_END = BY_NAME["PostStopPodSandbox"]
+REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
+
+# What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api). What
+# ended without a stop of its own is reported with the pod's stop or the remove (hook-api).
+_ALSO = {
+    Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],),
+    Operation.STOP_POD_SANDBOX: (CONTAINER_END,),
+    Operation.REMOVE_CONTAINER: (CONTAINER_END,),
+    Operation.REMOVE_POD_SANDBOX: (CONTAINER_END, POD_END),
+}
 
 CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in HOOK_POINTS if point.operation is operation) + _ALSO.get(operation, ())
     for operation in Operation
 }
 """The hook points that an operation's subject has to be known for."""
+
+POST: dict[Operation, tuple[HookPoint, ...]] = {
+    operation: tuple(point for point in points if point.stage is Stage.POST) for operation, points in CONCERNED.items()
+}
+"""The Post points that may be due once the runtime agreed to an operation."""

@@ -48,6 +48,7 @@ class EventKind(Enum):
     REFUSED = "refused"
     FAILED = "failed"
     FAILED_OPEN = "failed_open"
+    UNHOOKED = "unhooked"
     CONFLICT = "conflict"
     SLOW = "slow"
     PLUGIN_ADDED = "plugin_added"

@@ -97,7 +97,8 @@ ROWS: tuple[Metric, ...] = (
     _gauge("held_oldest_seconds", "Age of the call that is held longest."),
     _counter(
         "unknown_outcomes",
-        "Starts and stops without an answer that were settled: agreed, failed, repeated by the client, or given up.",
+        "Starts, stops and removes without an answer that were settled: agreed, failed, repeated by the client, or "
+        "given up.",
         "operation",
         "result",
     ),

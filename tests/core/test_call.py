@@ -91,6 +91,7 @@ async def test_call_changes_nothing_by_itself() -> None:
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
     assert call.unedited(Store())
     assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
+    assert await call.life("c1") is None
     assert (call.deadline, call.prepares, call.already_sent, call.number, call.state_unknown) == (
         None,
         False,

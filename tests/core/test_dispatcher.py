@@ -184,7 +184,7 @@ async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
     desk.plugins.add("a", Reason.UNREACHABLE, policy=FAIL)
     desk.plugins.add("b", Reason.REFUSED, policy=FAIL)
     desk.plugins.add("c", HookAnswer(envs={"": "not even checked"}))
-    await desk.dispatcher.after(call_about(REQUEST), STOPPED, REQUEST, desk.now + 10)
+    await desk.dispatcher.after("", STOPPED, REQUEST, desk.now + 10)
     assert [(asked.plugin, asked.point) for asked in desk.plugins.asked] == [(name, STOPPED.name) for name in "abc"]
     assert all(asked.request is REQUEST for asked in desk.plugins.asked)
     assert desk.counted("a", Reason.UNREACHABLE, STOPPED) == desk.counted("b", Reason.REFUSED, STOPPED) == (1, 0)

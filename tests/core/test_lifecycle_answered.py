@@ -211,7 +211,7 @@ async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Co
 
 
 async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
+    monkeypatch.setattr(dispatcher, "STOPPED", 1)
     core.plugins.add("a")
     told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
     assert told == [True, True, False, True]
@@ -266,12 +266,14 @@ async def test_post_hook_owed_for_a_lost_answer_is_told(
     if fate is GONE:
         core.store.commit(SUBJECT)
     before = core.store.counts()
-    call = FakeCall(operation, known, reply=UNANSWERED, fates=[UNANSWERED, fate])
+    key = "p1" if known is POD_SUBJECT else "c1"
+    call = FakeCall(operation, known, key=key, reply=UNANSWERED, fates=[UNANSWERED, fate])
     await core.run(call)
     assert (core.times.outcome, core.store.counts(), core.plugins.told()) == ("unsettled", before, [])
     await asyncio.sleep(1)
     assert core.store.counts() == left
-    assert core.plugins.told() == [("a", f"Post{operation.value}")]
+    its_container = [("a", STOPPED)] if (operation, fate) == (STOP_POD, GONE) else []
+    assert core.plugins.told() == [*its_container, ("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 
 

@@ -266,6 +266,26 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
         assert rig.store.ids_of_originals() | rig.known == set()
 
 
+@pytest.mark.parametrize(("error", "seconds"), [(None, 2), (ODD, 0), (AWAY, 7)])
+async def test_end_of_the_first_pass_is_noted(error: BackendError | None, seconds: float) -> None:
+    """A runtime that returns no list delays nothing; while it is away, nothing ends."""
+    rig = Synced("p1", "c1", hooked=False)
+    rig.state.read_seconds = 1
+    if error is not None:
+        rig.state.errors[LIST] = error
+    async with rig.running():
+        await asyncio.sleep(10)
+        assert not rig.lifecycle.state_read.is_set()
+        rig.plugins.add("a")
+        began = rig.now
+        asyncio.get_running_loop().call_later(5, rig.state.errors.clear)
+        await rig.lifecycle.state_read.wait()
+        assert seconds <= rig.now - began <= seconds + 1
+        rig.plugins.plugins.clear()
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert not rig.lifecycle.state_read.is_set()
+
+
 async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
     rig = Synced("p9")
     for one in ("c1", "c2"):

@@ -18,13 +18,13 @@ RUNTIME = """
     UpdateContainerResources ReopenContainerLog ExecSync Exec Attach PortForward ContainerStats ListContainerStats
     StreamContainerStats PodSandboxStats ListPodSandboxStats StreamPodSandboxStats UpdateRuntimeConfig Status
     CheckpointContainer GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics
-    RuntimeConfig UpdatePodSandboxResources
+    RuntimeConfig UpdatePodSandboxResources CheckpointPod RestorePod
 """
 IMAGE = "ListImages StreamImages ImageStatus PullImage RemoveImage ImageFsInfo"
 ONLY_IN_V1 = """
     StreamPodSandboxes StreamContainers StreamContainerStats StreamPodSandboxStats CheckpointContainer
     GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics RuntimeConfig
-    UpdatePodSandboxResources StreamImages
+    UpdatePodSandboxResources StreamImages CheckpointPod RestorePod
 """
 
 

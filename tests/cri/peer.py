@@ -258,6 +258,7 @@ class FakeEvents:
         self.calls: list[HeldStream] = []
         self.links: list[ImageLink] = []
         self.may_pass = True
+        self.restore_refused = ""
         self.unrecorded_pass = False
         self.image_away = False
 
@@ -269,6 +270,9 @@ class FakeEvents:
 
     def ambiguous(self) -> bool:
         return self.may_pass
+
+    def restores(self) -> str:
+        return self.restore_refused
 
     def start_and_stop_pass(self) -> bool:
         return self.unrecorded_pass

@@ -94,7 +94,7 @@ async def test_container_that_is_gone_before_its_pod_is_known_is_none(runtime: F
 
 
 async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
-    for ask in (backend.pod, backend.container, backend.pod_state, backend.container_state):
+    for ask in (backend.pod, backend.container, backend.pod_state, backend.container_state, backend.container_life):
         assert await ask("v1", "nobody") is None
     assert list(await backend.containers("v1")) == []
 
@@ -120,7 +120,7 @@ async def test_runtime_may_say_anything_of_what_is_gone(runtime: FakeRuntime, ba
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, details="No such container"))
-    for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state):
+    for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state, backend.container_life):
         assert await missing("v1", "gone") is None
     for ask, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
         with pytest.raises(BackendError) as caught:

@@ -280,6 +280,22 @@ def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: peer
     assert play.client.got() == answers
 
 
+@pytest.mark.parametrize("acknowledged", [True, False])
+@pytest.mark.parametrize("path", sorted(routes.RESTORES), ids=bytes.decode)
+def test_restore_passes_or_is_refused_as_the_front_says(path: bytes, acknowledged: bool) -> None:
+    play, asks = peer.greeted(), Headers(3, peer.request(path))
+    if acknowledged:
+        play.client.sends(Headers(1, peer.VERSION, end=True))
+        play.runtime.got()
+    play.client.sends(asks, Data(3, CALL, end=True))
+    assert play.runtime.got() == [asks, Data(3, CALL, end=True)]
+    play.events.restore_refused = "no"
+    for stream in (5, 7):
+        play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
+        assert (play.runtime.got(), play.client.got()[0]) == ([], Headers(stream, peer.refusal(12, b"no"), end=True))
+    assert play.counters["calls_passed", ("RestorePod",)] == 1
+
+
 @pytest.mark.parametrize("route", HELD.items(), ids=lambda route: route[0].decode())
 def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
     path, held = route

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2, status
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import hookpoints
@@ -124,6 +124,22 @@ def test_states(name: str) -> None:
     else:
         response, read = cri.ContainerStatusResponse(status={"id": "c1", "state": name}), status.read_container_state
     assert read(response.SerializeToString()) == getattr(api_pb2, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "started_at", "life"),
+    [
+        ("CONTAINER_CREATED", 0, Life(started=False, running=False)),
+        ("CONTAINER_RUNNING", 5, Life(started=True, running=True)),
+        ("CONTAINER_EXITED", 5, Life(started=True, running=False)),
+        ("CONTAINER_EXITED", 0, Life(started=False, running=False)),
+        ("CONTAINER_EXITED", -(10**18), Life(started=False, running=False)),  # Go's zero time
+        ("CONTAINER_UNKNOWN", 0, Life(started=True, running=True)),
+    ],
+)
+def test_life_is_known_by_state_and_start_time(name: str, started_at: int, life: Life) -> None:
+    response = cri.ContainerStatusResponse(status={"id": "c1", "state": name, "started_at": started_at})
+    assert status.read_container_life(response.SerializeToString()) == life
 
 
 def test_pod() -> None:
@@ -325,11 +341,14 @@ def test_status_without_an_id_is_of_what_was_asked_for(read: Callable[[bytes, st
     assert read(message, "asked").id == "asked"
 
 
+STATES = (status.read_pod_state, status.read_container_state, status.read_container_life)
+
+
 def named(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:
     return lambda message: read(message, "asked")
 
 
-@pytest.mark.parametrize("read", [status.read_pod_state, status.read_container_state, *map(named, READERS)])
+@pytest.mark.parametrize("read", [*STATES, *map(named, READERS)])
 def test_what_is_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
     with pytest.raises(Unreadable) as raised:
         read(b"\x0a\x05canary")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import status
-from runtimeproxy.docker.status import ImageDefaults, InspectedState, read_image, read_state
+from runtimeproxy.docker.status import ImageDefaults, read_image, read_state
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod, read_create
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
@@ -265,9 +265,9 @@ def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: ob
         assert read is None or isinstance(read, RequestedPod | RequestedContainer)
 
 
-LIVES = {"created": InspectedState(started=False, running=False)}
-LIVES |= dict.fromkeys(("running", "paused", "restarting"), InspectedState(started=True, running=True))
-LIVES |= dict.fromkeys(("removing", "exited", "dead"), InspectedState(started=True, running=False))
+LIVES = {"created": Life(started=False, running=False)}
+LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
+LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
 READ: list[tuple[Any, bytes, Any]] = [
     # the function, the reply, and the result: None if the reply is unreadable
     *((read_state, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),

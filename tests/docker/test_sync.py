@@ -69,6 +69,8 @@ class Rig:
             self.store.commit(subject)
         self.metrics = Metrics(asyncio.get_running_loop().time)
         self.gone: list[str] = []
+        self.ends: list[tuple[str, str]] = []
+        """The calls of ``on_died`` and ``on_restarted``."""
         self.connects = self.missed = 0
         """How often ``on_connected`` and ``on_missed`` were called."""
         self._faults = list(faults)
@@ -77,6 +79,8 @@ class Rig:
             self.store,
             self.metrics,
             on_gone=self.gone.append,
+            on_died=lambda container_id: self.ends.append(("die", container_id)),
+            on_restarted=lambda container_id: self.ends.append(("restart", container_id)),
             on_connected=self._connected,
             on_missed=self._missed,
             wall_clock_ns=lambda: STARTED_NS,
@@ -135,7 +139,7 @@ def updated(container_id: str, time_ns: int = 1) -> Event:
 async def test_quiet_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
         await asyncio.sleep(100)
-    assert rig.backend.actions == {"destroy", "rename", "update"}
+    assert rig.backend.actions == {"destroy", "die", "rename", "restart", "update"}
     assert [since for _, since in rig.backend.asked] == [STARTED_NS]
     assert (rig.known, rig.gone, rig.connects, rig.missed, caplog.records) == (ALL, [], 1, 1, [])
 
@@ -185,6 +189,7 @@ async def test_other_actions_leave_the_store() -> None:
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
             await rig.told(Event(action, CONTAINER, 1), Event(action, POD, 1))
     assert (rig.known, rig.gone) == (ALL, [CONTAINER, PLAIN])
+    assert rig.ends == [(action, of) for action in ("die", "restart") for of in (CONTAINER, POD)]
 
 
 @virtual_time

@@ -16,7 +16,7 @@ V1 = "runtime.v1"
 V1ALPHA2 = "runtime.v1alpha2"
 VERSIONS = (V1, V1ALPHA2)
 MAX_MESSAGE_BYTES = 64 << 20
-IMAGE_METHODS = frozenset({"ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
+IMAGE_METHODS = frozenset({"ListImages", "StreamImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
 
 HOST_NETWORK = {"network": cri_pb2.NODE, "pid": cri_pb2.CONTAINER}
 _REPLIES: Mapping[str, str] = {"GetContainerEvents": "ContainerEventResponse"}

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy.core.call import Call, CallState, Reply
+from runtimeproxy.core.call import Call, CallState, Life, Reply
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import hookpoints, values
@@ -48,6 +48,8 @@ class FakeCall(Call):
     """True if nothing from the Store is to be put into the message."""
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
+    lives: Life | Exception | None = None
+    """What the runtime reports of the state of each container."""
     fates: list[Reply | Exception] = field(default_factory=list)
     """The runtime's answers each time it is asked for the outcome of the call; the last one is repeated."""
     state: CallState = CallState.HOLDING
@@ -154,6 +156,12 @@ class FakeCall(Call):
     def release_buffers(self) -> None:
         assert self.answered
         self.over_at = asyncio.get_running_loop().time()
+
+    async def life(self, container_id: str) -> Life | None:
+        await asyncio.sleep(self.read_seconds)
+        if isinstance(self.lives, Exception):
+            raise self.lives
+        return self.lives
 
     async def settle(self) -> Reply:
         self._step("settle")

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from runtimeproxy.core.call import CallState, Reply
+from runtimeproxy.core.call import CallState, Life, Reply
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.calls.base import CriCall
 from runtimeproxy.cri.calls.table import KINDS
@@ -149,6 +149,11 @@ class FakeBackend:
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
         self.asked.append((version, container_id))
         return self.container_is if container_id in self.known_containers else None
+
+    async def container_life(self, version: str, container_id: str) -> Life | None:
+        state = await self.container_state(version, container_id)
+        running = state == api_pb2.CONTAINER_RUNNING
+        return None if state is None else Life(state != api_pb2.CONTAINER_CREATED, running)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
         self.asked.append((version, container_id))

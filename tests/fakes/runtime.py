@@ -72,6 +72,8 @@ class FakeRuntime(Server):
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.injections: dict[str, Injection] = {}
+        self.streamed: list[bytes] = []
+        """The messages of each answer to a streamed list."""
         self._subscribers: set[asyncio.Queue[cri_pb2.ContainerEventResponse]] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -170,6 +172,8 @@ class _Handlers(grpc.GenericRpcHandler):
             return grpc.stream_stream_rpc_method_handler(self._echo(path))
         if method == "GetContainerEvents":
             return grpc.unary_stream_rpc_method_handler(self._events(path))
+        if method.startswith("Stream"):
+            return grpc.unary_stream_rpc_method_handler(self._streamed(path))
         if self._runtime.state.knows(method):
             return grpc.unary_unary_rpc_method_handler(self._unary(path))
         return grpc.stream_stream_rpc_method_handler(self._echo(path))
@@ -188,6 +192,14 @@ class _Handlers(grpc.GenericRpcHandler):
                 yield event
 
         return events
+
+    def _streamed(self, path: str) -> Any:
+        async def streamed(message: bytes, context: Context) -> AsyncIterator[bytes]:
+            await self._runtime.go_wrong(self._runtime.record(path, message, context), context)
+            for part in self._runtime.streamed:
+                yield part
+
+        return streamed
 
     def _echo(self, path: str) -> Any:
         async def echo(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:

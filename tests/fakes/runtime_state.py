@@ -70,6 +70,7 @@ class Container:
     cgroup_path: str
     """The cgroup that it runs in."""
     state: cri_pb2.ContainerState = cri_pb2.CONTAINER_CREATED
+    started_at: int = 0
     updates: list[bytes] = field(default_factory=list)
 
     @property
@@ -242,7 +243,7 @@ class RuntimeState:
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
         self._check(START, container.config.linux.resources, container.id)
-        container.state = cri_pb2.CONTAINER_RUNNING
+        container.state, container.started_at = cri_pb2.CONTAINER_RUNNING, time.time_ns()
         return b""
 
     def _update(self, request: Any, message: bytes) -> Message | bytes:
@@ -268,7 +269,7 @@ class RuntimeState:
             status.resources.linux.CopyFrom(container.resources)
         status.mounts.extend(asked.config.mounts)
         status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
-        status.started_at = container.created_at if container.state != cri_pb2.CONTAINER_CREATED else 0
+        status.started_at = container.started_at
         if not (request.verbose and self.verbose):
             return cri_pb2.ContainerStatusResponse(status=status)
         tell = self.shape.container_info

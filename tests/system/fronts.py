@@ -139,8 +139,9 @@ class Runtime(Protocol):
 
     ``verbs`` are what callers asked for, ``asked`` the requests of a verb, as they came, both in order. ``upset``
     delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and
-    containers that the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the
-    environment of the last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
+    containers that the proxy has read by itself. ``vanish`` removes one without any call or event; ``exit`` ends a
+    container's process. ``envs`` is the environment of the last create. ``long_list`` makes the list of containers so
+    long, and returns the reply's message.
     """
 
     socket_path: str
@@ -154,6 +155,7 @@ class Runtime(Protocol):
     def container_ids(self) -> list[str]: ...
     def reads(self) -> int: ...
     def vanish(self, subject_id: str) -> None: ...
+    def exit(self, container_id: str) -> None: ...
     def envs(self) -> list[tuple[str, str]]: ...
     def long_list(self, count: int, total_bytes: int) -> bytes: ...
 

@@ -41,6 +41,7 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
                     seen = after_update
                 assert node.told() == [(point, seen) for point in POINTS[command[0]]]
         pod_name = client.shim.inspect(pod_id)["Name"].removeprefix("/")
+        client.remove(container_id)  # a new proxy reports its end with the pod's stop
         for reference in (pod_name, pod_id[:12]):
             node.restart()  # a proxy that has reported a pod's stop does not report it again
             client.docker("stop", reference)

@@ -35,6 +35,7 @@ from tests.system.node import (
     serving,
     skipped,
 )
+from tests.system.proxy import wait_until
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, on, running
 
 pytestmark = pytest.mark.engine
@@ -62,16 +63,64 @@ def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> Non
     pids = node.pids(client, pod_id, container_id)
     node.restart()
     assert node.pids(client, pod_id, container_id) == pids
+    node.hooks.on("PostStopContainer", hookanswers.status(grpc.StatusCode.INTERNAL))
     client.stop(container_id)
+    node.hooks.answers.clear()
     client.stop(container_id)
     assert node.told() == [("PostStopContainer", after_update)] * 2, "a second stop still has its information"
+    client.stop(container_id)
+    assert node.told() == [], "a hook server that knows it is not called again"
     node.restart()
     client.stop_pod(pod_id)
     client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))], "who knows it is not told again"
     client.remove(container_id)
     client.remove_pod(pod_id)
-    assert node.told() == [], "removing has no hook point"
+    ends = [("PostStopContainer", after_update), ("PostStopPodSandbox", told.of_pod(pod))]
+    assert node.told() == ends, "once a process"
+
+
+@ALL
+@pytest.mark.parametrize("restarted", [False, True])
+def test_end_without_a_stop_is_reported(node: RealNode, client: Any, restarted: bool) -> None:
+    """A job that ends, a container whose start fails, and one that is not started; they are never stopped."""
+    pod = node.plain_pod()
+    pod_id = client.run_pod(pod)
+    commands = {"job": "/bin/true", "broken": "/nowhere", "created": "/bin/true"}
+    configs = {name: node.plain_container(name) for name in commands}
+    for name, command in commands.items():
+        configs[name].command[:] = [command]
+    job, broken, created = (client.create(pod_id, config, pod) for config in configs.values())
+    node.failure(lambda: client.start(broken))
+    client.start(job)
+    wait_until(lambda: not node.is_running(client, job), "the job has ended")
+    end_of_job = ("PostStopContainer", told.of_container(pod, configs["job"], job))
+    by_event = node.front.name == "docker"
+    if by_event:
+        wait_until(lambda: node.hooks.calls[-1].point.name == "PostStopContainer", "its event is reported")
+    assert [call for call in node.told() if call[0] == "PostStopContainer"] == [end_of_job] * by_event
+    if restarted:
+        node.restart()
+    client.stop_pod(pod_id)
+    late = restarted or not by_event
+    assert node.told() == [end_of_job] * late + [("PostStopPodSandbox", told.of_pod(pod))]
+    for one in (job, broken, created):
+        client.remove(one)
+    client.remove_pod(pod_id)
+    assert node.told() == []
+
+
+@ALL
+@pytest.mark.parametrize("restarted", [False, True])
+def test_pod_removed_without_a_stop_is_reported(node: RealNode, client: Any, restarted: bool) -> None:
+    """containerd stops and removes its containers with it; dockershim removes each before."""
+    pod, container = node.plain_pod(), node.plain_container()
+    pod_id = client.run_pod(pod)
+    container_id = client.create(pod_id, container, pod)
+    client.start(container_id)
+    node.restart() if restarted else node.told()
+    client.remove_pod(pod_id)
+    end = ("PostStopContainer", told.of_container(pod, container, container_id))
+    assert node.told() == [end, ("PostStopPodSandbox", told.of_pod(pod))]
 
 
 # ---- what hook servers change

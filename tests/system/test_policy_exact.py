@@ -14,10 +14,15 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.model.hookpoints import HOOK_POINTS
 from tests.amounts import HOOK_FAILURES
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
+from tests.observe.events import shown_of
+from tests.system.clients import Client
 from tests.system.fronts import Caller, Failed, Front, Runtime
+from tests.system.proxy import ProxyInside
 
 pytestmark = pytest.mark.slow
 
@@ -159,3 +164,40 @@ async def released(front: Front, caller: Caller, pod_id: str, policy: str) -> li
     assert raised.value.status == front.failed
     assert f"hook server 'bad' at {POINT}: " in raised.value.text
     return []
+
+
+RESTORES = [(point.name, policy) for point in HOOK_POINTS for policy in ("Fail", "Ignore")]
+
+
+@pytest.mark.parametrize(("point", "policy"), [*RESTORES, ("", "")])
+async def test_restored_pod_passes_unless_it_had_to_be_hooked(
+    tmp_path: Path, point: str, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RestorePod creates and starts a whole pod in one call, at no hook point."""
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime:
+        inside = ProxyInside(tmp_path)
+        if point:
+            inside.register("a.json", tmp_path / "hooks.sock", [point], policy=policy)
+        async with inside as proxy, Client(proxy.socket) as client:
+            refused = policy == "Fail" and point in ("PreRunPodSandbox", "PreCreateContainer")
+            if refused:
+                with pytest.raises(grpc.aio.AioRpcError, match=f"'a' at {point}: unhooked: ") as raised:
+                    await client.call("RestorePod", b"request")
+                assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            else:
+                assert await client.call("RestorePod", b"request") == b"request"
+            assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not refused)
+            event = next(event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod")
+            counted = proxy.metrics.counted
+            assert counted("calls_passed", method="RestorePod") == (not refused)
+    if refused:
+        assert (event["kind"], event["hookServer"], event["hook"], event["reason"]) == (
+            "refused",
+            "a",
+            point,
+            "unhooked",
+        )
+        assert counted("hook_fail_closed", hook_server="a", hook=point, reason="unhooked") == 1
+    else:
+        assert (event["kind"], event["text"]) == ("unhooked", "passed without hooks")
+        assert ("RestorePod passed without hooks" in caplog.text) == bool(point)

@@ -17,7 +17,7 @@ from runtimeproxy.cli.shared.event_list import COLUMNS, Event, number, remembere
 from runtimeproxy.cli.shared.exit_codes import INTERRUPTED
 from runtimeproxy.cli.shared.output import JSON, TABLE, Table, row_options, structured_text
 
-CALLS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "conflict", "slow"})
+CALLS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "unhooked", "conflict", "slow"})
 """The kinds of events that are about a call."""
 LAST = 10
 """How many earlier events are printed before the first one that is followed."""

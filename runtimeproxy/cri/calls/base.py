@@ -9,7 +9,7 @@ import logging
 from asyncio import AbstractEventLoop
 from contextlib import suppress
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.cri.backend import Backend
@@ -126,9 +126,15 @@ class CriCall(Call):
         info = await self._backend.container(self._version, container_id)
         return None if info is None else store.read_container(info)
 
+    async def life(self, container_id: str) -> Life | None:
+        """Read whether a container was started and runs, from its status."""
+        return await self._backend.container_life(self._version, container_id)
+
 
 class PodCall(CriCall):
     """StopPodSandbox, RemovePodSandbox: the request names a pod by its id."""
+
+    removes_containers = True
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod from the Store, by its id or the beginning of it."""
@@ -147,13 +153,14 @@ class PodCall(CriCall):
         return Subject(pod)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered stop, read from the pod's state."""
+        """Return the outcome of an unanswered stop or remove, read from the pod's state."""
         if self._held.state is not CallState.RELEASED:
             return NOT_DONE
         state = await self._backend.pod_state(self._version, self.id)
         if state is None:
             return GONE
-        return DONE if state == api_pb2.SANDBOX_NOTREADY else UNANSWERED
+        stopped = state == api_pb2.SANDBOX_NOTREADY
+        return DONE if stopped and self.operation is Operation.STOP_POD_SANDBOX else UNANSWERED
 
 
 class ContainerCall(CriCall):
@@ -179,7 +186,7 @@ class ContainerCall(CriCall):
         return None if pod is None else records.subject_of_read(pod, container)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered start or stop, read from the container's state."""
+        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
         if self._held.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
@@ -187,4 +194,4 @@ class ContainerCall(CriCall):
         if state is None:
             return NOT_DONE if starts else GONE
         ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
-        return DONE if ran else UNANSWERED
+        return DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else UNANSWERED

@@ -9,15 +9,15 @@ container to be read again.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Reply, Unreadable, read_once
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
-from runtimeproxy.docker import edit, status, translate
+from runtimeproxy.docker import edit, translate
 from runtimeproxy.docker.calls.base import Daemon, DockerCall, body_of
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.routes import Action
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints, records
-from runtimeproxy.model.hookpoints import HookPoint, Operation
+from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.values import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
 
@@ -83,16 +83,20 @@ class ReferenceCall(DockerCall):
         self._id, self.operation = full_id, operation
         return subject
 
+    async def life(self, container_id: str) -> Life | None:
+        """Read whether a container was started and runs."""
+        return await self._daemon.lookup.life(container_id)
+
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered start or stop, read from the container's state."""
+        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
         if self._exchange.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
-        reply = await self._daemon.backend.inspect(self._id)
-        if reply is None:
+        life = await self.life(self._id)
+        if life is None:
             return NOT_DONE if starts else GONE
-        life = status.read_state(reply)
-        return DONE if (life.started if starts else not life.running) else UNANSWERED
+        done = life.started if starts else not life.running
+        return DONE if done and self.operation not in REMOVES else UNANSWERED
 
 
 class StopCall(ReferenceCall):

@@ -513,7 +513,7 @@ async def test_state_tells_whether_it_was_done(node: Node, operation: Operation,
     [
         (START, [], (1, 1)),
         (STOP, [("a", "PostStopContainer")], (1, 0)),
-        (STOP_POD, [("a", "PostStopPodSandbox")], (0, 0)),
+        (STOP_POD, [("a", "PostStopContainer"), ("a", "PostStopPodSandbox")], (0, 0)),
     ],
 )
 async def test_post_hook_of_a_stop_is_told_of_what_is_gone(
@@ -525,7 +525,23 @@ async def test_post_hook_of_a_stop_is_told_of_what_is_gone(
     await asyncio.sleep(300)
     assert node.plugins.told() == told
     assert node.store.counts() == left
-    assert len(node.backend.asked) == 1
+    assert len(node.backend.asked) == 1 + (operation is STOP_POD), "a pod's containers are read, too"
+
+
+@pytest.mark.parametrize("operation", [REMOVE, REMOVE_POD])
+async def test_lost_remove_is_reported_once_it_is_done(node: Node, operation: Operation) -> None:
+    node.know()
+    node.plugins.add("a", points=("PostStopContainer", "PostStopPodSandbox"))
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    node.backend.pod_is, node.backend.container_is = api_pb2.SANDBOX_NOTREADY, api_pb2.CONTAINER_EXITED
+    await unanswered(node, operation)
+    await asyncio.sleep(2)
+    assert node.plugins.told() == []
+    node.backend.known_pods.clear()
+    node.backend.known_containers.clear()
+    await asyncio.sleep(300)
+    pods_end = [("a", "PostStopPodSandbox")] * (operation is REMOVE_POD)
+    assert node.plugins.told() == [("a", "PostStopContainer"), *pods_end]
 
 
 @pytest.mark.parametrize("operation", [START, STOP, STOP_POD])

@@ -374,3 +374,18 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     node.dockerd.state.remove(container_id, force=True)
     await until(lambda: node.metrics.total("unknown_outcomes") == 1)
     assert (node.points, node.store.counts()) == (points, (1, 0))
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+async def test_lost_remove_is_reported_once_it_is_done(node: Node) -> None:
+    node.plugins.add("a", points=("PostStopPodSandbox",))
+    pod_id, _ = await node.running()
+    node.dockerd.state.exit(node.dockerd.container(pod_id), 0)
+    node.dockerd.inject("DELETE /containers/{ref}", Injection(raw=b"", cut_after_bytes=0, times=1))
+    client = await node.sends(request("DELETE", f"{node.prefix}/containers/{pod_id}", b""))
+    assert await client.ended() == b""
+    await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
+    assert node.points == []
+    node.dockerd.state.remove(pod_id, force=True)
+    await until(lambda: bool(node.plugins.asked))
+    assert node.points == ["PostStopPodSandbox"]

@@ -1,0 +1,203 @@
+"""PostStopContainer for containers that end without a StopContainer (hook-api, "Applied to")."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.core.call import GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
+from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.values import ContainerRecord, PodRecord, Subject
+from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import NOTHING
+
+pytestmark = virtual_time
+
+STOP, STOP_POD, REMOVE = Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX, Operation.REMOVE_CONTAINER
+START, REMOVE_POD = Operation.START_CONTAINER, Operation.REMOVE_POD_SANDBOX
+POD_SUBJECT = Subject(SUBJECT.pod)
+NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
+REFUSED = Reply(agreed=False)
+END, POD_END = ("a", "PostStopContainer"), ("a", "PostStopPodSandbox")
+
+
+@pytest.fixture
+def core() -> Core:
+    made = Core()
+    made.store.commit(SUBJECT)
+    return made
+
+
+def call(operation: Operation, lives: Life | Exception | None = ENDED, **fields: object) -> FakeCall:
+    of_pod = operation in (STOP_POD, REMOVE_POD)
+    return FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)  # type: ignore[arg-type]
+
+
+async def ended(core: Core, subject: Subject | None = SUBJECT) -> None:
+    """Report the end of the container to the core; without a subject it runs again."""
+
+    async def read() -> Subject | None:
+        return subject
+
+    await core.lifecycle.ended("c1", read)
+
+
+LIVES = [
+    (ENDED, True, True),
+    (RUNS, True, False),
+    (NEVER_RAN, False, False),
+    (None, True, True),
+    (BackendError("away"), True, False),
+    (Unreadable("broken"), True, False),
+]
+
+
+@pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
+async def test_container_that_ran_is_reported_once(
+    core: Core, lives: Life | Exception | None, removed: bool, pod_stopped: bool
+) -> None:
+    """One whose state the runtime does not report may run until its remove; Docker's runs on without its sandbox."""
+    core.plugins.add("a")
+    await core.run(call(STOP_POD, lives))
+    assert core.plugins.told() == [END] * pod_stopped + [POD_END], "the containers first"
+    await core.run(call(REMOVE, lives))
+    assert core.plugins.told().count(END) == removed
+    assert core.store.container("c1") is None
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
+async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
+    core: Core, lives: Life | Exception | None, removed: bool, pod_stopped: bool, together: bool
+) -> None:
+    """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
+    core.plugins.add("a")
+    removes = call(REMOVE_POD, lives)
+    removes.removes_containers = together
+    await core.run(removes)
+    assert core.plugins.told() == [END] * (removed and together) + [POD_END]
+
+
+async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
+    core.plugins.add("a")
+    for operation in (STOP, STOP_POD, REMOVE_POD):
+        await core.run(call(operation))
+    assert core.plugins.told() == [END, POD_END]
+
+
+@pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
+@pytest.mark.parametrize("seconds", [0.5, 100])
+async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Operation, seconds: float) -> None:
+    """After a start of the proxy the pod's containers are still being read; the wait ends with the budget."""
+    core.plugins.add("a", points=("PostStopContainer",))
+    core.store.drop("c1")
+    core.lifecycle.state_read.clear()
+    ends = call(operation)
+    ends.removes_containers = True
+    running = core.start(ends)
+    await asyncio.sleep(seconds)
+    core.store.commit(SUBJECT)
+    core.lifecycle.state_read.set()
+    await running
+    assert core.plugins.told() == [END] * (seconds < 10)
+    assert ends.steps[0] == (min(seconds, 10.0), "release")
+
+
+@pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
+async def test_silent_runtime_delays_an_end_for_the_budget_only(core: Core, operation: Operation) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    ended = call(operation, NEVER_RAN, read_seconds=100, deadline=4.0)
+    await core.run(ended)
+    assert core.plugins.told() == [END] * (operation is REMOVE)
+    assert dict(map(reversed, ended.steps))["answer"] <= 3.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operation", [STOP, STOP_POD, REMOVE, REMOVE_POD])
+@pytest.mark.parametrize("reply", [AGREED, REFUSED])
+async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation: Operation, reply: Reply) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    ends = call(operation, reply=reply)
+    ends.removes_containers = True
+    await core.run(ends)
+    assert core.plugins.told() == [END] * reply.agreed
+
+
+async def test_end_is_repeated_for_who_does_not_know_it(core: Core) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=("PostStopContainer",))
+    await core.run(call(STOP))
+    await core.run(call(STOP))
+    assert [name for name, _ in core.plugins.told()] == ["a", "failing", "failing"]
+    failing.behaviour = NOTHING
+    core.plugins.add("late", points=("PostStopContainer",))
+    core.plugins.asked.clear()
+    await core.run(call(STOP_POD))
+    await core.run(call(REMOVE))
+    assert [name for name, _ in core.plugins.told()] == ["failing", "late"]
+
+
+async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> None:
+    core.plugins.add("a")
+    pod = replace(POD, labels={"skip": "true"})
+    skipped = Subject(PodRecord(pod, pod), SUBJECT.container)
+    core.store.commit(replace(skipped, renewed=True))
+    await core.run(FakeCall(STOP_POD, Subject(skipped.pod), key="p1", lives=ENDED))
+    await ended(core, skipped)
+    await core.run(FakeCall(REMOVE, skipped, lives=ENDED))
+    assert core.plugins.told() == []
+
+
+async def test_pods_containers_are_reported_in_order(core: Core) -> None:
+    """A hook server that hangs leaves the pod's own hook its time."""
+    core.plugins.add("hangs", delay_seconds=100, points=("PostStopContainer",))
+    core.plugins.add("a")
+    for number in range(2, 9):
+        other = replace(CONTAINER, id=f"c{number}")
+        core.store.commit(Subject(SUBJECT.pod, ContainerRecord(other, other)))
+    await core.run(call(STOP_POD))
+    told = [asked.request.container for asked in core.plugins.asked if asked.plugin == "a"]
+    assert [container and container.id for container in told] == [*(f"c{number}" for number in range(1, 9)), None]
+    assert core.plugins.asked[-1].timeout_seconds == 2.0
+
+
+@pytest.mark.parametrize("operation", [REMOVE, STOP_POD, REMOVE_POD])
+@pytest.mark.parametrize("fate", [GONE, NOT_DONE])
+async def test_end_owed_for_a_lost_answer_is_reported(core: Core, operation: Operation, fate: Reply) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    lost = call(operation, None if fate is GONE else ENDED, reply=UNANSWERED, fates=[UNANSWERED, fate])
+    lost.removes_containers = True
+    await core.run(lost)
+    assert core.plugins.told() == []
+    await asyncio.sleep(1)
+    assert core.plugins.told() == [END] * (fate is GONE)
+
+
+@pytest.mark.parametrize("after", [0.5, 1.1])
+async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) -> None:
+    """The event of a container that ends immediately may precede the answer to its start."""
+    core.plugins.add("a", delay_seconds=0.5, points=("PostStopContainer", "PostStartContainer"))
+    starts = core.start(call(START))
+    await asyncio.sleep(after)
+    await asyncio.gather(ended(core), ended(core), starts)
+    await core.run(call(STOP))
+    assert core.plugins.told() == [("a", "PostStartContainer"), END]
+    core.lifecycle.began_again("c1")
+    await ended(core, None)
+    await ended(core)
+    await core.run(call(START))
+    await core.run(call(STOP))
+    assert core.plugins.told().count(END) == 3, "once for each start"
+
+
+async def test_stop_under_way_reports_the_end_itself(core: Core) -> None:
+    assert not core.lifecycle.owes_end("c1")
+    core.plugins.add("a", points=("PostStopContainer",))
+    stops = core.start(call(STOP))
+    await asyncio.sleep(0.5)
+    assert not core.lifecycle.owes_end("c1")
+    assert core.lifecycle.owes_end("c2")
+    await stops
+    assert not core.lifecycle.owes_end("c1")
