@@ -50,7 +50,8 @@ def entry(endpoint: str, points: Sequence[HookPoint], policy: str, timeout: str 
 def _endpoint(content: bytes) -> str:
     """Return the path of the socket that a registration file names; "" if it names none or cannot be read."""
     try:
-        return parse_endpoint(json.loads(content)["remote-endpoint"], "")
+        members = {key.casefold(): value for key, value in json.loads(content).items()}
+        return parse_endpoint(members["remote-endpoint"], "")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError, ConfigError):
         return ""
 

@@ -2,11 +2,12 @@
 
 Owns the keys of a file, their types and defaults, and which faults are errors and which only warnings.
 Must not know: directories, when a file is read, what happens to a plugin.
-Invariant: files with the same content, in whatever order, give equal registrations.
+Invariant: files with the same content, in whatever order, give equal registrations; of a key that a file has twice the
+last value is used.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -23,12 +24,17 @@ POLICY = "failure-policy"
 HOOKS = "runtime-hooks"
 TIMEOUT = "timeout"
 KEYS = frozenset({ENDPOINT, POLICY, HOOKS, TIMEOUT})
+_FOLDED = {key.casefold(): key for key in KEYS}
 
 _T = TypeVar("_T")
 
 _MAX_TEXT = 256  # longer than any endpoint or duration: such a text is not even shown
 _MAX_SHOWN = 5
 _MAX_NAME = 64
+
+
+class Members(tuple[tuple[str, Any], ...]):
+    """The members of a JSON object in their order."""
 
 
 class FailurePolicy(Enum):
@@ -61,7 +67,8 @@ def plugin_name(file_name: str) -> str:
 def parse(name: str, content: bytes) -> Registration:
     """Parse the content of the file ``name``. Unknown keys and hook names are accepted with a warning. Raises
     ConfigError naming the file, the key and the rule."""
-    entry = _object(name, content)
+    members = _object(name, content)
+    entry = dict(members)
     listed = entry.get(HOOKS, [])
     if not isinstance(listed, list) or not all(isinstance(hook, str) for hook in listed):
         raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
@@ -77,25 +84,26 @@ def parse(name: str, content: bytes) -> Registration:
         policy=policy,
         points=frozenset(points),
         timeout_seconds=_parsed(name, entry, TIMEOUT, parse_duration) if TIMEOUT in entry else None,
-        warnings=tuple(_warnings(name, entry.keys() - KEYS, hooks - points, points)),
+        warnings=tuple(_warnings(name, [key for key, _ in members], hooks - points, points)),
     )
 
 
-def _object(name: str, content: bytes) -> Mapping[str, Any]:
-    """Return the JSON object without its null members, which mean the same as absent ones."""
+def _object(name: str, content: bytes) -> Members:
+    """Return the members of the JSON object without the null ones, which mean the same as absent ones. Keys are
+    compared without their letter case, as Go's encoding/json does for koord-runtime-proxy."""
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON object")
     try:
-        entry = json.loads(content.decode())
+        entry = json.loads(content.decode(), object_pairs_hook=Members)
     except UnicodeDecodeError:
         raise ConfigError(f"{name}: not UTF-8 text; write one JSON object") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name}: not JSON (yet?): {error}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{name}: not JSON that can be read: a number too long or nesting too deep") from None
-    if not isinstance(entry, dict):
+    if not isinstance(entry, Members):
         raise ConfigError(f"{name}: must be one JSON object with the key {ENDPOINT}")
-    return {key: value for key, value in entry.items() if value is not None}
+    return Members((_FOLDED.get(key.casefold(), key), value) for key, value in entry if value is not None)
 
 
 def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
@@ -115,9 +123,11 @@ def _parsed(name: str, entry: Mapping[str, Any], key: str, parser: Callable[[str
     return parser(_text(name, entry, key), f"{name}: {key}")
 
 
-def _warnings(name: str, keys: Iterable[str], hooks: Iterable[str], points: Iterable[str]) -> Iterable[str]:
-    if keys:
-        yield f"{name}: unknown keys are ignored: {_shown(keys)}"
+def _warnings(name: str, keys: Sequence[str], hooks: Iterable[str], points: Iterable[str]) -> Iterable[str]:
+    if unknown := set(keys) - KEYS:
+        yield f"{name}: unknown keys are ignored: {_shown(unknown)}"
+    if repeated := {key for key in KEYS if keys.count(key) > 1}:
+        yield f"{name}: keys that occur more than once, of which the last value is used: {_shown(repeated)}"
     if hooks:
         yield f"{name}: unknown hook points are ignored: {_shown(hooks)}"
     if not points:

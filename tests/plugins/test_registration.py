@@ -1,6 +1,7 @@
 """One registration file: every key, every fault (hook-api, "Registration files"; fault matrix C4)."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,22 @@ def test_value_is_read(key: str, written: object, attribute: str, value: object)
     assert getattr(read(**{key: written}), attribute) == value
 
 
+@pytest.mark.parametrize("spell", [str.upper, str.title, lambda key: key.replace("k", "\N{KELVIN SIGN}")])
+def test_keys_are_accepted_in_any_letter_case(spell: Callable[[str], str]) -> None:
+    entry = {"remote-endpoint": SOCKET, "failure-policy": "Fail", "runtime-hooks": [POINT], "timeout": "1s"}
+    text = json.dumps({spell(key): value for key, value in entry.items()}).encode()
+    assert parse("a.json", text) == Registration("a.json", SOCKET, FailurePolicy.FAIL, frozenset({POINT}), 1.0)
+
+
+@pytest.mark.parametrize("other", ["failure-policy", "Failure-Policy"])
+def test_last_value_of_a_repeated_key_is_used(other: str) -> None:
+    members = f'"failure-policy": "Ignore", "{other}": "Fail", "failure-policy": null'
+    registration = parse("a.json", f'{{"remote-endpoint": "/a", "runtime-hooks": ["{POINT}"], {members}}}'.encode())
+    assert registration.policy is FailurePolicy.FAIL
+    words = "keys that occur more than once, of which the last value is used: 'failure-policy'"
+    assert registration.warnings == (f"a.json: {words}",)
+
+
 @pytest.mark.parametrize("hooks", [[], None, ["precreatecontainer"], ["PreCreateContainer "]])
 def test_file_without_a_known_point_is_warned_about(hooks: list[str] | None) -> None:
     registration = read(runtime_hooks=hooks)
@@ -80,7 +97,7 @@ def test_warning_stays_short_and_printable() -> None:
         (b" " * (MAX_BYTES + 1), "longer than 1048576 bytes"),
         *((text, "must be one JSON object") for text in (b"[]", b"null", b'"text"')),
         *((b"{}", "remote-endpoint is missing"), (b'{"remote-endpoint": null}', "remote-endpoint is missing")),
-        (b'{"Remote-Endpoint": "/a"}', "remote-endpoint is missing"),
+        (b'{"remote_endpoint": "/a"}', "remote-endpoint is missing"),
     ],
 )
 def test_broken_files(content: bytes, cause: str) -> None:
@@ -99,7 +116,7 @@ def test_broken_files(content: bytes, cause: str) -> None:
         ("remote-endpoint", "/" + "a" * 100_000, "longer than 256 characters"),
         *(("remote-endpoint", value, "cannot be printed") for value in ("/a\0b", "/a\ud800")),
         *(("failure-policy", "Sometimes", "must be Fail or Ignore"), ("failure-policy", True, "must be a text")),
-        *(("runtime-hooks", value, "must be a list") for value in (POINT, {POINT: 1}, [POINT, 7], [None])),
+        *(("runtime-hooks", value, "must be a list") for value in (POINT, {}, {POINT: 1}, [POINT, 7], [None])),
         *(("timeout", 2, "must be a text"), ("timeout", "0s", "is not a time limit")),
         *(("timeout", value, "is not a duration") for value in ("-1s", "soon")),
     ],

@@ -157,7 +157,7 @@ class Neighbour:
 
     def __init__(self, file: Path, spelling: str = "") -> None:
         self.path = str(file.parent.parent / "other.sock")
-        self.content = json.dumps({"remote-endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
+        self.content = json.dumps({"Remote-Endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
         self.socket = listening(self.path)
         file.write_text(self.content)
 
