@@ -22,6 +22,7 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.manager import repeated_calls, repetitions
 from runtimeproxy.plugins.mask import Disabled, MaskError, MaskFile, path_in
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse, plugin_name
 from runtimeproxy.plugins.registry import Content, UnreadableFile
@@ -56,12 +57,14 @@ def registrations(machine: Machine) -> Iterator[Finding]:
     if fault:
         yield failed(f"{folder} {fault}, who could register a hook server", "chown it to root and chmod it to 0755")
     contents = directory.read(folder)
-    found = [finding for name in sorted(contents) for finding in _judged(name, contents[name])]
+    entries = [_parsed(name, contents[name]) for name in sorted(contents)]
+    found = [finding for entry in entries for finding in _judged(entry)]
+    good = [entry for entry in entries if isinstance(entry, Registration)]
+    found += [warning(text, "remove one of the two files") for text in repetitions(repeated_calls(good))]
     yield from found or [ok(f"{folder} has {count_of(len(contents), 'registration file')}")]
 
 
-def _judged(name: str, content: Content) -> Iterator[Finding]:
-    entry = _parsed(name, content)
+def _judged(entry: Registration | str) -> Iterator[Finding]:
     if isinstance(entry, str):
         yield failed(entry, "correct the file or remove it; the proxy goes by the last good one until its restart")
         return

@@ -9,6 +9,7 @@ becomes of its file.
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
@@ -106,6 +107,8 @@ class Manager:
         self._by_point: dict[str, tuple[Plugin, ...]] = {}
         self._fail_points: frozenset[str] = frozenset()
         self._built: tuple[Registration, ...] = ()
+        self._repeated: tuple[str, ...] = ()
+        """The warnings about registrations of one socket that are logged."""
         self.on_change: Callable[[], None] | None = None
         """Called when the set of registered plugins has changed."""
         self.read = False
@@ -308,10 +311,22 @@ class Manager:
         }
         self._built = wanted
         plugins = self._plugins.values()
-        by_point = {point.name: tuple(p for p in plugins if point.name in p.points) for point in HOOK_POINTS}
+        repeated = repeated_calls(wanted)
+        by_point = {
+            point.name: tuple(
+                plugin
+                for name, plugin in self._plugins.items()
+                if point.name in plugin.points and (name, point.name) not in repeated
+            )
+            for point in HOOK_POINTS
+        }
         self._by_point = {name: asked for name, asked in by_point.items() if asked}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         self._give_up(before.values(), {plugin.client for plugin in plugins})
+        before_repeated, self._repeated = self._repeated, repetitions(repeated)
+        for warning in self._repeated:
+            if warning not in before_repeated:
+                log.warning("registrations %s; remove one of the two files", warning, extra=UNLIMITED)
         if self.on_change is not None:
             self.on_change()
 
@@ -341,6 +356,31 @@ class Manager:
         task = asyncio.create_task(client.close(), name="close hook client")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def repeated_calls(registrations: Iterable[Registration]) -> dict[tuple[str, str], str]:
+    """Return the file names and hook points at which a registration is not called because another one names the same
+    socket, each with the file name of that one: the first with policy Fail, or else the first."""
+    called: dict[tuple[str, str], str] = {}
+    repeated: dict[tuple[str, str], str] = {}
+    for entry in sorted(registrations, key=lambda entry: entry.policy is not FailurePolicy.FAIL):
+        socket = os.path.realpath(entry.endpoint)  # /run and /var/run lead to the same one
+        for point in entry.points:
+            first = called.setdefault((socket, point), entry.name)
+            if first != entry.name:
+                repeated[entry.name, point] = first
+    return repeated
+
+
+def repetitions(repeated: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
+    """Return a text for each two registrations of ``repeated_calls``."""
+    points: dict[tuple[str, str], set[str]] = {}
+    for (name, point), first in repeated.items():
+        points.setdefault((first, name), set()).add(point)
+    return tuple(
+        f"{first} and {name} name the same socket, which is called once, by {first}, at {_names(points[first, name])}"
+        for first, name in sorted(points)
+    )
 
 
 def _names(points: Set[str]) -> str:

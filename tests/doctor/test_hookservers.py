@@ -94,6 +94,13 @@ def test_registration_file_is_judged_as_the_proxy_does(made: Made, content: str,
     assert (first[0], words in first[1]) == (verdict, True)
 
 
+def test_copied_registration_file_is_a_warning(made: Made) -> None:
+    for name in ("koordlet.json", "copy.json"):
+        register(made, name, registration.text("/run/x.sock", ["PreCreateContainer", "PreRunPodSandbox"]))
+    socket = "name the same socket, which is called once, by copy.json, at PreRunPodSandbox, PreCreateContainer"
+    assert only(hookservers.registrations, made) == ("warning", f"copy.json and koordlet.json {socket}")
+
+
 def test_file_that_cannot_be_read_does_not_hide_the_next(made: Made) -> None:
     register(made, "b.json", "{")
     (made.registrations / "a.json").mkdir()

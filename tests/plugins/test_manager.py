@@ -77,10 +77,9 @@ class Rig:
         self.clients.append(FakeClient(plugin, endpoint))
         return self.clients[-1]
 
-    def put(
-        self, name: str, endpoint: str = "/run/a.sock", points: tuple[str, ...] = (CREATE.name,), **more: str
-    ) -> None:
-        registration.write(self.folder, name, registration.text(endpoint, points, **more))
+    def put(self, name: str, endpoint: str = "", points: tuple[str, ...] = (CREATE.name,), **more: str) -> None:
+        text = registration.text(endpoint or f"/run/{name.removesuffix('.json')}.sock", points, **more)
+        registration.write(self.folder, name, text)
 
     def names(self, point: HookPoint = CREATE) -> list[str]:
         return [plugin.name for plugin in self.manager.plugins_for(point)]
@@ -123,7 +122,7 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     first, second = rig.manager.plugins_for(CREATE)
     assert (first.name, first.endpoint, first.policy) == ("a", "/run/other.sock", FailurePolicy.IGNORE)
-    assert (second.name, second.endpoint, second.policy) == ("b", "/run/a.sock", FailurePolicy.FAIL)
+    assert (second.name, second.endpoint, second.policy) == ("b", "/run/b.sock", FailurePolicy.FAIL)
     assert (first.timeout_seconds, second.timeout_seconds) == (2.0, 0.5)
     assert rig.manager.plugins_for(START) == (first,)
     assert first.client is rig.clients[0]
@@ -132,6 +131,32 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     asked = [rig.manager.registered(points) for points in ([CREATE], [stop, START], [stop], [])]
     assert asked == [True, True, False, False]
     assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
+
+
+REPEATED: list[tuple[str, str, str]] = [("Ignore", "Ignore", "a"), ("Ignore", "Fail", "c"), ("Fail", "Fail", "a")]
+"""The policies of two registrations of one socket, a and c, and which of them is called."""
+
+
+@pytest.mark.parametrize(("policy", "other", "called"), REPEATED)
+async def test_socket_is_called_once_for_a_hook_point(
+    rig: Rig, caplog: pytest.LogCaptureFixture, tmp_path: Path, policy: str, other: str, called: str
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    rig.put("a.json", f"{tmp_path}/x.sock", (CREATE.name, START.name), policy=policy)
+    rig.put("b.json")
+    rig.put("c.json", f"{tmp_path}/link/x.sock", policy=other)
+    await rig.start()
+    assert rig.names() == (["a", "b"] if called == "a" else ["b", "c"])
+    assert rig.names(START) == ["a"]
+    assert rig.manager.fail_policy_registered(CREATE) is ("Fail" in (policy, other))
+    name = "c" if called == "a" else "a"
+    same = f"registrations {called}.json and {name}.json name the same socket, which is called once, by {called}.json"
+    warning = f"{same}, at PreCreateContainer; remove one of the two files"
+    rig.put("b.json", timeout="1s")
+    await until(lambda: rig.manager.plugins[1].timeout_seconds == 1)
+    assert [message for message in caplog.messages if "the same socket" in message] == [warning]
+    rig.remove(f"{called}.json")
+    await rig.until_asked(*sorted(["b", name]))
 
 
 async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> None:
@@ -257,11 +282,13 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
     *rejected, last = caplog.messages
     assert all(line.startswith("registration rejected: koordlet.json: not JSON (yet?)") for line in rejected)
     assert all(line.endswith("; the last good state stays") for line in rejected)
-    assert last.startswith("registration koordlet.json good again, unchanged: endpoint /run/a.sock, policy Ignore,")
+    assert last.startswith(
+        "registration koordlet.json good again, unchanged: endpoint /run/koordlet.sock, policy Ignore,"
+    )
     *invalid, restored = [(event["kind"], event["text"]) for event in shown_of(rig.metrics.events)[1:]]
     assert {kind for kind, _ in invalid} == {"plugin_invalid"}
     assert invalid[0][1].startswith("koordlet.json: not JSON (yet?): ")
-    assert restored == ("plugin_changed", "endpoint /run/a.sock, policy Ignore, points PreCreateContainer")
+    assert restored == ("plugin_changed", "endpoint /run/koordlet.sock, policy Ignore, points PreCreateContainer")
     assert len(rig.clients) == 1
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -125,16 +125,21 @@ async def test_hooks_that_hang_cost_no_more_than_the_budget(
 ) -> None:
     """Each may take 400 ms, all of them 700 ms: each has its share, none of them all of it."""
     proxy = front.process(tmp_path, hook_budget="700ms")
-    for name in ("one", "three", "two"):
-        proxy.register(f"{name}.json", path, [POINT], timeout="400ms")
+    paths = [f"{path}.{number}" for number in range(3)]
+    for number, socket_path in enumerate(paths):
+        proxy.register(f"{number}.json", socket_path, [POINT], timeout="400ms")
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
         async def late() -> list[float]:
-            async with HookServer(path, default=hookanswers.hang()) as hooks:  # a new one is asked once at least
+            # A new server is called at least once.
+            hooks = [HookServer(each, default=hookanswers.hang()) for each in paths]
+            async with AsyncExitStack() as stack:
+                for server in hooks:
+                    await stack.enter_async_context(server)
                 begun = time.monotonic()
                 await caller.create(pod_id)
-                assert len(hooks.calls) == 3
+                assert [len(server.calls) for server in hooks] == [1, 1, 1]
                 return [time.monotonic() - begun - 0.7]
 
         await in_time(LATE_SECONDS, Amount(1, 100), late)

@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import count, cycle
 from pathlib import Path
 
@@ -221,12 +222,15 @@ def odd_name(chance: random.Random) -> str:
 async def test_hostile_files_take_no_plugin_away(
     front: Front, tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chance, hooks = random.Random(14), HookServer(str(tmp_path / "hooks.sock"), default=HOOKED)
+    chance = random.Random(14)
+    hooks = {name: HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in KEPT}
     inside = front.inside(tmp_path)
     for name in KEPT:
-        inside.register(name, hooks.socket_path, [POINT])
+        inside.register(name, hooks[name].socket_path, [POINT])
     made = 0
-    async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
+    async with AsyncExitStack() as stack, inside as proxy, front.caller(proxy.socket) as caller:
+        for server in hooks.values():
+            await stack.enter_async_context(server)
         pod_id = await caller.run_pod()
         for first in range(0, HOSTILE_FILES.now, AT_ONCE):
             names = {odd_name(chance) for _ in range(min(AT_ONCE, HOSTILE_FILES.now - first))}
@@ -237,15 +241,15 @@ async def test_hostile_files_take_no_plugin_away(
             await read_all(proxy, first)
             await caller.create(pod_id)
             made += 1
-            assert len(hooks.calls) == len(KEPT) * made
+            assert [len(server.calls) for server in hooks.values()] == [made] * len(KEPT)
             for name in names:
                 (proxy.registrations / name).unlink()
         for name in KEPT:
-            proxy.register(name, hooks.socket_path, [POINT], timeout="20s")
+            proxy.register(name, hooks[name].socket_path, [POINT], timeout="20s")
         await read_all(proxy, -1)
         assert proxy.metrics.gauges["config_invalid_files", ()] == 0
         await caller.create(pod_id)
-        assert len(hooks.calls) == len(KEPT) * (made + 1)
+        assert [len(server.calls) for server in hooks.values()] == [made + 1] * len(KEPT)
     assert all(b"HOOKED" in request for request in runtime.asked("create"))
     assert "inside the proxy" not in caplog.text
 
