@@ -37,7 +37,6 @@ DEFAULTS = {option.name: option.default or "" for option in OPTIONS}
 
 EXPECTED = {
     "Requires": "runtimeproxy.socket",
-    "Wants": "containerd.service docker.service",
     "Before": "kubelet.service cri-docker.service",
     "StartLimitIntervalSec": "0",
     "Type": "notify",
@@ -74,8 +73,10 @@ def test_the_directory_of_the_metrics_socket_is_nobodys_to_remove() -> None:
         assert "RemoveOnStop" not in found, file
 
 
-def test_proxy_starts_behind_its_sockets_and_the_runtimes() -> None:
-    assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *PROXY["Wants"][0].split()]
+def test_proxy_is_ordered_after_runtimes_and_starts_none() -> None:
+    runtimes = ["containerd.service", "crio.service", "docker.service"]
+    assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *runtimes]
+    assert "Wants" not in PROXY
 
 
 def test_calls_that_are_allowed_are_those_of_services_without_power() -> None:

@@ -98,6 +98,7 @@ def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Mach
             fit(machine, unit, UNITS / unit)
         configure_engines(machine)
         machine.run("groupadd", "--system", "docker")  # its package would do it
+        machine.run("systemctl", "restart", *ENGINES)
         put(machine)
         yield machine
 
