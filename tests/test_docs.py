@@ -17,6 +17,7 @@ import runtimeproxy
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli.commands import kubelet_args
 from runtimeproxy.cli.commands.completion import INSTALL
+from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
 from runtimeproxy.cli.commands.table import Commands
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import no_effect
@@ -77,6 +78,8 @@ def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
 def test_page_of_the_kubelet_has_its_flags() -> None:
     told = [[r.kubelet, f"``{r.unit.name}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == told
+    rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
+    assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows
 
 
 @pytest.mark.slow

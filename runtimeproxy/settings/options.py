@@ -44,6 +44,8 @@ class Mode(Enum):
 
 
 RUNTIME_ENDPOINTS = {Mode.CONTAINERD: "/var/run/containerd/containerd.sock", Mode.DOCKER: "/var/run/docker.sock"}
+CRIO_SOCKET = "crio.sock"
+"""The end of an endpoint by which the kubelet recognises CRI-O (kubernetes, pkg/kubelet/cadvisor/util.go)."""
 
 
 def parse_endpoint(text: str, origin: str) -> str:

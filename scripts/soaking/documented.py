@@ -59,6 +59,11 @@ ORDER: tuple[Run | str, ...] = (
     Run(README, "runtimeproxy status"),
     Run(README, "runtimeproxy kubelet-args --kube-version=1.31"),
     Run(KUBELET, "runtimeproxy kubelet-args --kube-version=1.31"),
+    Run(
+        KUBELET,
+        "runtimeproxy kubelet-args --kube-version=1.31 --remote-runtime-service-endpoint=/var/run/crio/crio.sock",
+    ),
+    Run(KUBELET, "runtimeproxy kubelet-args --kube-version=v1.33.1+k3s1"),
     Run(KUBELET, "systemctl show --property=ExecStart kubelet.service"),
     f"mkdir -p {REGISTRATIONS} && echo '{REGISTRATION}' > {REGISTRATIONS}/NAME.json",
     Run(OPERATION, "curl --unix-socket /var/run/koord-runtimeproxy/admin.sock http://localhost/readyz?verbose"),

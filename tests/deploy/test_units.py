@@ -9,7 +9,7 @@ import pytest
 from hooks.__main__ import ALL, HOOKS
 from runtimeproxy.cli.commands.export import METRICS_ENDPOINT
 from runtimeproxy.relay.listener import ADMIN, BACKLOG, MAIN, METRICS
-from runtimeproxy.settings.options import OPTIONS, parse_duration
+from runtimeproxy.settings.options import CRIO_SOCKET, OPTIONS, parse_duration
 from tests.deploy.files import DEPLOY
 from tests.docs import DOCS, tables
 
@@ -105,6 +105,11 @@ def test_socket_is_where_the_programs_look_for_it(name: str) -> None:
     assert (socket["SocketMode"], socket["DirectoryMode"]) == ([mode], [folder])
     assert (socket["FileDescriptorName"], socket["Service"]) == ([name], ["runtimeproxy.service"])
     assert (socket["Backlog"], socket["TriggerLimitIntervalSec"]) == ([str(BACKLOG)], ["0"])
+
+
+def test_proxys_socket_has_a_link_that_is_named_as_crios() -> None:
+    folder = Path(SOCKETS[MAIN]["ListenStream"][0]).parent
+    assert SOCKETS[MAIN]["Symlinks"] == [f"{folder}/{CRIO_SOCKET}"]
 
 
 def test_group_of_the_metrics_is_made_and_is_the_exporters() -> None:

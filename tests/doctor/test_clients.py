@@ -62,6 +62,18 @@ def test_kubelet_at_the_proxy_is_ok_wherever_it_is_set(made: Made, make: Make, o
     assert only(clients.kubelet, made) == ("ok", f"kubelet (pid 40) calls {made.ours}, by {origin}")
 
 
+@pytest.mark.parametrize("name", ["proxy.sock", "crio.sock"])
+def test_kubelet_at_crio_must_call_a_socket_named_crio(made: Made, name: str) -> None:
+    made.runtime = made.runtime.with_name("crio.sock")
+    called = made.ours.with_name("named") / name
+    called.parent.mkdir()
+    called.symlink_to(made.ours)
+    kubelet(made, f"--container-runtime-endpoint=unix://{called}")
+    (finding,) = clients.kubelet(made.machine)
+    assert finding.verdict.value == ("ok" if name == "crio.sock" else "warning")
+    assert (f"unix://{called.parent}/crio.sock" in finding.do) is (name != "crio.sock")
+
+
 ILL: list[tuple[Make, str]] = [
     (kubelet, "is told no endpoint and takes its default, not the proxy"),
     (

@@ -1,12 +1,13 @@
 """``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and how one goes back.
 
-Owns the table of flags by Kubernetes version and mode, which docs/kubelet.rst shows too.
+Owns the tables of flags by Kubernetes version and mode, and of distributions, which docs/kubelet.rst shows too.
 Must not know: the node; it prints what is to be done and changes nothing.
 Invariant: the way back is printed with the way there.
 """
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
@@ -16,7 +17,7 @@ from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
 from runtimeproxy.cli.shared.output import JSON, YAML, output_option, structured_text
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.options import FILE_OPTION, MODE_OPTION, OPTIONS, Mode
+from runtimeproxy.settings.options import CRIO_SOCKET, FILE_OPTION, MODE_OPTION, OPTIONS, Mode
 
 TEXT = "text"
 OLDEST = (1, 18)
@@ -26,8 +27,14 @@ _ANY = (1 << 30, 0)
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?")
 _PLAIN_PATH = re.compile("[A-Za-z0-9/._+@-]+")
 _FLAGS = tuple(
-    option for option in OPTIONS if option in (MODE_OPTION, FILE_OPTION) or option.field == "listen_endpoint"
+    option
+    for option in OPTIONS
+    if option in (MODE_OPTION, FILE_OPTION) or option.field in ("listen_endpoint", "runtime_endpoint")
 )
+_CRIO_BY_NAME = (1, 29)
+"""From this version on the kubelet recognises CRI-O by the socket's name in any directory (kubernetes PR 118704)."""
+Parts = dict[str, str | list[str]]
+"""What is printed, by its key in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,88 @@ ROWS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A distribution of Kubernetes without kubelet.service.
+
+    ``runtime`` is the socket of its containerd, ``file`` where the kubelet's flags are set, ``content`` what makes the
+    file's text of them. ``apply`` and ``back`` come before the unit's restart.
+    """
+
+    runtime: str
+    unit: str
+    file: str
+    content: Callable[[Sequence[str]], str]
+    apply: tuple[str, ...]
+    back: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _kubelet_arg(flags: Sequence[str]) -> str:
+    """Return the YAML that adds flags of the kubelet to those of other files (k3s docs, "Multiple Config Files")."""
+    return "kubelet-arg+:\n" + "".join(f"- {flag.removeprefix('--')}\n" for flag in flags)
+
+
+def _rancher(name: str, unit: str, note: str) -> Distribution:
+    file = f"/etc/rancher/{name}/config.yaml.d/90-runtimeproxy.yaml"
+    return Distribution(
+        "/run/k3s/containerd/containerd.sock",
+        unit,
+        file,
+        _kubelet_arg,
+        (),
+        (f"rm {file}",),
+        (
+            note,
+            "If the unit's command has --kubelet-arg, add the values there: it replaces those of files.",
+            f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
+        ),
+    )
+
+
+_K0S_FILE = "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf"
+_MICROK8S_FILE = "/var/snap/microk8s/current/args/kubelet"
+_MICROK8S_SAVED = "/var/snap/microk8s/common/kubelet.before-runtimeproxy"
+DISTRIBUTIONS = {
+    "k3s": _rancher("k3s", "k3s.service", "On an agent the unit is k3s-agent.service."),
+    "rke2": _rancher("rke2", "rke2-agent.service", "On a server the unit is rke2-server.service."),
+    "k0s": Distribution(
+        "/run/k0s/containerd.sock",
+        "k0sworker.service",
+        _K0S_FILE,
+        lambda flags: (
+            "[Service]\nExecStart=\nExecStart=/usr/local/bin/k0s worker --token-file=/etc/k0s/token "
+            f'"--kubelet-extra-args={" ".join(flags)}"\n'
+        ),
+        ("systemctl daemon-reload",),
+        (f"rm {_K0S_FILE}", "systemctl daemon-reload"),
+        (
+            "Compare with `systemctl cat k0sworker.service`: if its ExecStart= is another one, keep that, and",
+            "add the flags to its --kubelet-extra-args. A controller with a worker has k0scontroller.service.",
+            "--cri-socket will not do: k0s then starts no containerd.",
+        ),
+    ),
+    "microk8s": Distribution(
+        "/var/snap/microk8s/common/run/containerd.sock",
+        "snap.microk8s.daemon-kubelite.service",
+        _MICROK8S_FILE,
+        lambda flags: f"{flags[-1]}\n",
+        (
+            f"cp {_MICROK8S_FILE} {_MICROK8S_SAVED}",
+            f"sed -i 's|^--container-runtime-endpoint=.*|{{endpoint}}|' {_MICROK8S_FILE}",
+        ),
+        (f"cp {_MICROK8S_SAVED} {_MICROK8S_FILE}",),
+        (
+            "This line replaces the one with the same flag. Look again after each refresh of the snap.",
+            "The snap must be a classic one (`snap list microk8s`): a strict one may not connect to a socket",
+            "outside of itself, so there it cannot be done.",
+        ),
+    ),
+}
+_DISTRIBUTION = re.compile(r"\+(k3s|rke2|k0s)|(-[0-9]+\+[0-9a-f]{14})")
+"""What a kubelet's version contains that is of a distribution; the second form is of MicroK8s up to 1.22."""
+
+
 @click.command(
     "kubelet-args",
     cls=Command,
@@ -110,22 +199,34 @@ ROWS = (
 )
 @click.option("--kube-version", metavar="VERSION", required=True, help="The kubelet's version, like 1.27 or v1.27.3.")
 @click.option("--cri-dockerd", is_flag=True, help="The kubelet uses cri-dockerd, and the proxy runs in Docker mode.")
+@click.option(
+    "--distribution",
+    type=click.Choice([*DISTRIBUTIONS]),
+    help="Where the kubelet has no unit of its own.  [default: what the version says, like v1.33.1+k3s1]",
+)
 @output_option(TEXT, JSON, YAML)
-def kubelet_args_command(kube_version: str, cri_dockerd: bool, output: str, **given: str | None) -> None:
+def kubelet_args_command(
+    kube_version: str, cri_dockerd: bool, distribution: str | None, output: str, **given: str | None
+) -> None:
     """Print the flags, a systemd drop-in with them, and the way back. Nothing is changed.
 
-    Mode and socket are those of the proxy's configuration: these flags, the environment, the file.
+    Mode and sockets are those of the proxy's configuration: these flags, the environment, the file.
     """
     try:
         flags = flags_given(given)
         settings = config.load(flags, os.environ, *configuration_file(flags, os.environ))  # the group may be elsewhere
         if cri_dockerd and MODE_OPTION.name in flags and settings.mode is not Mode.DOCKER:
             raise ConfigError(f"--cri-dockerd is for Docker mode: take {MODE_OPTION.flag} out")
-        row = row_for(_version(kube_version), Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
-        parts = _parts(row, settings.listen_endpoint)
+        version = _version(kube_version)
+        row = row_for(version, Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
+        socket, notes = _socket_for(version, row, settings)
+        flags_of_row = row.flags_for(socket)
+        name = distribution or _distribution(kube_version)
+        parts = _parts(row, flags_of_row) if name is None else _parts_of(name, row, flags_of_row)
+        parts = {**parts, "notes": [*parts["notes"], *notes]}
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(_text(row, parts) if output == TEXT else structured_text(parts, output))
+    click.echo(_text(parts) if output == TEXT else structured_text(parts, output))
 
 
 def row_for(version: tuple[int, int], mode: Mode, cri_dockerd: bool) -> Row:
@@ -146,13 +247,34 @@ def _version(text: str) -> tuple[int, int]:
     return version
 
 
-def _parts(row: Row, socket: str) -> dict[str, str | list[str]]:
+def _distribution(version: str) -> str | None:
+    found = _DISTRIBUTION.search(version)
+    return None if found is None else found[1] or "microk8s"
+
+
+def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> tuple[str, list[str]]:
+    """Return the path by which the kubelet is to call the proxy, with notes on it. Raises ConfigError."""
+    socket = settings.listen_endpoint
     if not _PLAIN_PATH.fullmatch(socket):
         raise ConfigError(
             f"--koord-runtimeproxy-endpoint: {socket!r} has characters that a unit or the kubelet reads in ways of "
             "their own: take a path of letters, digits and ._+@-"
         )
-    flags = row.flags_for(socket)
+    notes: list[str] = []
+    if row.mode is Mode.CONTAINERD and settings.runtime_endpoint.endswith(CRIO_SOCKET):
+        if not socket.endswith(CRIO_SOCKET):
+            socket = f"{os.path.dirname(socket)}/{CRIO_SOCKET}"
+            notes += [
+                f"The kubelet recognises CRI-O by the name {CRIO_SOCKET}. runtimeproxy.socket makes this path a link",
+                f"to the proxy's socket; without that unit run the proxy with --koord-runtimeproxy-endpoint={socket}.",
+            ]
+        if version < _CRIO_BY_NAME:
+            notes.append("Before 1.29 the path must be /var/run/crio/crio.sock itself: docs/kubelet.rst (CRI-O).")
+    return socket, notes
+
+
+def _parts(row: Row, flags: list[str]) -> Parts:
+    """Return what is printed for a kubelet or cri-dockerd with a unit of its own."""
     file = f"/etc/systemd/system/{row.unit.name}.d/90-runtimeproxy.conf"
     restart = ["systemctl daemon-reload", f"systemctl restart {row.unit.name}"]
     return {
@@ -163,19 +285,48 @@ def _parts(row: Row, socket: str) -> dict[str, str | list[str]]:
         "dropIn": f"[Service]\nExecStart=\nExecStart={' '.join([row.unit.command, *flags])}\n",
         "apply": restart,
         "back": [f"rm {file}", *restart],
+        "notes": [
+            f"Compare with `systemctl cat {row.unit.name}`: if its last ExecStart= is another one, keep that",
+            "and put the flags after it.",
+        ],
     }
 
 
-def _text(row: Row, parts: dict[str, str | list[str]]) -> str:
-    return f"""\
-# The proxy runs with {_lines(parts["proxy"], "")}; do what follows only while it runs.
+def _parts_of(name: str, row: Row, flags: list[str]) -> Parts:
+    """Return what is printed for a distribution. Raises ConfigError if the row cannot be had there."""
+    found = DISTRIBUTIONS[name]
+    restart = f"systemctl restart {found.unit}"
+    proxy, content, notes = [f"{MODE_OPTION.flag}={row.mode.value}"], found.content(flags), [*found.notes]
+    if row.cri_dockerd and name == "k3s":
+        content = f"container-runtime-endpoint: {flags[-1].partition('=')[2]}\n"
+        notes = [notes[0], "With `docker: true` this key of k3s is the endpoint of the cri-dockerd inside it."]
+    elif row.cri_dockerd:
+        return _parts(row, flags)
+    elif row.mode is Mode.DOCKER:
+        raise ConfigError(f"--kube-version: the dockershim of {name} cannot be pointed at the proxy: use cri-dockerd")
+    else:
+        proxy.append(f"--remote-runtime-service-endpoint={found.runtime}")
+    return {
+        "proxy": proxy,
+        "unit": found.unit,
+        "flags": flags,
+        "file": found.file,
+        "dropIn": content,
+        "apply": [*(line.format(endpoint=flags[-1]) for line in found.apply), restart],
+        "back": [*found.back, restart],
+        "notes": notes,
+    }
 
-# Flags of {row.unit.name}:
+
+def _text(parts: Parts) -> str:
+    return f"""\
+# The proxy runs with {" ".join(parts["proxy"])}; do what follows only while it runs.
+
+# Flags of {parts["unit"]}:
 {_lines(parts["flags"])}
 
 # Drop-in {parts["file"]}
-# Compare with `systemctl cat {row.unit.name}`: if its last ExecStart= is another one, keep that
-# and put the flags behind it.
+{_lines(parts["notes"], "# ")}
 {_lines(str(parts["dropIn"]).splitlines())}
 
 # In force by:

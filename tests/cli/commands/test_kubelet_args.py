@@ -23,7 +23,6 @@ FLAGS = [
     (["1.18"], "kubelet", REMOTE),
     (["v1.23.17"], "kubelet", REMOTE),
     (["1.24"], "kubelet", [CRI]),
-    (["v1.31.2+k3s1"], "kubelet", [CRI]),
     (["1.27.0-rc.1"], "kubelet", [CRI]),
     (["2.0"], "kubelet", [CRI]),
     (["1.23", IN_DOCKER_MODE], "kubelet", [DOCKER]),
@@ -57,12 +56,82 @@ def test_way_back_removes_the_drop_in_and_restarts(kubelet_args: Run) -> None:
     assert told["back"] == [f"rm {told['file']}", *told["apply"]]
 
 
-def test_text_has_all_that_the_json_has(kubelet_args: Run) -> None:
-    code, out, err = kubelet_args("1.23")
+CONTAINERD_OF = {
+    "k3s": "/run/k3s/containerd/containerd.sock",
+    "rke2": "/run/k3s/containerd/containerd.sock",
+    "k0s": "/run/k0s/containerd.sock",
+    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
+}
+KUBELET_ARG = f"kubelet-arg+:\n- {CRI[2:]}\n"
+DISTRIBUTIONS: list[tuple[list[str], str, str, str, str]] = [
+    (["v1.33.1+k3s1"], "k3s", "k3s", "/etc/rancher/k3s/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG),
+    (["v1.33.1+rke2r1"], "rke2", "rke2-agent", "/etc/rancher/rke2/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG),
+    (
+        ["v1.33.1+k0s.0"],
+        "k0s",
+        "k0sworker",
+        "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf",
+        f' "--kubelet-extra-args={CRI}"\n',
+    ),
+    *(
+        (
+            version,
+            "microk8s",
+            "snap.microk8s.daemon-kubelite",
+            "/var/snap/microk8s/current/args/kubelet",
+            f"{CRI}\n",
+        )
+        for version in (["v1.22.2-3+9ad9ee77396805"], ["1.33.1", "--distribution=microk8s"])
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "unit", "file", "content"), DISTRIBUTIONS)
+def test_distribution_gets_flags_in_its_own_file(
+    kubelet_args: Run, arguments: list[str], name: str, unit: str, file: str, content: str
+) -> None:
+    found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
+    assert (found["unit"], found["file"]) == (f"{unit}.service", file)
+    assert found["dropIn"].endswith(content)
+    assert found["proxy"][1:] == [f"--remote-runtime-service-endpoint={CONTAINERD_OF[name]}"]
+    assert found["apply"][-1] == found["back"][-1] == f"systemctl restart {unit}.service"
+    assert file in found["back"][0]
+    assert "kubelet.service" not in json.dumps(found)
+
+
+def test_k3s_with_docker_gets_the_endpoint_of_its_cri_dockerd(kubelet_args: Run) -> None:
+    found = json.loads(kubelet_args("v1.33.1+k3s1", "--cri-dockerd", "-o", "json")[1])
+    assert (found["dropIn"], found["proxy"]) == (
+        f"container-runtime-endpoint: {SOCKET}\n",
+        ["--backend-runtime-mode=Docker"],
+    )
+    assert json.loads(kubelet_args("v1.33.1+k0s", "--cri-dockerd", "-o", "json")[1])["unit"] == "cri-docker.service"
+
+
+CRIO = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock"
+CRIO_SOCKETS: list[tuple[list[str], str, int]] = [
+    (["1.29", CRIO], "/var/run/koord-runtimeproxy/crio.sock", 2),
+    (["1.29", CRIO, "--koord-runtimeproxy-endpoint=/run/a/crio.sock"], "/run/a/crio.sock", 0),
+    (["1.28", CRIO], "/var/run/koord-runtimeproxy/crio.sock", 3),
+]
+
+
+@pytest.mark.parametrize(("arguments", "socket", "notes"), CRIO_SOCKETS)
+def test_kubelet_of_crio_calls_a_socket_named_crio(
+    kubelet_args: Run, arguments: list[str], socket: str, notes: int
+) -> None:
+    found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
+    assert found["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
+    assert len(found["notes"]) == 2 + notes
+
+
+@pytest.mark.parametrize("arguments", [["1.23"], ["v1.33.1+k3s1"], ["1.28", CRIO]])
+def test_text_has_all_that_the_json_has(kubelet_args: Run, arguments: list[str]) -> None:
+    code, out, err = kubelet_args(*arguments)
     assert (code, err) == (0, "")
-    told = json.loads(kubelet_args("1.23", "-o", "json")[1])
+    told = json.loads(kubelet_args(*arguments, "-o", "json")[1])
     lines = [told["file"], *told["proxy"], *told["flags"], *told["dropIn"].splitlines(), *told["apply"], *told["back"]]
-    assert [line for line in lines if line not in out] == []
+    assert [line for line in [*lines, *told["notes"]] if line not in out] == []
 
 
 def test_mode_is_that_of_the_proxys_environment(kubelet_args: Run) -> None:
@@ -81,6 +150,7 @@ WRONG = [
     (["1.17"], "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later"),
     (["new"], "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3"),
     (["1.24", IN_DOCKER_MODE], NO_DOCKERSHIM),
+    (["1.23.1+k3s1", IN_DOCKER_MODE], "--kube-version: the dockershim of k3s cannot be pointed at the proxy"),
     (["1.24", "--koord-runtimeproxy-endpoint=/a%b"], "--koord-runtimeproxy-endpoint: '/a%b' has characters that"),
     (["1.24", "--config=/no/x"], "/no/x: the configuration file cannot be read"),
     (["1.24", "-o", "table"], "Invalid value for '-o' / '--output'"),
