@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -29,28 +29,34 @@ LOOK_SECONDS = 1.0
 RESTART_SECONDS = 60.0
 TIMER = "runtimeproxy-kubelet-back"
 TIMER_SECONDS = int(2 * RESTART_SECONDS + WATCH_SECONDS)
-MODES = {"containerd": "Containerd", "docker": "Docker"}
+MODES = {"containerd": "Containerd", "cri-o": "Containerd", "docker": "Docker"}
 """The proxy's mode, by the beginning of the runtime's version that the kubelet tells its node."""
+CONFIGS = {"cri-o": {"remote-runtime-service-endpoint": "/var/run/crio/crio.sock"}}
+"""Keys of the proxy's configuration whose default is another runtime's."""
 HEAD = "# The node-installer of runtimeproxy wrote this, and takes it away again.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """What a kubelet has told its node: its version, its runtime, and whether it was ready."""
+    """What a node of the API has of its kubelet: its version, its runtime, and whether it was ready. ``config`` are
+    keys that the proxy needs for this runtime."""
 
     version: str
     mode: str
     ready: bool
+    config: Mapping[str, str] = field(default_factory=dict)
 
 
 def told_by(node: Mapping[str, Any]) -> Kubelet:
-    """Return the kubelet of a node of the API. Raises Refused if its runtime is neither containerd nor Docker."""
+    """Return the kubelet of a node of the API. Raises Refused if its runtime is none that the proxy is for."""
     info = node["status"]["nodeInfo"]
     runtime = info["containerRuntimeVersion"]
-    mode = MODES.get(runtime.partition("://")[0])
+    name = runtime.partition("://")[0]
+    mode = MODES.get(name)
     if mode is None:
-        raise Refused(f"the kubelet uses {runtime}, and the proxy is for containerd and Docker: leave this node out")
-    return Kubelet(info["kubeletVersion"], mode, is_ready(node))
+        why = "the proxy is for containerd, CRI-O and Docker"
+        raise Refused(f"the kubelet uses {runtime}, and {why}: leave this node out")
+    return Kubelet(info["kubeletVersion"], mode, is_ready(node), CONFIGS.get(name, {}))
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
@@ -85,6 +91,11 @@ class DropIn:
 
     def _command(self) -> str:
         """Return the one command that the unit's other files give it. Raises Failed, Refused."""
+        if self.unit not in (UNIT, CRI_DOCKERD):
+            raise Refused(
+                f"{self.unit} starts the kubelet here: point it at the proxy by hand (docs/kubelet.rst), and leave "
+                "nodeInstaller.configureKubelet false"
+            )
         code, text = self._node.ask("systemctl", "cat", self.unit)
         if code:
             raise Refused(

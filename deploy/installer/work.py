@@ -22,6 +22,7 @@ from .wanted import Wanted
 
 ARCHIVES = Path("/usr/share/runtimeproxy")
 CONFIG = "/etc/runtimeproxy/config.yaml"
+CONFIG_HEAD = "# The values nodeInstaller.config of runtimeproxy's chart.\n"
 REGISTRATIONS = "/etc/runtime/hookserver.d"
 GROUP = "runtimeproxy-metrics"
 VERIFY_SECONDS = 30.0
@@ -121,10 +122,11 @@ class Work:
 
     def _look(self) -> None:
         """Look at the node with the new tree, which runs nowhere yet. Raises Refused, Failed."""
-        config = f"{self._home}.config.yaml" if self._wanted.config else ""
+        text = self._config()
+        config = f"{self._home}.config.yaml" if text else ""
         try:
             if config:
-                self._node.write(config, self._config(), 0o600)
+                self._node.write(config, text, 0o600)
                 self._node.run(self._program, "config", "check", config)
             flags = [f"--config={config}"] if config else []
             shown = json.loads(self._node.run(self._program, "config", "show", "-o", "json", *flags))
@@ -156,8 +158,11 @@ class Work:
         return rows
 
     def _config(self) -> str:
-        lines = [f"{key}: {json.dumps(value)}\n" for key, value in sorted(self._wanted.config.items())]
-        return "# The values nodeInstaller.config of runtimeproxy's chart.\n" + "".join(lines)
+        """Return the text of the configuration, "" if the node's own one, or none, stays. Raises OSError."""
+        if not self._wanted.config and not (self._node.text(CONFIG) or CONFIG_HEAD).startswith(CONFIG_HEAD):
+            return ""
+        keys = {**self._told.config, **self._wanted.config}
+        return keys and CONFIG_HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(keys.items()))
 
     def _check_group(self) -> None:
         number = self._group()
@@ -171,8 +176,8 @@ class Work:
     def _switch(self, journal: Journal) -> None:
         """Have the node's units run the new tree. Raises Failed, OSError."""
         files = tree.units(self._node, self._home)
-        if self._wanted.config:
-            files[CONFIG] = self._config()
+        if text := self._config():
+            files[CONFIG] = text
         before, _ = tree.running(self._node)
         if before:  # units that the new tree has no more
             files |= dict.fromkeys(tree.units(self._node, before).keys() - files.keys())

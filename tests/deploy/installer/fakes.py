@@ -246,7 +246,8 @@ def kubelet_args(*words: str) -> tuple[int, str]:
 
 
 def mode_flag(config: str) -> list[str]:
-    return ["--backend-runtime-mode=Docker"] if '"Docker"' in config else []
+    crio = ["--remote-runtime-service-endpoint=/var/run/crio/crio.sock"] if "crio.sock" in config else []
+    return ["--backend-runtime-mode=Docker"] if '"Docker"' in config else crio
 
 
 class Bench:
