@@ -159,10 +159,11 @@ class Work:
 
     def _config(self) -> str:
         """Return the text of the configuration, "" if the node's own one, or none, stays. Raises OSError."""
-        if not self._wanted.config and not (self._node.text(CONFIG) or CONFIG_HEAD).startswith(CONFIG_HEAD):
-            return ""
+        own = not (self._node.text(CONFIG) or CONFIG_HEAD).startswith(CONFIG_HEAD)
         keys = {**self._told.config, **self._wanted.config}
-        return keys and CONFIG_HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(keys.items()))
+        if not keys or (own and not self._wanted.config):
+            return ""
+        return CONFIG_HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(keys.items()))
 
     def _check_group(self) -> None:
         number = self._group()

@@ -1,6 +1,6 @@
-"""The check of who is connected to the runtime's socket, past the proxy.
+"""The checks of who is connected to the runtime's sockets, past the proxy.
 
-Owns the table of known clients of runtimes.
+Owns the table of known clients of runtimes, and the path of the runtimes' NRI socket.
 Must not know: what a client was told, and what the runtime answers.
 Invariant: what the kernel says of both ends of a connection is told as a fact, and a count as a lower bound.
 """
@@ -11,6 +11,7 @@ from runtimeproxy.doctor.clients import CRI_DOCKERD, KUBELET
 from runtimeproxy.doctor.findings import AS_ROOT, Finding, failed, ok, unknown, warning
 from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.doctor.unix_sockets import UnixSocket, at
+from runtimeproxy.plugins import directory
 
 WELL = {
     KUBELET: "cAdvisor inside it reads there",
@@ -20,6 +21,8 @@ WELL = {
     "buildkitd": "its containers are not pods",
 }
 """Programs that may be connected to the runtime itself, and why."""
+KOORDLET, NRI_SOCKET = "koordlet", "/var/run/nri/nri.sock"
+_NO_NRI = "koordlet has the flag -enable-nri-runtime-hook=false (docs/koordlet.rst)"
 _TO_DO = {
     "crictl": "set runtime-endpoint in /etc/crictl.yaml to the proxy's socket; to look only, it may stay",
     "docker": "set DOCKER_HOST to the proxy's socket; to look only, it may stay",
@@ -52,6 +55,23 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
         hidden &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
     if hidden:
         yield unknown(f"{count_of(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
+
+
+def nri(machine: Machine) -> Iterator[Finding]:
+    """Look whether a koordlet that is registered here is connected to the runtime's NRI socket, too. Raises OSError."""
+    files = directory.read(machine.config.hookserver_config_dir).items()
+    if not any(KOORDLET in f"{name} {content!r}" for name, content in files):
+        yield ok(f"no {KOORDLET} is registered")
+        return
+    try:
+        ends = client_ends(NRI_SOCKET, machine.sockets_with_peers())
+    except OSError:
+        yield unknown(f"the kernel does not report who is connected to {NRI_SOCKET}", f"make sure that {_NO_NRI}")
+        return
+    why = f"is registered here and connected to {NRI_SOCKET}, too: each of its hooks runs twice, and scales twice"
+    pids = [process.pid for process in machine.processes(KOORDLET) if ends & machine.open_sockets(process.pid)]
+    found = [warning(f"{KOORDLET} (pid {pid}) {why}", f"see to it that {_NO_NRI}") for pid in pids]
+    yield from found or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
 
 
 def sockets_of(machine: Machine, pid: int) -> frozenset[int]:

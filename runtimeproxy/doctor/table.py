@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     Check("kubelet", "the kubelet's endpoint: arguments, file, drop-ins", clients.kubelet),
     Check("cri-dockerd", "cri-dockerd's endpoint of dockerd", clients.cri_dockerd),
     Check("clients", "who is connected to the runtime, past the proxy", connections.past_the_proxy),
+    Check("nri", "whether a registered koordlet is an NRI plugin of the runtime, too", connections.nri),
     Check("file-limits", "open files of the proxy and of the machine", ours.file_limits),
     Check("unit", "the settings of the proxy's systemd unit that are in force", ours.unit),
     Check("versions", "the proxy, Python, libraries, kernel", ours.versions),

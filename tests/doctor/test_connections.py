@@ -7,6 +7,7 @@ from runtimeproxy.doctor.machine import Machine
 from runtimeproxy.doctor.unix_sockets import UnixSocket
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only, told
+from tests.fakes import registration
 
 CANARY = "canary-4711"
 PROXY, OTHER = 70, 50
@@ -127,3 +128,34 @@ def test_without_a_proxy_all_connections_go_past_it(made: Made) -> None:
     verdict, why = only(connections.past_the_proxy, made)
     assert (verdict, why.startswith("1 or more of 1 connection to")) == ("warning", True)
     assert why.endswith("(may be: no known client is seen)")
+
+
+def at_nri(made: Made, name: str, endpoint: str, end: int) -> None:
+    """Make a koordlet with a connection to the NRI socket, and a registration of an endpoint."""
+    nri = connections.NRI_SOCKET.replace("/var/run", "/run")
+    made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]]
+    made.process(OTHER, "/koordlet", sockets=[end])
+    made.registrations.mkdir(mode=0o755)
+    registration.write(made.registrations, name, registration.text(endpoint))
+
+
+NRI = [
+    ("koordlet.json", "/run/x.sock", 201, "warning"),
+    ("a.json", "/run/koordlet/koordlet.sock", 201, "warning"),
+    ("koordlet.json", "/run/x.sock", 202, "ok"),
+    ("a.json", "/run/x.sock", 201, "ok"),
+]
+
+
+@pytest.mark.parametrize(("name", "endpoint", "end", "verdict"), NRI)
+def test_registered_koordlet_at_nri_is_a_warning(made: Made, name: str, endpoint: str, end: int, verdict: str) -> None:
+    at_nri(made, name, endpoint, end)
+    (finding,) = connections.nri(made.machine)
+    assert finding.verdict.value == verdict
+    assert ("-enable-nri-runtime-hook=false" in finding.do) is (verdict == "warning")
+
+
+def test_koordlet_at_nri_is_unknown_without_peers(made: Made) -> None:
+    at_nri(made, "koordlet.json", "/run/x.sock", 201)
+    made.kernel = []
+    assert only(connections.nri, made)[0] == "unknown"
