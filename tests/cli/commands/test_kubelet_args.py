@@ -129,9 +129,10 @@ def test_kubelet_of_crio_calls_a_socket_named_crio(
 def test_text_has_all_that_the_json_has(kubelet_args: Run, arguments: list[str]) -> None:
     code, out, err = kubelet_args(*arguments)
     assert (code, err) == (0, "")
-    told = json.loads(kubelet_args(*arguments, "-o", "json")[1])
-    lines = [told["file"], *told["proxy"], *told["flags"], *told["dropIn"].splitlines(), *told["apply"], *told["back"]]
-    assert [line for line in [*lines, *told["notes"]] if line not in out] == []
+    found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
+    lines = [found["file"], *found["dropIn"].splitlines()]
+    lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in found[key]]
+    assert [line for line in lines if line not in out] == []
 
 
 def test_mode_is_that_of_the_proxys_environment(kubelet_args: Run) -> None:

@@ -217,9 +217,9 @@ def test_a_node_that_was_rolled_back_waits_for_its_lease(pods: Pods, cluster: Cl
 def test_a_node_with_another_runtime_is_refused(pods: Pods, cluster: Cluster) -> None:
     cluster.nodes["n1"] = node_object("n1", "rkt://1")
     assert not pods.once("n1", "0.2.0")
-    told = cluster.annotations("n1")
-    assert told["state"] == "Refused"
-    assert told["reason"].startswith("the kubelet uses rkt://1, and the proxy is for containerd, CRI-O and Docker")
+    found = cluster.annotations("n1")
+    assert found["state"] == "Refused"
+    assert found["reason"].startswith("the kubelet uses rkt://1, and the proxy is for containerd, CRI-O and Docker")
     assert pods.worked == []
 
 
