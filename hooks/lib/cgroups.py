@@ -99,6 +99,13 @@ class Cgroups:
         file = self.file(path, *SETTINGS[setting])
         overwrite(file, _in_version_2(setting, value, file.read_text()) if self.v2 else str(value))
 
+    def lift(self, path: str, setting: str) -> bool:
+        """Write "unlimited" for one of SETTINGS; return whether there was a limit. Raises what ``write`` raises."""
+        file = self.file(path, *SETTINGS[setting])
+        before = file.read_text()
+        self.write(path, setting, -1)
+        return file.read_text() != before
+
     def container(self, parent: str, container_id: str) -> str | None:
         """Return the path of a container's cgroup under its pod's; None if there is none or the id is ""."""
         if not container_id:

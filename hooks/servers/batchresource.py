@@ -5,7 +5,8 @@ Must not know: how cgroup files are written, how the node's settings are read.
 Invariant: only pods of QoS class BE are changed, and the values follow from the annotation and the node alone.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from ..lib.node import Settings
 from ..lib.nodehook import NodeHook
 from ..sdk import ContainerContext, Malformed, PodContext, main
 
+_LOG = logging.getLogger(__name__)
+_LIMITS = ("cpu_quota", "memory_limit_in_bytes")
+
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
@@ -49,19 +53,30 @@ class BatchResource(NodeHook):
         batch = _sum(_batch(containers, name) for name in containers)
         for field, value in _fields(batch, self.node.settings).items():
             pod.resources.set(field, value)
-            try:
-                self.cgroups.write(pod.cgroup_parent, field, value)
-            except (OSError, Malformed) as error:
-                self.warn_once((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
+            self._change_pod(self.cgroups.write, pod.cgroup_parent, field, value)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set what the annotation says for this container; a container that is not in it stays as it is."""
+        """Set what the annotation contains for this container. A container that it does not name stays as it is, and
+        the pod, whose limits are the sum of the named ones, has none from then on. Without that, version 1 would
+        refuse a quota above the pod's."""
         containers = _containers(container.pod.labels, container.pod.annotations)
         if container.name in containers:
             for field, value in _fields(_batch(containers, container.name), self.node.settings).items():
                 container.resources.set(field, value)
+        elif containers:
+            lifted = [field for field in _LIMITS if self._change_pod(self.cgroups.lift, container.cgroup_parent, field)]
+            if lifted:
+                _LOG.info("%r is not in %s: lifted %s of its pod", container, EXTENDED_RESOURCE_SPEC, ", ".join(lifted))
 
     pre_update_container_resources = pre_create_container
+
+    def _change_pod(self, change: Callable[..., bool | None], path: str, field: str, *value: int) -> bool | None:
+        """Return what ``change``, a method of the cgroups, returns; None with a warning if it fails."""
+        try:
+            return change(path, field, *value)
+        except (OSError, Malformed) as error:
+            self.warn_once((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
+            return None
 
 
 def _containers(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mapping[str, Any]:

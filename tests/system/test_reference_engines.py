@@ -104,6 +104,20 @@ def test_batch_resources_hold_after_an_update(node: ReferenceNode) -> None:
         made.assert_in_force(BATCH_IN_FORCE)
 
 
+def test_unnamed_container_has_its_own_limits_only(node: ReferenceNode) -> None:
+    """Its limits are above the pod's, which the annotation's containers have together."""
+    spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"other": BATCH}})
+    pod = node.pod(spec, qos="BE", cgroup="besteffort")
+    limits: Values = {"cpu_shares": 2, "cpu_quota": 80000, "memory_limit_in_bytes": 200 * MIB}
+    with running(node, pod, container(**limits)) as made:
+        assert_first_act(made.told(), limits)
+        of_pod = {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in BATCH_IN_FORCE}
+        lifted: Values = {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1}
+        assert of_pod == {setting: cgroups.expected(setting, value) for setting, value in lifted.items()}
+        made.update(cpu_quota=90000)
+        made.assert_in_force({**limits, "cpu_quota": 90000})
+
+
 @pytest.mark.parametrize(("qos", "times"), [("LS", 2), ("LSR", 1)])
 def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None:
     with running(node, node.pod({}, qos=qos), container(**LIMITED)) as made:

@@ -33,6 +33,7 @@ def shares_file(cgroups: Cgroups, path: str = POD) -> Path:
 USES: dict[str, Callable[[Cgroups, str], object]] = {
     "file": shares_file,
     "write": lambda cgroups, path: cgroups.write(path, "cpu_shares", 2),
+    "lift": lambda cgroups, path: cgroups.lift(path, "cpu_quota"),
     "container": lambda cgroups, path: cgroups.container(path, "c1"),
     "pids": Cgroups.pids,
     "tids": Cgroups.tids,
@@ -96,6 +97,13 @@ def test_version_1_takes_values_as_cri_has_them_and_2_has_its_own_words(
     [file] = tree(cgroups.root, {v2_name if cgroups.v2 else V1_FILES[setting]: before})
     cgroups.write(POD, setting, value)
     assert file.read_text() == f"{in_version_2 if cgroups.v2 else value}\n"
+
+
+def test_limit_is_lifted_once(cgroups: Cgroups) -> None:
+    name = "kubepods/podx/cpu.max" if cgroups.v2 else V1_FILES["cpu_quota"]
+    [file] = tree(cgroups.root, {name: "50000 20000\n" if cgroups.v2 else "50000\n"})
+    assert [cgroups.lift(POD, "cpu_quota") for _ in range(2)] == [True, False]
+    assert file.read_text() == ("max 20000\n" if cgroups.v2 else "-1\n")
 
 
 WEIGHTS = [(-1, 1), (2, 1), (28, 1), (29, 2), (1024, 39), (262143, 9999), (262144, 10000), (1 << 40, 10000)]

@@ -146,6 +146,18 @@ def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: L
     assert not caplog.records
 
 
+def test_unnamed_container_lifts_its_pods_limits(tester: HookTester, files: list[Path], caplog: Log) -> None:
+    caplog.set_level("INFO", "runtimeproxy_hooks.servers")
+    call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
+    tester.pre_run_pod_sandbox(**call)
+    for change in (tester.pre_create_container, tester.pre_update_container_resources):
+        assert not change(**call, container="sidecar")
+        assert [file.read_text() for file in files] == ["512\n", "-1\n", "-1\n"]
+    [line] = caplog.messages
+    assert "/sidecar>" in line
+    assert line.endswith("lifted cpu_quota, memory_limit_in_bytes of its pod")
+
+
 def test_each_kind_of_failed_write_is_logged_once(tester: HookTester, files: list[Path], caplog: Log) -> None:
     shares, quota, memory = files
     quota.unlink()
