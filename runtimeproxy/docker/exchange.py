@@ -24,6 +24,9 @@ _NOT_MODIFIED = 304
 _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
 """Statuses that count as agreement beside 2xx (hook-api, "Applied to"); a start answered 304 started nothing."""
 
+_AFTER_A_POST = 2
+"""dockerd's server skips 4 bytes of CR and LF after a POST, and after no other request."""
+
 
 def _nothing() -> None:
     """Do nothing: the callback before one is set, and after the last event."""
@@ -32,12 +35,14 @@ def _nothing() -> None:
 class Exchange:
     """A request that passes, and its answer."""
 
-    __slots__ = ("answered", "continued", "head", "may_tunnel", "method", "plain", "series")
+    __slots__ = ("answered", "continued", "empty_lines", "head", "may_tunnel", "method", "plain", "series")
 
     def __init__(self, head: RequestHead | None, may_tunnel: bool = False) -> None:
         self.head = head
         self.method = "" if head is None else head.method
         """The answer to a HEAD has no body."""
+        self.empty_lines = _AFTER_A_POST if self.method == "POST" else 0
+        """Most empty lines that may follow the request (relay-rules B11)."""
         self.may_tunnel = may_tunnel
         self.series = PASSING[0]
         """What counts the request, if it passes."""

@@ -23,6 +23,8 @@ READ_AHEAD_BYTES = 64 * 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """The beginning of the connection preface of a client that speaks HTTP/2 without upgrade (RFC 9113, 3.4)."""
 
+_EMPTY_LINE = b"\r\n"
+
 
 class RequestSink(ExchangeOwner, Protocol):
     """Receives the requests that were read; ``docker.reader.Reader`` implements it."""
@@ -58,6 +60,8 @@ class Requests:
         self._collecting: HeldExchange | None = None
         self._blocked_by: Exchange | None = None
         self._no_more = False
+        self._empty_lines = 0
+        """Number of empty lines that may still come before the next request."""
         self._further = True
         self.end_waits = False
         """True while the client's EOF waits for what came before it."""
@@ -68,6 +72,7 @@ class Requests:
             self.began = True
             self._taker.to_daemon.append(data)
             exchange = self._known_requests[data]
+            self._empty_lines = exchange.empty_lines
             self._counters[exchange.series] += 1
             self._taker.begun(exchange)
         elif self._no_more and self._body is None:
@@ -109,7 +114,7 @@ class Requests:
 
     def _read_rest(self) -> None:
         """Parse the bytes that have waited, if they have a complete head now."""
-        if self._body is None and self.began:
+        if self._body is None and self.began and not (self._empty_lines and self._rest.startswith(_EMPTY_LINE)):
             try:
                 if not http1.head_end(self._rest, 0, self._seen):
                     self._seen = len(self._rest)
@@ -150,6 +155,9 @@ class Requests:
             if PREFACE.startswith(data[: len(PREFACE)]):
                 return self._begin_http2(data, at)
             self.began = True
+        if self._empty_lines and data.startswith(_EMPTY_LINE, at):
+            self._empty_lines -= 1
+            return at + len(_EMPTY_LINE)
         end = http1.head_end(data, at)
         if end:
             self._begin(http1.request_head(data[at:end]))
@@ -178,12 +186,14 @@ class Requests:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
             self._taker.to_daemon.append(head.raw)
-            found = routes.passing(f"{head.method} {head.target}")
+            target = head.target if head.target[0] == "/" else routes.without_authority(head.target)
+            found = routes.passing(f"{head.method} {target}")
             series = self._newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
             self._taker.begun(self._newest)
             if route is None and self._body is None and not self._newest.may_tunnel:
                 self._known.add_request(self._newest)
+        self._empty_lines = self._newest.empty_lines
         if self._body is None:
             self._end_body()
 

@@ -4,7 +4,7 @@ Owns dockerd's routing decision on a method and a request target, for the calls 
 Must not know: heads, bodies, containers.
 Invariant: a request that dockerd's router hands to one of the five handlers has a route, and no other request has one,
 but for absolute targets with a malformed authority, which dockerd refuses by itself.
-Targets are printable ASCII: ``wire.http1`` lets no other through.
+Targets are as ``wire.http1`` reads them: bytes as latin-1, without control characters.
 Source: Go's net/url (ParseRequestURI), gorilla/mux 1.8 (ServeHTTP, cleanPath) and moby's api/server, 20.10 to 28.
 """
 
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.observe.metric_table import OTHER, Key
 
@@ -54,7 +54,7 @@ _UPGRADING = {
 _CACHED_LENGTH = 512
 """Longest target that is remembered, in characters."""
 
-_ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?")
+_ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?]*)?")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _UNCLEAN = re.compile(r"//|/\.\.?(?:/|\Z)")
 
@@ -64,6 +64,11 @@ def route(method: str, target: str) -> Route | None:
     if method not in _HELD or ("containers/" not in target and "%" not in target):
         return None
     return _route(method, target) if len(target) <= _CACHED_LENGTH else _route.__wrapped__(method, target)
+
+
+def without_authority(target: str) -> str:
+    """Return an absolute target's path and query, which is all that dockerd routes by (RFC 9112, 3.2.2)."""
+    return _ABSOLUTE.sub("", target)
 
 
 def may_upgrade(method: str, target: str) -> bool:
@@ -94,16 +99,20 @@ def _read_target(target: str) -> tuple[str, str]:
     """Return the decoded path, "" if Go's parser rejects the target or mux redirects it, and the raw query."""
     path, _, query = target.partition("?")
     if not path.startswith("/"):
-        path = _ABSOLUTE.sub("", path)
-    if "%" in path:
-        path = unquote(path, errors="replace") if path.startswith("/") and not _BAD_ESCAPE.search(path) else ""
+        path = without_authority(path)
+    if "%" in path or not path.isascii():
+        path = _decoded(path) if path.startswith("/") and not _BAD_ESCAPE.search(path) else ""
     return ("", "") if _UNCLEAN.search(path) else (path, query)
 
 
 def _name(query: str) -> str:
     """Return the first value of ``name``, as Go's Form.Get does."""
     found = _NAMED.search(query)
-    return unquote_plus(found[1] or "") if found else ""
+    return _decoded((found[1] or "").replace("+", " ")) if found else ""
+
+
+def _decoded(text: str) -> str:
+    return unquote_to_bytes(text.encode("latin-1")).decode(errors="replace")
 
 
 _PASSING = """

@@ -38,9 +38,9 @@ class Rule(Enum):
     """(Go) A bare LF."""
     CONTROL = 400, "a head has no control characters; a value may have tabs"
     REQUEST_LINE = 400, "the first line is a method, a target and a version, with one space between them"
-    """Also white space before it, and (Go) empty lines between it and the body of a POST."""
-    TARGET = 400, "a target is a path or *, in printable ASCII, and its percent signs are escapes"
-    """(Go) http://host/path, host:port and bytes above 127."""
+    """Also white space before it, and empty lines that are not those after a POST."""
+    TARGET = 400, "a target is a path, a URI with a path or an authority, or *, and its percent signs are escapes"
+    """(Go) host:port for the method CONNECT, and http:x, which is no path."""
     VERSION = 505, "the version is HTTP/1.1 or HTTP/1.0"
     """(Go) HTTP/1.2 to HTTP/1.9."""
     STATUS_LINE = 400, "the first line of an answer is a version and a status of three digits"
@@ -132,7 +132,7 @@ class RequestHead(_Head):
 
     method: str
     target: str
-    """The target as it came."""
+    """The target as it came, as latin-1."""
     upgrade: str
     """The value of Upgrade in lower case, "" if there is none; dockerd does not check that Connection names it."""
     expects_continue: bool
@@ -186,7 +186,7 @@ _TCHAR = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _NAME = re.compile(rf"{_TCHAR}+")
 _REQUEST_LINE = re.compile(rf"({_TCHAR}+) ([^ ]+) HTTP/([0-9]\.[0-9])")
 _STATUS_LINE = re.compile(r"HTTP/([0-9]\.[0-9]) ([1-9][0-9]{2})(?: .*)?")
-_TARGET = re.compile(r"\*|/[!-~]*")
+_TARGET = re.compile(r"\*|(?:[A-Za-z][A-Za-z0-9+.-]*:)?/[!-~\x80-\xff]*")
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
 _LENGTH = re.compile(r"[0-9]{1,18}")

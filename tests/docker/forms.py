@@ -87,6 +87,10 @@ def both(*fields: str, body: bytes = NO_CHUNKS + SECRET) -> Callable[[str], byte
     return posted(*(line.replace("N", str(len(body))) for line in fields), body=body)
 
 
+def _with_lines_behind(number: int) -> Callable[[str], bytes]:
+    return lambda target: sized()(target) + CRLF * number
+
+
 TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
 RIGHT_CL = f"Content-Length: {len(SECRET)}"
 OLD, KEPT = {"version": "HTTP/1.0"}, "Connection: keep-alive"
@@ -192,7 +196,8 @@ FORMS = (
     Form("two Hosts", sized("Host: h")),
     *(Form(f"Host {host!r}", hosted(host)) for host in HOSTS),
     *(Form(f"first line {line!r}", first_line(line)) for line in FIRST_LINES),
-    Form("an empty line behind a body", lambda target: sized()(target) + CRLF),
+    *(Form(f"{number} empty lines behind a body", _with_lines_behind(number)) for number in (1, 2, 3)),
+    Form("an empty line behind a GET", lambda target: with_method("GET", post)(target) + CRLF),
     Form(
         "a request of HTTP/1.5 behind a body",
         lambda target: chunked(b"0;x\r\n\r\n")(target) + SECRET.replace(b"HTTP/1.1", b"HTTP/1.5"),

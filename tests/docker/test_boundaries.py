@@ -70,18 +70,22 @@ def ours(connection: Connection) -> list[Asked]:
 
 def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
     """Read with both parsers; check that the requests are equal, up to one that is refused by a rule of the list."""
-    read, (theirs, end) = follow(data, sizes), by_h11(data)
-    mine = ours(read)
+    read = follow(data, sizes)
+    passed = b"".join(read.to_daemon)
+    if not data.startswith(passed):  # h11 refuses the empty lines that were left out
+        data = passed
+    (theirs, end), mine = by_h11(data), ours(read)
     whole = mine[:-1] if read.inside else mine
     assert whole[: len(theirs)] == theirs[: len(whole)]
     if end == "closed":
         return
-    assert len(theirs) >= len(mine), "h11 refuses a head that we accept"
-    if read.rule is None:
+    if len(theirs) < len(mine):
+        assert not mine[len(theirs)].target.isascii(), "h11 refuses a head that we accept"
+    elif read.rule is None:
         assert end == "" or read.cut(data), "h11 need not see the end of a head to refuse it"
         assert len(theirs) == len(mine)
     else:  # h11's own limit is high here
-        assert end == "refused" or read.rule in READ_BY_H11 | {Rule.HEAD_BYTES, Rule.FIELDS}
+        assert end == "refused" or data is passed or read.rule in READ_BY_H11 | {Rule.HEAD_BYTES, Rule.FIELDS}
 
 
 REQUEST_LINES = ["GET / HTTP/1.1", "POST /a%20b?c HTTP/1.1", "POST / HTTP/1.0", "OPTIONS * HTTP/1.1"]

@@ -1,4 +1,4 @@
-"""The client's bytes: HTTP/2, bodies in any split, what waits, the cache (relay-rules B1, B3, B4, B6, B8, B9)."""
+"""The client's bytes: HTTP/2, bodies in any split, what waits, the cache (relay-rules B1, B3, B4, B6, B8, B9, B11)."""
 
 import pytest
 
@@ -15,6 +15,8 @@ UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
 PINGS = request("POST", "/images/load", body=PING + PING)
 LAST_ERROR = answer(404, CLOSE, body=b"no\n")
 LONG_STDIN = b"s" * (READ_AHEAD_BYTES + 1)
+KILL = request("POST", "/containers/box/kill")
+ABSOLUTE = CREATE.replace(b"/v1.41", b"http://docker/v1.41", 1)
 MANY = PING * (READ_AHEAD_BYTES // len(PING) + 1)
 
 
@@ -70,6 +72,25 @@ PASSING: dict[str, list[Step]] = {
         client(b"\0 nor this"),
         ends("client", to_daemon=EOF),
         returns(b"no\n"),
+    ],
+    # B11: empty lines
+    "B11: empty lines after a POST are left out, also after a known one": [
+        passed(KILL, NO_CONTENT),
+        client(b"\r", b"\n", b"\r\n" + PING, to_daemon=PING),
+        returns(OK),
+        passed(KILL, NO_CONTENT),
+        client(b"\r\n" + UPLOAD + b"\r\n", to_daemon=UPLOAD),
+        returns(OK),
+        client(b"\r", b"\n" + PING, to_daemon=PING),
+    ],
+    "B11: a third one is refused": [
+        passed(KILL, NO_CONTENT),
+        client(b"\r\n\r\n\r\n\r\n", to_client=ours(400, closes=True) + EOF),
+    ],
+    "B11: one after another method is refused": [
+        passed(KILL, NO_CONTENT),
+        passed(PING, OK),
+        client(b"\r\n" + PING, to_client=ours(400, closes=True) + EOF),
     ],
     # B1: EOF in order
     "B1: the beginning of a head goes nowhere": [
@@ -140,6 +161,13 @@ def test_b3_behind_a_framed_error_they_are_the_next_requests(sent: bytes) -> Non
 
 
 HELD: dict[str, list[Step]] = {
+    "an absolute target": [asked(ABSOLUTE)],
+    "B11: an empty line is no EOF's matter": [
+        client(START + b"\r\n", asks=1),
+        ends("client"),
+        release(to_daemon=START),
+        settled(NO_CONTENT, to_daemon=EOF),
+    ],
     "a body that waits does not pass": [client(ATTACH + CREATE[:-10], to_daemon=ATTACH), client(CREATE[-10:-3])],
     "a known request is none inside a body, or behind a hold": [
         passed(PING, OK),

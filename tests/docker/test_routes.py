@@ -35,8 +35,9 @@ AS_SPELT = {
     "Go takes what RFC 3986 does not, and a colon is no scheme here": "{x}|^ x:y",
 }
 DECODED = {"a%2Fb": "a/b", "a%20b": "a b", "a%3Fb": "a?b", "%C3%A9": "é", "a%25b": "a%b", "a%0D": "a\r"}
-DECODED["%FF"] = "\ufffd"
-"""Targets are decoded once, before matching. A name that is not UTF-8 names nothing; only a line feed ends Go's dot."""
+DECODED |= {"%FF": "\ufffd", "\xff": "\ufffd", "\xc3\xa9": "é", "%C3\xa9": "é"}
+"""Targets are decoded once, before matching. A name that is not UTF-8 names nothing; only a line feed ends Go's dot.
+Targets are bytes as latin-1."""
 REMOVED = {
     "a name may hold slashes, at its end too": "a/b x/",
     "only the method says what it is": "create x/start",
@@ -75,6 +76,7 @@ HELD = [
     ("POST", "/containers/create?n%61m%65=a+b%21", created("a b!"), "Go unescapes keys, too"),
     ("POST", "/containers/create?platform=x&na%6De=a%5Fb+c", created("a_b c"), "key and value decoded"),
     ("POST", "http://docker/v1.41/containers/create?name=a", created("a"), "a proxy's form"),
+    ("POST", "/containers/create?name=\xc3\xa9+%C3%A9", created("é é"), "not ASCII, with and without escapes"),
 ]
 HELD += [("POST", f"/containers/{name}/start", of(Action.START, name), why) for why, name in split(AS_SPELT)]
 HELD += [("POST", f"/containers/{spelt}/stop", of(Action.STOP, name), "decoded") for spelt, name in DECODED.items()]
@@ -270,6 +272,6 @@ def test_may_upgrade(why: str) -> None:
 
 def test_of_a_long_query_nothing_but_the_name_is_unescaped(monkeypatch: pytest.MonkeyPatch) -> None:
     unescaped: list[str] = []
-    monkeypatch.setattr(routes, "unquote_plus", lambda text: unescaped.append(text) or text)
+    monkeypatch.setattr(routes, "unquote_to_bytes", lambda text: unescaped.append(text) or text)
     assert route("POST", "/containers/create?" + "%61&" * 1_000 + "name=x") == created("x")
-    assert unescaped == ["x"]
+    assert unescaped == [b"x"]

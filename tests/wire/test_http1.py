@@ -31,9 +31,13 @@ def test_request_is_read(expected: http1_forms.Request) -> None:
     assert (read.upgrade, read.expects_continue, read.closes) == expected[3:]
 
 
-def test_request_line_is_taken_apart() -> None:
-    read = http1.request_head(head("x!y //a%2Fb?c=%zz&d HTTP/1.0"))
-    assert (read.method, read.target, read.version) == ("x!y", "//a%2Fb?c=%zz&d", (1, 0))
+TARGETS = ["//a%2Fb?c=%zz&d", "/\xc3\xa9/\xff\x80?\xe9", "HTTP://u:p@[::1]:80/a", "http://h", "a+b:/"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_request_line_is_taken_apart(target: str) -> None:
+    read = http1.request_head(head(f"x!y {target} HTTP/1.0"))
+    assert (read.method, read.target, read.version) == ("x!y", target, (1, 0))
     assert http1.request_head(get()).version == (1, 1)
 
 
