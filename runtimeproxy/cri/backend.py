@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
-from runtimeproxy.cri.routes import runtime_path
+from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import no_effect
 from runtimeproxy.model.hookpoints import Operation
@@ -68,6 +68,7 @@ class Backend:
     """A client of the runtime's own socket."""
 
     def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
         self.accepts_unlimited_memory = False
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
@@ -78,16 +79,33 @@ class Backend:
         self.repeats_until = 0.0
         """Until when, on the event loop's clock, the runtime may answer a create with what a create of an earlier
         process made."""
+        self._serves_cri = False
 
     async def learn(self, version: str) -> None:
         """Ask the runtime for its name and version, and set what follows from them; a failed call changes nothing."""
-        with suppress(BackendError, Unreadable):
-            reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+        if reply := await self._version(version):
             self.runtime_name = reply.runtime_name
             self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
             self.no_effect = no_effect.of_runtime(reply.runtime_name, reply.runtime_version)
             if reply.runtime_name in _REPEAT_ANSWERS and not self.repeats_until:
                 self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS
+
+    async def serves_cri(self) -> bool:
+        """Return whether the runtime answers a CRI call, on a connection of its own, or has ever answered one here."""
+        if not self._serves_cri:
+            apart = Backend(self._endpoint)
+            try:
+                replies = [await apart._version(version) for version in VERSIONS]
+            finally:
+                await apart.close()
+            self._serves_cri = any(reply and reply.runtime_name for reply in replies)
+        return self._serves_cri
+
+    async def _version(self, version: str) -> api_pb2.VersionResponse | None:
+        """Return the runtime's answer to Version; None if the call fails."""
+        with suppress(BackendError, Unreadable):
+            return translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+        return None
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

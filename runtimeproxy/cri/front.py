@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 RESTORE = About("RestorePod")
 ACK_SECONDS = 0.02
 """Seconds for which ACKs of PINGs wait for other frames; a peer that measures the round trip sees a longer one."""
+NO_HTTP2 = "the client does not speak HTTP/2, and the runtime does not serve CRI: is --backend-runtime-mode right?"
 
 
 class CriFront(FrontBase):
@@ -95,6 +96,7 @@ class CriConnection:
         self._runtime_gone = False
         self._leaving = False
         self._parted = False
+        self._piped = False
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(self, front.budget, front.image_apart, front.loop.time, front.metrics.counters)
@@ -159,6 +161,8 @@ class CriConnection:
         Its other calls end at once, and new streams are refused, so that the client opens another connection. Returns
         False if no answer waits.
         """
+        if self._piped:
+            return False
         reader = self.reader
         waits = reader.keeps_answers
         if not self._client_ended:  # the runtime closed first: its state may change meanwhile
@@ -187,7 +191,7 @@ class CriConnection:
 
     def drain(self, refusing: bool) -> None:
         """Send GOAWAY; with ``refusing`` send it again with the last stream id, and part if no stream is open."""
-        if self._parted:
+        if self._parted or self._piped:
             return
         self.reader.goaway.drain(refusing)
         self.wake()
@@ -195,7 +199,9 @@ class CriConnection:
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the open streams; bytes that wait for a slow client count as an answer that has begun."""
+        """Count the open streams; bytes that wait for a slow client, and a pipe, count as an answer that has begun."""
+        if self._piped and not self._parted:
+            return Unfinished(answers=1)
         if self._parted or self.pair.client_ended:
             return Unfinished()
         calls, answers, streams = self.reader.goaway.unfinished()
@@ -205,7 +211,8 @@ class CriConnection:
     def part(self) -> None:
         """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
         if not self._parted:
-            self.reader.goaway.drain(refusing=True)
+            if not self._piped:
+                self.reader.goaway.drain(refusing=True)
             self._parted = True
             self.pair.finish_client()
 
@@ -259,6 +266,23 @@ class CriConnection:
         if self.front.lifecycle.hooked:
             log.warning("RestorePod passed without hooks: hook servers are not called for the create of its containers")
         return ""
+
+    def not_http2(self, data: bytes) -> None:
+        """Read no more of the client until it is known whether its bytes may pass (relay-rules A14)."""
+        self._piped = True
+        self.pair.hold_client(True)
+        self.front.keep(self.front.loop.create_task(self._pipe(data)))
+
+    async def _pipe(self, data: bytes) -> None:
+        """Pipe the client to the runtime if that serves CRI. Another one, such as dockerd, could be made to create
+        containers on this connection, without hook servers."""
+        if not await self.front.backend.serves_cri():
+            self._broken(Excess("preface", NO_HTTP2, http2.PROTOCOL_ERROR), "client")
+            return
+        self.front.metrics.count("connections_piped")
+        self.reader.pipe(data)
+        self.pair.hold_client(False)
+        self.pair.flush()
 
     def image_link(self, link: ImageLink) -> None:
         image = ImageConnection(self, link)

@@ -53,6 +53,9 @@ class ReaderEvents(Protocol):
     def restores(self) -> str:
         """Called for a RestorePod: return why it is refused, "" if it passes."""
 
+    def not_http2(self, data: bytes) -> None:
+        """Called with the bytes by which a client turns out not to speak HTTP/2: call ``Reader.pipe``, or close."""
+
     def image_link(self, link: ImageLink) -> None:
         """Called with a new link: connect it to the image endpoint."""
 
@@ -124,6 +127,12 @@ class Reader:
                 self.streams.pop(oldest, None)
                 self.client_out.forget_window(oldest)
 
+    def pipe(self, data: bytes) -> None:
+        """Pass a client's bytes from ``data`` on, and the runtime's, unread (relay-rules A14)."""
+        self.from_client.feed = self.runtime_out.out.append  # type: ignore[method-assign, assignment]
+        self.from_runtime.feed = self.client_out.out.append  # type: ignore[method-assign, assignment]
+        self.from_client.feed(data)
+
     def client_gone(self) -> None:
         """End the client's calls that are not yet released (relay-rules C5)."""
         for held in self.held:
@@ -189,11 +198,12 @@ class FromClient(FrameRelay):
         self.feed = self._greet  # type: ignore[method-assign]  # until the preface has come: no test per read later
 
     def _greet(self, data: bytes) -> None:
-        """Check and pass the HTTP/2 connection preface, then feed what follows it. Raises WireError."""
+        """Check and pass the HTTP/2 connection preface, then feed what follows it."""
         missing = len(http2.PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
-            raise Excess("preface", "the client does not speak HTTP/2", http2.PROTOCOL_ERROR)
+            self._reader.events.not_http2(data)
+            return
         self.sink.out.append(data[:missing])
         if len(self._preface) == len(http2.PREFACE):
             self.feed = super().feed  # type: ignore[method-assign]

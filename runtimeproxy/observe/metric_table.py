@@ -166,6 +166,7 @@ ROWS: tuple[Metric, ...] = (
     _gauge("connections_open", "Clients' connections that are open now."),
     _counter("connections", "Clients' connections that were paired with one to the runtime."),
     _counter("connections_broken", "Connections closed since a peer broke the protocol.", "side", "kind"),
+    _counter("connections_piped", "CRI clients that do not speak HTTP/2, piped to the runtime (CRI-O's HTTP/1.1)."),
     _counter("backend_dial_failures", "Times that the runtime could not be reached for a client."),
     _counter("image_dial_failures", "Times that the image endpoint could not be reached."),
     _counter("requests_ambiguous", "CRI requests without exactly one :path."),

@@ -257,6 +257,7 @@ class FakeEvents:
     def __init__(self) -> None:
         self.calls: list[HeldStream] = []
         self.links: list[ImageLink] = []
+        self.not_http2_bytes: list[bytes] = []
         self.may_pass = True
         self.restore_refused = ""
         self.unrecorded_pass = False
@@ -276,6 +277,9 @@ class FakeEvents:
 
     def start_and_stop_pass(self) -> bool:
         return self.unrecorded_pass
+
+    def not_http2(self, data: bytes) -> None:
+        self.not_http2_bytes.append(data)
 
     def image_link(self, link: ImageLink) -> None:
         self.links.append(link)

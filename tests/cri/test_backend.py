@@ -237,7 +237,7 @@ def state(backend: Backend) -> CriState:
 
 def lacks(runtime: FakeRuntime, version: str | None) -> None:
     """Make the runtime answer as containerd does for a CRI version that it lacks."""
-    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus"):
+    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus", "Version"):
         path = f"/runtime.{version}.RuntimeService/{method}"
         runtime.inject(path, Injection(code=Code.UNIMPLEMENTED, details="unknown service"))
 
@@ -330,3 +330,12 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
         await asyncio.sleep(0)
     assert len(reading.result().pods) == 9
     assert turns >= 8
+
+
+@pytest.mark.parametrize(("missing", "expected"), [((), True), (("v1",), True), (("v1", "v1alpha2"), False)])
+async def test_runtime_that_answers_version_serves_cri(
+    runtime: FakeRuntime, backend: Backend, missing: tuple[str, ...], expected: bool
+) -> None:
+    for version in missing:
+        lacks(runtime, version)
+    assert [await backend.serves_cri() for _ in range(2)] == [expected] * 2

@@ -191,18 +191,16 @@ def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | by
 
 
 @pytest.mark.parametrize(
-    ("frames", "problem"),
+    "frames",
     [
-        ([b"GET / HTTP/1.1\r\n"], "does not speak HTTP/2"),
-        ([peer.PREFACE[:-1] + b"x"], "does not speak HTTP/2"),
-        ([peer.PREFACE, Ack()], "not SETTINGS"),
-        ([peer.PREFACE, Headers(1, VERSION)], "not SETTINGS"),
-        ([peer.PREFACE, Data(1, b"x")], "not SETTINGS"),
+        [peer.PREFACE, Ack()],
+        [peer.PREFACE, Headers(1, VERSION)],
+        [peer.PREFACE, Data(1, b"x")],
     ],
-    ids=["HTTP/1", "last byte", "ACK", "HEADERS", "DATA"],
+    ids=["ACK", "HEADERS", "DATA"],
 )
-def test_connection_starts_with_preface_and_settings(frames: list[Raw | bytes], problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
+def test_settings_follow_the_preface(frames: list[Raw | bytes]) -> None:
+    with pytest.raises(WireError, match="not SETTINGS"):
         peer.Play().client.sends(*frames)
 
 

@@ -1,4 +1,4 @@
-"""A connection of the front between sockets: what it writes, whom it reads, how it ends (relay-rules A10, A11, C5)."""
+"""A connection of the front between sockets: what it writes and reads, how it ends (relay-rules A10, A11, A14, C5)."""
 
 import asyncio
 import socket
@@ -74,13 +74,18 @@ class Scene:
             keep=self.tasks.append,
             metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.passes.append(self.loop.time())),
+            backend=SimpleNamespace(serves_cri=self.serves_cri),
         )
         self.connection = CriConnection(self.front, near, far)
         self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
         self.front.connections.add(self.connection)
         self.came = b""
+        self.is_cri = True
         for sock in self.sockets:
             sock.setblocking(False)
+
+    async def serves_cri(self) -> bool:
+        return self.is_cri
 
     async def send(self, sock: socket.socket, *frames: Frame | bytes) -> None:
         sock.send(wire(*frames))
@@ -532,3 +537,52 @@ async def test_a10_client_that_leaves_during_the_dial_leaves_no_connection(tmp_p
         assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 20) == b""
         for sock in [*kept, *accepted, late]:
             sock.close()
+
+
+HTTP_1 = b"GET /info HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[Scene]:
+    """Yield a scene whose client has sent nothing yet."""
+    made = Scene()
+    yield made
+    made.close()
+
+
+async def test_a14_pipe_passes_bytes_and_counts_as_an_answer(other: Scene) -> None:
+    for _ in range(2):
+        await other.send(other.client, HTTP_1)
+        assert other.runtime.recv(1 << 16) == HTTP_1
+        await other.send(other.runtime, b"HTTP/1.1 200 OK\r\n\r\n")
+    other.connection.drain(refusing=True)
+    assert not other.ended()
+    assert other.came == b"HTTP/1.1 200 OK\r\n\r\n" * 2, "no GOAWAY"
+    assert other.connection.unfinished() == Unfinished(answers=1)
+    assert other.metrics.total("connections_piped") == 1
+    assert other.metrics.total("connections_broken") == 0
+    other.connection.part()
+    await other.turns()
+    assert other.ended()
+    assert not other.connection.unfinished()
+
+
+@pytest.mark.parametrize("first", ["client", "runtime"])
+async def test_a14_pipe_ends_with_either_side(other: Scene, first: str) -> None:
+    await other.send(other.client, HTTP_1)
+    if first == "client":
+        await other.hang_up(other.client)
+        assert other.runtime.recv(1 << 16) == HTTP_1
+        assert other.runtime.recv(1) == b""
+    await other.hang_up(other.runtime)
+    assert other.front.connections == set()
+    assert other.passes == [], "a server that closes an HTTP/1.1 connection has not lost its state"
+
+
+async def test_a14_nothing_is_piped_to_a_runtime_without_cri(other: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    other.is_cri = False
+    await other.send(other.client, HTTP_1)
+    assert other.ended()
+    assert other.runtime.recv(1 << 16) == b""
+    assert other.metrics.counted("connections_broken", side="client", kind="preface") == 1
+    assert "is --backend-runtime-mode right?" in caplog.text

@@ -505,3 +505,26 @@ def test_a9_acks_stand_outside_of_header_blocks(from_client: bool) -> None:
     assert asker.got_bytes() == b""
     other.sends(peer.continuation(1, fields[6:]))
     assert [type(frame) for frame in asker.got()] == [Headers, Ping]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /info HTTP/1.1\r\n"],
+        [b"P", b"R", b"UT / HTTP/1.1\r\n"],
+        [peer.PREFACE[:-1] + b"x"],
+        [peer.PREFACE[:7], peer.PREFACE[7:-1], b"x"],
+    ],
+)
+def test_a14_client_without_preface_is_piped(pieces: list[bytes]) -> None:
+    play = peer.Play()
+    for piece in pieces:
+        play.reader.from_client.feed(piece)
+    assert play.events.not_http2_bytes == pieces[-1:]
+    assert b"".join(play.reader.runtime_out.out) == b"".join(pieces[:-1])
+    play.reader.pipe(pieces[-1])
+    more, answer = b"\0" * 40, b"HTTP/1.1 200 OK\r\n\r\n"
+    play.reader.from_client.feed(more)
+    play.reader.from_runtime.feed(answer)
+    assert b"".join(play.reader.runtime_out.out) == b"".join(pieces) + more
+    assert b"".join(play.reader.client_out.out) == answer
