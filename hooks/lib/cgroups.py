@@ -19,7 +19,8 @@ DEFAULT_PERIOD = "100000"
 
 _PROCESSES = ("cgroup.procs",)
 _THREADS = ("tasks", "cgroup.threads")  # version 1, version 2
-_SCOPES = ("{}", "cri-containerd-{}.scope", "docker-{}.scope", "crio-{}.scope", "pouch-{}.scope")
+_NAMES = ("{}", "cri-containerd-{}.scope", "docker-{}.scope", "crio-{}", "crio-{}.scope", "pouch-{}.scope")
+"""The names of a container's cgroup in its pod's: CRI-O with cgroupfs calls it crio-ID, other runtimes ID."""
 
 
 def weight(shares: int) -> int:
@@ -112,7 +113,7 @@ class Cgroups:
             return None
         if "/" in container_id:
             raise Malformed("container id", "it is one name, without a slash")
-        names = (scope.format(container_id) for scope in _SCOPES)
+        names = (name.format(container_id) for name in _NAMES)
         paths = (f"{parent.rstrip('/')}/{name}" for name in names)
         return next((path for path in paths if any(self._directories(path))), None)
 

@@ -198,15 +198,16 @@ def test_linked_file_is_not_written(tmp_path: Path) -> None:
     assert target.read_text() == "before"
 
 
-SCOPES = ("ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12.scope", "pouch-ab12.scope")
+NAMES = ("ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12", "crio-ab12.scope", "pouch-ab12.scope")
 
 
-@pytest.mark.parametrize("name", SCOPES)
-@pytest.mark.parametrize("top", ["cpu,cpuacct", "memory", "unified"])
-def test_container_is_found_in_any_hierarchy(v1: Cgroups, top: str, name: str) -> None:
-    assert v1.container(POD, "ab12") is None
-    (v1.root / top / "kubepods/podx" / name).mkdir(parents=True)
-    assert v1.container(POD, "ab12") == v1.container(f"{POD}/", "ab12") == f"{POD}/{name}"
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("top", ["cpu,cpuacct", "memory", "unified", ""], ids=lambda top: top or "version 2")
+def test_container_is_found_in_any_hierarchy(request: pytest.FixtureRequest, top: str, name: str) -> None:
+    found: Cgroups = request.getfixturevalue("v1" if top else "v2")
+    assert found.container(POD, "ab12") is None
+    (found.root / top / "kubepods/podx" / name).mkdir(parents=True)
+    assert found.container(POD, "ab12") == found.container(f"{POD}/", "ab12") == f"{POD}/{name}"
 
 
 def test_container_is_found_by_its_id(cgroups: Cgroups) -> None:
