@@ -22,6 +22,7 @@ from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
 from scripts.soaking.packaged import NEWER, built
 from tests.documents import block, blocks
+from tests.engines import cgroups
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.machines import kubernetes
 from tests.machines.kubernetes import NODE, Cluster
@@ -110,6 +111,7 @@ class _Rollout:
         self._restart_the_proxy()
         self._add_hook_servers_and_the_exporter()
         self._run_a_hooked_pod()
+        self._resize_a_scaled_pod()
         self._scrape()
         self._keep_who_may_skip()
         self._keep_the_installer_to_its_node()
@@ -165,7 +167,12 @@ class _Rollout:
         loaded = {"repository": LOADED, "digest": self._values["image"]["digest"]}
         hook_servers = [
             {"name": "gpu", "hooks": ["gpu"], "failurePolicy": "Fail"},
-            {"name": "limits", "hooks": ["batchresource"], "image": loaded},
+            {
+                "name": "limits",
+                "hooks": ["batchresource", "cpunormalization"],
+                "image": loaded,
+                "node": {"cpu-normalization-ratio": 2},
+            },
         ]
         self._upgrade(hookServers=hook_servers, exporter={"enabled": True, "tlsSecret": "exporter"})
         for part in ("hook-gpu", "hook-limits", "exporter"):
@@ -187,6 +194,31 @@ class _Rollout:
         self._find("GPU of a hooked pod, by exec, in its log and by a forwarded port", ", ".join(found), "3, 3, 3")
         self._machine.run("systemctl", "stop", "forwarded.service")
         self._cluster.kubectl("delete", "pod", "hooked", "--grace-period=1")
+
+    def _resize_a_scaled_pod(self) -> None:
+        """Resize a pod in place whose CPU quota a hook server halves. The kubelet takes the runtime's value for what is
+        in effect, and must not try again for ever."""
+        self._apply(_pod("scaled", resources=_cpu("200m", "400m")))
+        self._cluster.until(lambda: self._is_ready("scaled"), "the scaled pod")
+        before = self._quota("scaled")
+        patch = {"spec": {"containers": [{"name": "main", "resources": _cpu("300m", "600m")}]}}
+        self._cluster.kubectl("patch", "pod", "scaled", "--subresource=resize", f"--patch={json.dumps(patch)}")
+        self._cluster.until(lambda: self._quota("scaled") != before and not self._resizes("scaled"), "the resize")
+        self._find("CPU quota that is halved, and after a resize", f"{before}, {self._quota('scaled')}", "20000, 30000")
+        [status] = self._pod("scaled")["status"]["containerStatuses"]
+        shown = f"{status['resources']['limits']['cpu']}, restarts: {status['restartCount']}"
+        self._find("the CPU limit of 600m as kubectl get pod shows it then", shown, "300m, restarts: 0")
+        self._cluster.kubectl("delete", "pod", "scaled", "--grace-period=1")
+
+    def _quota(self, name: str) -> cgroups.Value:
+        """Return the CPU quota that a pod's container sees."""
+        content = self._cluster.kubectl("exec", name, "--", "cat", cgroups.inside_file("cpu_quota"))
+        return cgroups.parse("cpu_quota", content)
+
+    def _resizes(self, name: str) -> bool:
+        """Return whether a resize of a pod is not completed."""
+        conditions = self._pod(name)["status"].get("conditions", ())
+        return any(each["type"].startswith("PodResize") for each in conditions)
 
     def _scrape(self) -> None:
         [pod] = self._pods("exporter")
@@ -376,6 +408,7 @@ def _pod(
     annotations: Mapping[str, str] | None = None,
     namespace: str = "default",
     command: list[str] | None = None,
+    resources: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     probes = {"livenessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1}} if probe else {}
     container = {
@@ -383,7 +416,12 @@ def _pod(
         "image": BUSYBOX_IMAGE,
         "imagePullPolicy": "Never",
         "command": command or ["/bin/sleep", "36000"],
+        "resources": resources or {},
         **probes,
     }
     about = {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"containers": [container]}}
+
+
+def _cpu(request: str, limit: str) -> dict[str, Any]:
+    return {"requests": {"cpu": request}, "limits": {"cpu": limit}}
