@@ -6,6 +6,7 @@ import pytest
 
 from runtimeproxy.doctor import clients
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.settings.options import CRIO_SOCKET
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only
 
@@ -62,16 +63,16 @@ def test_kubelet_at_the_proxy_is_ok_wherever_it_is_set(made: Made, make: Make, o
     assert only(clients.kubelet, made) == ("ok", f"kubelet (pid 40) calls {made.ours}, by {origin}")
 
 
-@pytest.mark.parametrize("name", ["proxy.sock", "crio.sock"])
+@pytest.mark.parametrize("name", ["crio.sock", CRIO_SOCKET])
 def test_kubelet_at_crio_must_call_a_socket_named_crio(made: Made, name: str) -> None:
-    made.runtime = made.runtime.with_name("crio.sock")
+    made.runtime = made.runtime.parent / CRIO_SOCKET
     called = made.ours.with_name("named") / name
-    called.parent.mkdir()
+    called.parent.mkdir(parents=True)
     called.symlink_to(made.ours)
     kubelet(made, f"--container-runtime-endpoint=unix://{called}")
     (finding,) = clients.kubelet(made.machine)
-    assert finding.verdict.value == ("ok" if name == "crio.sock" else "warning")
-    assert (f"unix://{called.parent}/crio.sock" in finding.do) is (name != "crio.sock")
+    assert finding.verdict.value == ("ok" if name == CRIO_SOCKET else "warning")
+    assert (f"unix://{called.parent}/{CRIO_SOCKET}" in finding.do) is (name != CRIO_SOCKET)
 
 
 ILL: list[tuple[Make, str]] = [
