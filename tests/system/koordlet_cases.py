@@ -25,6 +25,7 @@ HAMI: Texts = {
     **GPU,
     "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
     "CUDA_DEVICE_SM_LIMIT": "50",
+    "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/uid_main.cache",
     "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
 }
 
