@@ -1,7 +1,7 @@
 """HTTP/1.1 on a CRI socket: CRI-O answers it there; dockerd must not be reached so (relay-rules A14)."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,15 @@ def like_crio(grpc_socket: str) -> Any:
     """Return what serves a connection as CRI-O does: by its first bytes, gRPC or HTTP/1.1."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        begun = await reader.readexactly(3)
-        if begun == b"PRI":
-            to_runtime = await asyncio.open_unix_connection(grpc_socket)
-            to_runtime[1].write(begun)
-            await asyncio.gather(copy(reader, to_runtime[1]), copy(to_runtime[0], writer))
-            return
-        with suppress(asyncio.IncompleteReadError):
+        with closing(writer), suppress(asyncio.IncompleteReadError):  # a client may connect and send nothing
+            begun = await reader.readexactly(3)
+            if begun == b"PRI":
+                to_runtime = await asyncio.open_unix_connection(grpc_socket)
+                to_runtime[1].write(begun)
+                await asyncio.gather(copy(reader, to_runtime[1]), copy(to_runtime[0], writer))
+                return
             while await reader.readuntil(b"\r\n\r\n"):
                 writer.write(ANSWER)
-        writer.close()
 
     return serve
 

@@ -16,7 +16,7 @@ def test_node_with_crio_gets_its_socket_in_cri_mode(own: str, bench: Bench) -> N
     bench.install(configure_kubelet=True)
     endpoint = 'remote-runtime-service-endpoint: "/var/run/crio/crio.sock"\n'
     assert bench.node.text(CONFIG) == (own or f"{CONFIG_HEAD}{endpoint}")
-    name = "runtimeproxy.sock" if own else "crio.sock"
+    name = "runtimeproxy.sock" if own else "run/crio/crio.sock"
     assert f"-endpoint=unix:///var/run/koord-runtimeproxy/{name}\n" in (bench.node.text(DROP_IN) or "")
     bench.install(configure_kubelet=True)
     assert bench.node.restarts == 1
