@@ -212,9 +212,10 @@ def _hook(
 ) -> Part:
     """Return what is shown of a hook server: a plugin, the registration of a disabled one, or None for a name that is
     not registered. One whose figures are counted with those of others has none."""
-    own = sources.metrics.is_shown(name)
+    own, manager = sources.metrics.is_shown(name), sources.manager
+    repeated = {point: other for (repeating, point), other in manager.repeated.items() if repeating == name}
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
-    disabled = sources.manager.disabled.get(name)
+    disabled = manager.disabled.get(name)
     state = "disabled" if disabled else None
     absence = None
     if isinstance(known, Plugin):
@@ -224,7 +225,8 @@ def _hook(
         "name": name,
         "endpoint": known and known.endpoint,
         "policy": known and known.policy.value,
-        "points": [point.name for point in HOOK_POINTS if known and point.name in known.points],
+        "points": [point.name for point in HOOK_POINTS if known and point.name in known.points - repeated.keys()],
+        "sameSocketAs": sorted({*repeated.values(), *filter(None, [manager.disabled_with.get(name)])}),
         "timeoutSeconds": known and known.timeout_seconds,
         "state": state,
         "disabled": disabled and disabled.shown(),

@@ -22,7 +22,7 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy.plugins.manager import repeated_calls, repetitions
+from runtimeproxy.plugins.manager import disabled_with, repeated_calls, repetitions, sockets_of
 from runtimeproxy.plugins.mask import Disabled, MaskError, MaskFile, path_in
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, parse, plugin_name
 from runtimeproxy.plugins.registry import Content, UnreadableFile
@@ -96,13 +96,16 @@ def hook_servers(machine: Machine) -> Iterator[Finding]:
             disabled = MaskFile(mask).read()
     except MaskError as error:
         yield warning(f"{error}: at its next start the proxy disables no hook server by it", _MASK)
-    for name, entry in disabled.items():
+    same = disabled_with(sockets_of(good.values()), disabled.keys())
+    why = {name: f"by hand ({entry.reason})" for name, entry in disabled.items()}
+    why |= {name: f"with {other}, which names the same socket," for name, other in same.items()}
+    for name, text in why.items():
         to_do = f"`runtimeproxy hook enable {quote(name)}{_admin_flag(machine)}` when it is well again"
-        yield warning(f"{name} is disabled by hand ({entry.reason}) and was not called", to_do)
+        yield warning(f"{name} is disabled {text} and was not called", to_do)
     if not good:
         yield ok("no hook server is registered")
-    elif asked := [replace(entry, name=name) for name, entry in good.items() if name not in disabled]:
-        yield from asyncio.run(_tried(machine, asked))
+    elif called := [replace(entry, name=name) for name, entry in good.items() if name not in why]:
+        yield from asyncio.run(_tried(machine, called))
 
 
 async def _tried(machine: Machine, registered: list[Registration]) -> list[Finding]:

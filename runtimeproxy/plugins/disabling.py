@@ -10,7 +10,7 @@ take a policy out of force, and a node without its proxy is not ready. That is t
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from runtimeproxy.errors import ConfigError
@@ -27,11 +27,11 @@ LOOK_SECONDS = 60.0
 
 
 class Disabling:
-    """The disabled hook servers; ``on_change`` is called with the name of one whose state has changed. ``file`` None:
-    they are forgotten at the proxy's end. ``wall`` returns the seconds since 1970."""
+    """The disabled hook servers; ``on_change`` is called when ``names`` has changed. ``file`` None: they are forgotten
+    at the proxy's end. ``wall`` returns the seconds since 1970."""
 
     def __init__(
-        self, file: MaskFile | None, on_change: Callable[[str], None], wall: Callable[[], float] = time.time
+        self, file: MaskFile | None, on_change: Callable[[], None], wall: Callable[[], float] = time.time
     ) -> None:
         self.names: Mapping[str, Disabled] = {}
         self.fault = ""
@@ -56,8 +56,8 @@ class Disabling:
             log.error("%s", self.fault, extra=UNLIMITED)
         for name, entry in self.names.items():
             log.warning("hook server %s is disabled%s", name, _told(entry), extra=UNLIMITED)
-            self._on_change(name)
-        self._end_times()
+        if self.names:
+            self._changed()
 
     def stop(self) -> None:
         """Stop looking for times that are over."""
@@ -77,25 +77,27 @@ class Disabling:
             raise ConfigError(f"{MOST_NAMES} hook servers are disabled, which is the most: enable one first")
         self.names = {**self.names, name: entry}
         log.warning("hook server %s is disabled from now on%s", name, _told(entry), extra=UNLIMITED)
-        self._changed(name)
+        self._changed()
         fault = "there is no file for it (--state-dir=none)" if self._file is None else await self._save()
         return (f"a restart of the proxy enables it again: {fault}",) if fault else ()
 
-    async def enable(self, name: str) -> tuple[str, ...]:
-        """Enable a hook server; return what the operator should know beside that."""
-        if name not in self.names:
+    async def enable(self, *names: str) -> tuple[str, ...]:
+        """Enable hook servers; return what else the operator should know."""
+        disabled = [name for name in names if name in self.names]
+        if not disabled:
             return ("it was not disabled",)
-        self._enable(name, "an operator has enabled it")
+        self._enable(disabled, "an operator has enabled it")
         fault = await self._save()
         return (f"a restart of the proxy may disable it again: {fault}",) if fault else ()
 
-    def _enable(self, name: str, why: str) -> None:
-        self.names = {other: entry for other, entry in self.names.items() if other != name}
-        log.info("hook server %s is no longer disabled: %s", name, why, extra=UNLIMITED)
-        self._changed(name)
+    def _enable(self, names: Collection[str], why: str) -> None:
+        self.names = {name: entry for name, entry in self.names.items() if name not in names}
+        for name in names:
+            log.info("hook server %s is no longer disabled: %s", name, why, extra=UNLIMITED)
+        self._changed()
 
-    def _changed(self, name: str) -> None:
-        self._on_change(name)
+    def _changed(self) -> None:
+        self._on_change()
         self._end_times()
 
     def _end_times(self) -> None:
@@ -104,8 +106,7 @@ class Disabling:
         now = self._wall()
         ends = {name: entry.until for name, entry in self.names.items() if entry.until is not None}
         left = {name: until - now for name, until in ends.items()}
-        over = next((name for name, seconds in left.items() if seconds <= 0), None)
-        if over is not None:
+        if over := [name for name, seconds in left.items() if seconds <= 0]:
             self._enable(over, "the time is over that it was disabled for")
         elif left:
             wait = min(LOOK_SECONDS, *left.values())

@@ -4,7 +4,7 @@ Owns the plugins, their clients, and the task that follows the registration dire
 Must not know: what a hook server is asked and what its answer means, deadlines, failure handling.
 Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
 a whole. Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever
-becomes of its file.
+becomes of its file, and neither is one that names the same socket.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,8 +107,16 @@ class Manager:
         self._by_point: dict[str, tuple[Plugin, ...]] = {}
         self._fail_points: frozenset[str] = frozenset()
         self._built: tuple[Registration, ...] = ()
-        self._repeated: tuple[str, ...] = ()
+        self._repetitions: tuple[str, ...] = ()
         """The warnings about registrations of one socket that are logged."""
+        self._sockets: dict[str, str] = {}
+        """The sockets of the registrations by hook server, of a disabled one also after its file's removal."""
+        self.repeated: Mapping[tuple[str, str], str] = {}
+        """The hook servers and hook points at which another one of the same socket is called, each with its name."""
+        self.disabled: Mapping[str, Disabled] = {}
+        """The disabled hook servers by name: by hand, registered or not, or with one of the same socket."""
+        self.disabled_with: Mapping[str, str] = {}
+        """Those that are disabled with one of the same socket, each with its name."""
         self.on_change: Callable[[], None] | None = None
         """Called when the set of registered plugins has changed."""
         self.read = False
@@ -163,11 +171,6 @@ class Manager:
         return point.name in self._fail_points
 
     @property
-    def disabled(self) -> Mapping[str, Disabled]:
-        """Return the disabled hook servers by name, registered or not."""
-        return self._disabling.names
-
-    @property
     def masked(self) -> Mapping[str, Registration]:
         """Return the registrations of the disabled hook servers by name, with the timeout that would be in force."""
         found = {plugin_name(entry.name): entry for entry in self._registry.registrations}
@@ -183,30 +186,55 @@ class Manager:
         return self._disabling.fault
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
-        """Stop asking a hook server, for good or for so many seconds, registered or not; return what the operator
-        should know beside that, in lines.
+        """Stop calling a hook server, and all others that name its socket, permanently or for so many seconds,
+        registered or not; return what else the operator should know, in lines.
 
         It is in force at once: calls that wait for its answer go on without it, under both policies. ``reason`` and
         ``by``, the user, are logged. Raises ConfigError for a text or a time that cannot be.
         """
         notes = await self._disabling.disable(name, reason, by, seconds)
         unknown = f"it is not registered now: it will not be asked once {name}.json is in {self._folder}"
-        return notes if name in self.masked else (unknown, *notes)
+        same = [f"{other} names the same socket: it is disabled, too" for other in self._same_socket(name)]
+        return (*([] if name in self.masked else [unknown]), *same, *notes)
 
     async def enable(self, name: str) -> tuple[str, ...]:
-        """Ask a disabled hook server again from now on; return what the operator should know beside that, in lines."""
-        return await self._disabling.enable(name)
+        """Call a disabled hook server again from now on, and all others that name its socket; return what else the
+        operator should know, in lines."""
+        same = [other for other in self._same_socket(name) if other in self.disabled]
+        notes = await self._disabling.enable(name, *same)
+        return (*(f"{other} names the same socket: it is enabled, too" for other in same), *notes)
 
-    def _mask_changed(self, name: str) -> None:
+    def _same_socket(self, name: str) -> list[str]:
+        """Return the other hook servers that name the socket of this one."""
+        socket = self._sockets.get(name)
+        return [other for other, its in self._sockets.items() if its == socket and other != name]
+
+    def _mask_changed(self) -> None:
         self._rebuild()
-        if name in self.disabled:
-            self._metrics.events.add(EventKind.PLUGIN_DISABLED, hook_server=name, text=self.disabled[name].reason)
-            for client in [client for client in self._clients if client.plugin == name]:
-                client.abandon()
-        else:
-            self._metrics.events.add(EventKind.PLUGIN_ENABLED, hook_server=name)
-            self._metrics.forget(name)
         self.measure()
+
+    def _disable(self) -> None:
+        """Set which hook servers are disabled, and report the changes."""
+        names = self._disabling.names
+        present = sockets_of(self._registry.registrations)
+        self._sockets = {name: its for name, its in self._sockets.items() if name in names} | present
+        before, before_with = self.disabled, self.disabled_with
+        self.disabled_with = disabled_with(self._sockets, names)
+        self.disabled = {**names, **{name: names[other] for name, other in self.disabled_with.items()}}
+        for name in {**before, **self.disabled}:
+            if before.get(name) == self.disabled.get(name):
+                continue
+            if name in self.disabled:
+                if name in self.disabled_with:
+                    other = self.disabled_with[name]
+                    log.warning("hook server %s is disabled: it names the socket of %s", name, other, extra=UNLIMITED)
+                self._metrics.events.add(EventKind.PLUGIN_DISABLED, hook_server=name, text=self.disabled[name].reason)
+                for client in [client for client in self._clients if client.plugin == name]:
+                    client.abandon()
+            else:
+                if name in present or name not in before_with:
+                    self._metrics.events.add(EventKind.PLUGIN_ENABLED, hook_server=name)
+                self._metrics.forget(name)
 
     def measure(self) -> None:
         """Set the gauges of the plugins: their timeouts, breakers, and which are disabled."""
@@ -300,6 +328,7 @@ class Manager:
 
     def _rebuild(self) -> None:
         """Make the tables anew if a registration that counts has changed."""
+        self._disable()
         before = self._plugins
         wanted = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
         if wanted == self._built:
@@ -311,21 +340,21 @@ class Manager:
         }
         self._built = wanted
         plugins = self._plugins.values()
-        repeated = repeated_calls(wanted)
+        self.repeated = repeated_calls(wanted)
         by_point = {
             point.name: tuple(
                 plugin
-                for name, plugin in self._plugins.items()
-                if point.name in plugin.points and (name, point.name) not in repeated
+                for plugin in plugins
+                if point.name in plugin.points and (plugin.name, point.name) not in self.repeated
             )
             for point in HOOK_POINTS
         }
         self._by_point = {name: asked for name, asked in by_point.items() if asked}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         self._give_up(before.values(), {plugin.client for plugin in plugins})
-        before_repeated, self._repeated = self._repeated, repetitions(repeated)
-        for warning in self._repeated:
-            if warning not in before_repeated:
+        logged, self._repetitions = self._repetitions, repetitions(self.repeated)
+        for warning in self._repetitions:
+            if warning not in logged:
                 log.warning("registrations %s; remove one of the two files", warning, extra=UNLIMITED)
         if self.on_change is not None:
             self.on_change()
@@ -358,25 +387,37 @@ class Manager:
         task.add_done_callback(self._closing.discard)
 
 
-def repeated_calls(registrations: Iterable[Registration]) -> dict[tuple[str, str], str]:
-    """Return the file names and hook points at which a registration is not called because another one names the same
-    socket, each with the file name of that one: the first with policy Fail, or else the first."""
+def sockets_of(registrations: Iterable[Registration]) -> dict[str, str]:
+    """Return the socket of each registration by its hook server's name; /run and /var/run lead to the same one."""
+    return {plugin_name(entry.name): os.path.realpath(entry.endpoint) for entry in registrations}
+
+
+def disabled_with(sockets: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """Return the hook servers that name the same socket as one of ``names``, each with that one."""
+    first = {sockets[name]: name for name in sorted(names, reverse=True) if name in sockets}
+    return {name: first[its] for name, its in sockets.items() if its in first and name not in names}
+
+
+def repeated_calls(registrations: Collection[Registration]) -> dict[tuple[str, str], str]:
+    """Return the hook servers and hook points at which one is not called because another one names the same socket,
+    each with the name of that one: the first with policy Fail, or else the first."""
+    sockets = sockets_of(registrations)
     called: dict[tuple[str, str], str] = {}
     repeated: dict[tuple[str, str], str] = {}
     for entry in sorted(registrations, key=lambda entry: entry.policy is not FailurePolicy.FAIL):
-        socket = os.path.realpath(entry.endpoint)  # /run and /var/run lead to the same one
+        name = plugin_name(entry.name)
         for point in entry.points:
-            first = called.setdefault((socket, point), entry.name)
-            if first != entry.name:
-                repeated[entry.name, point] = first
+            first = called.setdefault((sockets[name], point), name)
+            if first != name:
+                repeated[name, point] = first
     return repeated
 
 
 def repetitions(repeated: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
-    """Return a text for each two registrations of ``repeated_calls``."""
+    """Return a text for each two registration files of ``repeated_calls``."""
     points: dict[tuple[str, str], set[str]] = {}
     for (name, point), first in repeated.items():
-        points.setdefault((first, name), set()).add(point)
+        points.setdefault((f"{first}.json", f"{name}.json"), set()).add(point)
     return tuple(
         f"{first} and {name} name the same socket, which is called once, by {first}, at {_names(points[first, name])}"
         for first, name in sorted(points)

@@ -29,6 +29,8 @@ class FakeManager(FakePlugins):
         super().__init__()
         self.rejected: dict[str, str] = {}
         self.disabled: dict[str, Disabled] = {}
+        self.disabled_with: dict[str, str] = {}
+        self.repeated: dict[tuple[str, str], str] = {}
         self.masked: dict[str, Registration] = {}
         self.mask_fault = ""
         self.notes: tuple[str, ...] = ()

@@ -135,7 +135,9 @@ def test_metrics_say_whether_it_is_ready_as_readyz_does() -> None:
 
 def test_hook_server_without_a_call_has_no_times() -> None:
     asked = Asked()
-    asked.manager.add("a", policy=FAIL, points=("PreCreateContainer", "PreRunPodSandbox"), timeout_seconds=0.5)
+    points = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
+    asked.manager.add("a", policy=FAIL, points=points, timeout_seconds=0.5)
+    asked.manager.repeated = {("a", "PreStartContainer"): "b", ("b", "PreRunPodSandbox"): "a"}
     assert asked.ask("hooks") == {
         "hooks": [
             {
@@ -143,6 +145,7 @@ def test_hook_server_without_a_call_has_no_times() -> None:
                 "endpoint": "/run/a.sock",
                 "policy": "Fail",
                 "points": ["PreRunPodSandbox", "PreCreateContainer"],
+                "sameSocketAs": ["b"],
                 "timeoutSeconds": 0.5,
                 "state": "closed",
                 "disabled": None,
@@ -232,8 +235,9 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
         asked.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
     asked.manager.notes = ("a note",)
     asked.reach.absences = {"b": Absence(60.0, "gone")}
+    asked.manager.disabled_with = {"b": "a"}
     told = await switched(asked, "disable", name="b", reason="hangs", by="uid 0")
-    assert told.pop("notes") == ["a note"]
+    assert (told.pop("notes"), told["sameSocketAs"]) == (["a note"], ["a"])
     hooks = asked.ask("hooks")
     assert [(hook["name"], hook["state"]) for hook in hooks["hooks"]] == [
         ("a", "closed"),

@@ -16,6 +16,7 @@ CPUSET: dict[str, Any] = {
     "endpoint": "/run/cpuset.sock",
     "policy": "Fail",
     "points": ["PreCreateContainer", "PreStartContainer"],
+    "sameSocketAs": [],
     "timeoutSeconds": 2.0,
     "state": "closed",
     "disabled": None,
@@ -36,10 +37,11 @@ GPU = {**CPUSET, "name": "gpu", "policy": "Ignore", "state": "open", "calls": 0,
 GPU |= {"p99Seconds": None, "lastError": None, "points": ["PreCreateContainer"]}
 RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
 KOORDLET = {**GPU, "name": "koordlet", "state": "unreachable"}
+COPY = {**GPU, "name": "gpu-copy", "state": "closed", "points": [], "sameSocketAs": ["gpu"]}
 KOORDLET["unreachable"] = {"since": "2026-11-25T10:09:30.000Z", "reason": "/run/k.sock: No such file or directory"}
 HOOKS = {
     "schemaVersion": 1,
-    "hooks": [CPUSET, GPU, KOORDLET, RDT],
+    "hooks": [CPUSET, GPU, COPY, KOORDLET, RDT],
     "invalid": [{"file": "bad.json", "reason": "bad.json: remote-endpoint is missing"}],
     "masked": ["gone"],
 }

@@ -80,9 +80,10 @@ LS = """\
 1   cpuset     Fail     ok             0.41ms   21ms   deadline at 11-25 10:11:12; PreCreateContainer, \
 PreStartContainer
 2   gpu        Ignore   breaker open   -        -      PreCreateContainer
-3   koordlet   Ignore   unreachable    -        -      since 11-25 10:09:30: /run/k.sock: No such file or directory; \
+3   gpu-copy   Ignore   ok             -        -      same socket as gpu
+4   koordlet   Ignore   unreachable    -        -      since 11-25 10:09:30: /run/k.sock: No such file or directory; \
 PreCreateContainer
-4   rdt        Fail     disabled       0.41ms   21ms   it hangs (until 11-25 11:20:00); PreCreateContainer, \
+5   rdt        Fail     disabled       0.41ms   21ms   it hangs (until 11-25 11:20:00); PreCreateContainer, \
 PreStartContainer
 -   bad.json   -        invalid        -        -      remote-endpoint is missing
 -   gone       -        disabled       -        -      not registered

@@ -32,10 +32,11 @@ def test_no_directory_means_no_hook_server(made: Made) -> None:
 
 
 async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
-    for name in ("a.json", "b.json"):
-        register(made, name, registration.text("/run/nobody.sock", policy="Fail"))
+    for name, socket in (("a", "/run/other.sock"), ("b", "/run/nobody.sock"), ("copy", "unix:///run//other.sock")):
+        register(made, f"{name}.json", registration.text(socket, policy="Fail"))
     made.mask.write({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)})
-    disabled, tried = await called(made)
+    disabled, copy, tried = await called(made)
+    assert copy.why == "copy is disabled with a, which names the same socket, and was not called"
     assert "hook server 'b' at" in tried.why
     assert (disabled.verdict, disabled.why) == (Verdict.WARNING, "a is disabled by hand (it hangs) and was not called")
     assert (tried.verdict, "calls are refused" in tried.why) == (Verdict.FAILED, True)

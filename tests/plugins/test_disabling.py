@@ -46,19 +46,19 @@ class FakeFile:
 
 
 class Desk:
-    """What is disabled, on a clock that may be set; ``changed`` are the names whose state has changed."""
+    """What is disabled, on a clock that may be set; ``changed`` are the names after each change."""
 
     def __init__(self, file: FakeFile | None = None) -> None:
         self.set_by = 0.0
-        self.changed: list[tuple[str, bool]] = []
+        self.changed: list[list[str]] = []
         self.file = file
         self.disabling = Disabling(file, self._note, self.wall)
 
     def wall(self) -> float:
         return BEGIN + asyncio.get_running_loop().time() + self.set_by
 
-    def _note(self, name: str) -> None:
-        self.changed.append((name, name in self.disabling.names))
+    def _note(self) -> None:
+        self.changed.append(self.names)
 
     async def disable(self, name: str, seconds: float | None = None, reason: str = "hangs") -> tuple[str, ...]:
         return await self.disabling.disable(name, reason, BY, seconds)
@@ -102,7 +102,7 @@ async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log
     assert (desk.names, desk.file.kept) == (["a", "b"], desk.disabling.names)
     assert await desk.disabling.enable("a") == ()
     assert (desk.names, list(desk.file.kept)) == (["b"], ["b"])
-    assert desk.changed == [("a", True), ("b", True), ("a", False)]
+    assert desk.changed == [["a"], ["a", "b"], ["b"]]
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         *(
             (
@@ -150,7 +150,7 @@ async def test_time_ends_and_is_told(desk: Desk, log: Log) -> None:
         await asyncio.sleep(after)
         assert desk.names == left
     ended = ["second", "minute", "hour"]
-    assert desk.changed[4:] == [(name, False) for name in ended]
+    assert desk.changed[4:] == [["hour", "good", "minute"], ["hour", "good"], ["good"]]
     why = "the time is over that it was disabled for"
     assert log.messages == [f"hook server {name} is no longer disabled: {why}" for name in ended]
 
@@ -279,7 +279,7 @@ async def test_change_that_cannot_be_written_is_in_force_and_says_so(
     assert log.messages[-1].endswith(": what is disabled does not survive a restart")
     (note,) = await desk.disabling.enable("a")
     assert note.startswith("a restart of the proxy may disable it again: ")
-    assert (desk.names, desk.changed) == ([], [("a", True), ("a", False)])
+    assert (desk.names, desk.changed) == ([], [["a"], []])
     desk.file.fault = None
     await desk.disable("a")
     assert desk.disabling.fault == ""

@@ -27,6 +27,7 @@ from tests.observe.events import shown_of
 from tests.patience import SECONDS, until
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
+STOP = BY_NAME["PostStopContainer"]
 
 
 class FakeClient:
@@ -127,9 +128,8 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     assert rig.manager.plugins_for(START) == (first,)
     assert first.client is rig.clients[0]
     assert (rig.clients[0].plugin, rig.clients[0].endpoint) == ("a", "/run/other.sock")
-    stop = BY_NAME["PostStopContainer"]
-    asked = [rig.manager.registered(points) for points in ([CREATE], [stop, START], [stop], [])]
-    assert asked == [True, True, False, False]
+    registered = [rig.manager.registered(points) for points in ([CREATE], [STOP, START], [STOP], [])]
+    assert registered == [True, True, False, False]
     assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
 
 
@@ -144,12 +144,13 @@ async def test_socket_is_called_once_for_a_hook_point(
     (tmp_path / "link").symlink_to(tmp_path)
     rig.put("a.json", f"{tmp_path}/x.sock", (CREATE.name, START.name), policy=policy)
     rig.put("b.json")
-    rig.put("c.json", f"{tmp_path}/link/x.sock", policy=other)
+    rig.put("c.json", f"unix://{tmp_path}/link//x.sock", (CREATE.name, STOP.name), policy=other)
     await rig.start()
     assert rig.names() == (["a", "b"] if called == "a" else ["b", "c"])
-    assert rig.names(START) == ["a"]
+    assert (rig.names(START), rig.names(STOP)) == (["a"], ["c"])
     assert rig.manager.fail_policy_registered(CREATE) is ("Fail" in (policy, other))
     name = "c" if called == "a" else "a"
+    assert rig.manager.repeated == {(name, CREATE.name): called}
     same = f"registrations {called}.json and {name}.json name the same socket, which is called once, by {called}.json"
     warning = f"{same}, at PreCreateContainer; remove one of the two files"
     rig.put("b.json", timeout="1s")
@@ -429,6 +430,30 @@ async def test_disabled_plugin_is_in_no_table_until_it_is_enabled(rig: Rig) -> N
     assert (rig.manager.masked, rig.manager.disabled) == ({}, {})
     assert rig.clients[3:] == [rig.manager.plugins_for(START)[0].client], "it has a new client"
     assert told == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
+
+
+async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.json", "c.json"):
+        rig.put(name, "/run/x.sock", policy="Fail")
+    await rig.start("b")
+    assert await rig.manager.disable("c", "hangs", "root") == ("a names the same socket: it is disabled, too",)
+    assert (rig.names(), rig.manager.disabled_with, [*rig.manager.masked]) == (["b"], {"a": "c"}, ["a", "c"])
+    assert [client.plugin for client in rig.clients if client.abandoned] == ["a", "c"]
+    assert not rig.manager.fail_policy_registered(CREATE)
+    rig.remove("c.json")
+    rig.put("d.json", "/run//x.sock")
+    await until(lambda: [*rig.manager.masked] == ["a", "d"])
+    assert rig.names() == ["b"]
+    rig.remove("d.json")
+    await until(lambda: [*rig.manager.masked] == ["a"])
+    await rig.manager.disable("a", "hangs", "root")
+    assert await rig.manager.enable("a") == ("c names the same socket: it is enabled, too",)
+    assert (rig.names(), rig.manager.disabled) == (["a", "b"], {})
+    warned = [line for line in caplog.messages if "names the socket of" in line]
+    assert warned == [f"hook server {name} is disabled: it names the socket of c" for name in "ad"]
+    for kind, names in (("plugin_disabled", "cada"), ("plugin_enabled", "ca")):
+        found = [event["hookServer"] for event in shown_of(rig.metrics.events) if event["kind"] == kind]
+        assert "".join(found) == names
 
 
 async def test_file_of_a_disabled_plugin_may_go_come_and_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

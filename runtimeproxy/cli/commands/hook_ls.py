@@ -5,7 +5,7 @@ Must not know: how the proxy keeps them.
 Invariant: what is registered and cannot be used, and what is disabled and not registered, has a row too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -26,8 +26,9 @@ def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
     """List the registered hook servers in the order in which they are asked.
 
     P50 and P99 are the times of their calls since the proxy's start. DETAIL has the hook points, after why and since
-    when a hook server is disabled or unreachable, or its last error. A registration file that cannot be used has the
-    state "invalid".
+    when a hook server is disabled or unreachable, or its last error. "same socket as" names the hook server that is
+    called, or disabled, for it at its other hook points. A registration file that cannot be used has the state
+    "invalid".
     """
     told = proxy.get("/hooks")
     if output == TABLE:
@@ -51,7 +52,7 @@ def _row(hook: Mapping[str, Any]) -> dict[str, str | None]:
         "state": STATES.get(hook["state"], hook["state"]),
         "p50": _milliseconds(hook["p50Seconds"]),
         "p99": _milliseconds(hook["p99Seconds"]),
-        "detail": f"{_trouble(hook)}{', '.join(hook['points'])}",
+        "detail": f"{_trouble(hook)}{', '.join([*hook['points'], *_same_socket(hook)])}",
     }
 
 
@@ -62,6 +63,11 @@ def _trouble(hook: Mapping[str, Any]) -> str:
     if absence:
         return f"since {clock(absence['since'])}: {absence['reason']}; "
     return "" if last is None else f"{last['reason']} at {clock(last['time'])}; "
+
+
+def _same_socket(hook: Mapping[str, Any]) -> Iterator[str]:
+    if others := hook["sameSocketAs"]:
+        yield f"same socket as {' and '.join(others)}"
 
 
 def _fault(invalid: Mapping[str, str]) -> str:

@@ -90,10 +90,10 @@ def test_shell_is_answered(told: Told, shell: str, line: str, word: str, answers
 
 
 NAMED = [
-    ("hook disable ", {"cpuset", "gpu", "koordlet"}),
+    ("hook disable ", {"cpuset", "gpu", "gpu-copy", "koordlet"}),
     ("hook disable c", {"cpuset"}),
     ("hook enable ", {"rdt", "gone"}),
-    ("hook trace --hook-server ", {"cpuset", "gpu", "koordlet", "rdt", "gone"}),
+    ("hook trace --hook-server ", {"cpuset", "gpu", "gpu-copy", "koordlet", "rdt", "gone"}),
     ("events --pod ", {"default/web-1"}),
     ("store ls --pod d", {"default/web-1"}),
     ("store get ", {"default/web-1"}),
