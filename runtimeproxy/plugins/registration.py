@@ -69,7 +69,7 @@ def parse(name: str, content: bytes) -> Registration:
     ConfigError naming the file, the key and the rule."""
     members = _object(name, content)
     entry = dict(members)
-    listed = entry.get(HOOKS, [])
+    listed = [] if entry.get(HOOKS) is None else entry[HOOKS]
     if not isinstance(listed, list) or not all(isinstance(hook, str) for hook in listed):
         raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
     hooks = set(listed)
@@ -89,8 +89,8 @@ def parse(name: str, content: bytes) -> Registration:
 
 
 def _object(name: str, content: bytes) -> Members:
-    """Return the members of the JSON object without the null ones, which mean the same as absent ones. Keys are
-    compared without their letter case, as Go's encoding/json does for koord-runtime-proxy."""
+    """Return the members of the JSON object as Go's encoding/json reads them for koord-runtime-proxy: keys are compared
+    without their letter case, and null changes no earlier text, but empties an earlier list."""
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON object")
     try:
@@ -103,7 +103,8 @@ def _object(name: str, content: bytes) -> Members:
         raise ConfigError(f"{name}: not JSON that can be read: a number too long or nesting too deep") from None
     if not isinstance(entry, Members):
         raise ConfigError(f"{name}: must be one JSON object with the key {ENDPOINT}")
-    return Members((_FOLDED.get(key.casefold(), key), value) for key, value in entry if value is not None)
+    members = ((_FOLDED.get(key.casefold(), key), value) for key, value in entry)
+    return Members((key, value) for key, value in members if value is not None or key == HOOKS)
 
 
 def _text(name: str, entry: Mapping[str, Any], key: str) -> str:

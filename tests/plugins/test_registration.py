@@ -65,13 +65,25 @@ def test_keys_are_accepted_in_any_letter_case(spell: Callable[[str], str]) -> No
     assert parse("a.json", text) == Registration("a.json", SOCKET, FailurePolicy.FAIL, frozenset({POINT}), 1.0)
 
 
-@pytest.mark.parametrize("other", ["failure-policy", "Failure-Policy"])
-def test_last_value_of_a_repeated_key_is_used(other: str) -> None:
-    members = f'"failure-policy": "Ignore", "{other}": "Fail", "failure-policy": null'
-    registration = parse("a.json", f'{{"remote-endpoint": "/a", "runtime-hooks": ["{POINT}"], {members}}}'.encode())
-    assert registration.policy is FailurePolicy.FAIL
-    words = "keys that occur more than once, of which the last value is used: 'failure-policy'"
-    assert registration.warnings == (f"a.json: {words}",)
+@pytest.mark.parametrize(
+    ("members", "attribute", "value"),
+    [
+        ('"remote-endpoint": "/a", "Remote-Endpoint": "/b"', "endpoint", "/b"),
+        ('"Remote-Endpoint": "/b", "remote-endpoint": "/a"', "endpoint", "/a"),
+        ('"remote-endpoint": "/a", "remote-endpoint": "/b"', "endpoint", "/b"),
+        ('"remote-endpoint": "/a", "remote-endpoint": "/b", "Remote-Endpoint": null', "endpoint", "/b"),
+        (f'"runtime-hooks": ["PreStartContainer"], "Runtime-Hooks": ["{POINT}"]', "points", {POINT}),
+        (f'"runtime-hooks": ["{POINT}"], "Runtime-Hooks": null', "points", set()),
+    ],
+)
+def test_last_value_of_a_repeated_key_is_used(members: str, attribute: str, value: object) -> None:
+    """As Go's encoding/json does (1.26) with the struct of koord-runtime-proxy, RuntimeHookConfig."""
+    key = members.partition(":")[0].strip('"').lower()
+    other = f'"runtime-hooks": ["{POINT}"]' if attribute == "endpoint" else '"remote-endpoint": "/a"'
+    registration = parse("a.json", f"{{{other}, {members}}}".encode())
+    assert getattr(registration, attribute) == value
+    words = "keys that occur more than once, of which the last value is used"
+    assert registration.warnings[0] == f"a.json: {words}: '{key}'"
 
 
 @pytest.mark.parametrize("hooks", [[], None, ["precreatecontainer"], ["PreCreateContainer "]])
