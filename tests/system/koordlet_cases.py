@@ -25,9 +25,9 @@ HAMI: Texts = {
     **GPU,
     "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
     "CUDA_DEVICE_SM_LIMIT": "50",
-    "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/uid_main.cache",
     "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
 }
+MONITORED: Texts = {**HAMI, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/pod-uid_main.cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,11 @@ CASES = (
     Case("shared pools, the last empty", CREATE, LS, cpus("0-1,"), cpus("0-1")),
     Case("shared pools, the first empty", CREATE, LS, cpus(",0-1"), cpus("0-1")),
     Case("shared pools, all empty", CREATE, {**LS, **ONE_CPU}, cpus(","), {}),
-    Case("one pool, empty", CREATE, {**LS, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("no pool", CREATE, {**LS, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("no class", CREATE, LS, cpus("0-1"), cpus("0-1")),
+    Case("no class, static CPU manager", CREATE, {**LS, **ONE_CPU}, {}, {}),
     Case("best effort", CREATE, {**BE, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("best effort, pools of its NUMA nodes", CREATE, {**BE, **ONE_CPU}, cpus("0,1"), cpus("0,1")),
     Case("system pod", CREATE, BE, cpus("0"), cpus("0")),
     Case("batch limits", CREATE, BE, BATCH, BATCH),
     Case("batch without limits", CREATE, BE, {"cpu_shares": 512, **NO_LIMITS}, {"cpu_shares": 512, **NO_QUOTA}),
@@ -107,8 +110,10 @@ CASES = (
     Case("normalized to a small one", CREATE, {**SMALL, "cpu_quota": 1100}, {"cpu_quota": 917}, LEAST),
     Case("GPU", CREATE, LS, {}, {}, {"NVIDIA_VISIBLE_DEVICES": "0,1"}),
     Case("GPU share by HAMi-core", CREATE, LS, {}, {}, HAMI),
+    Case("GPU share by HAMi-core, monitored", CREATE, LS, {}, {}, MONITORED),
     Case("GPU, shared pools and a small quota", CREATE, SMALL, {"cpu_quota": 834, **cpus("0-1,")}, cpus("0-1"), GPU),
     Case("RDMA", CREATE, LS, {}, {}),
+    Case("RDT", CREATE, LS, {}, {}),
     # PreUpdateContainerResources
     update("nothing", {"cpu_shares": 512}, {}, {}, LS),
     update("own CPUs", cpus("0"), OWN_CPUS, OWN_CPUS, LS),
@@ -119,6 +124,16 @@ CASES = (
     update("batch limits", {"cpu_shares": 2}, LARGER, LARGER, LS),
     update("normalized, below the kernel's least", LEAST, {"cpu_quota": 834}, {}, SMALL),
 )
+
+LOW: Values = {"memory_limit_in_bytes": 6 * MIB - 1}
+BELOW_LEAST_MEMORY = (
+    Case("pod: koordlet's limit", POD, {}, LOW, LOW),
+    Case("koordlet's limit", CREATE, BE, LOW, LOW),
+    Case("the kubelet's limit", CREATE, {**LS, **LOW}, {}, {}),
+    update("koordlet's limit", {"cpu_shares": 2}, LOW, LOW, BE),
+    update("the kubelet's limit", LOW, {}, {}, LS),
+)
+"""Requests that dockerd refuses."""
 
 
 def goes_out(case: Case, *, lifts: bool) -> dict[str, int | str]:

@@ -1,22 +1,24 @@
 """Each answer of a real koordlet, on each shape of a runtime under policy Fail: nothing is refused, and this is sent.
 
-docs/koordlet.rst has the same rows.
+docs/koordlet.rst has the same rows. What is refused: koordlet's own errors, and memory limits below dockerd's least.
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from tests.docs import KOORDLET, table
-from tests.fakes import cri_pb2, hookanswers
+from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.shapes import CONTAINERD, SHAPES
 from tests.system.cri_front import CRI
-from tests.system.fronts import CONTAINER, Front
-from tests.system.koordlet_cases import CASES, CREATE, UPDATE, Case, goes_out
+from tests.system.fronts import CONTAINER, Failed, Front
+from tests.system.koordlet_cases import BELOW_LEAST_MEMORY, CASES, CREATE, UPDATE, Case, goes_out
 from tests.system.koordlet_cases import POD as POD_POINT
 from tests.system.shaped import FRONTS, ShapedNode, named
 
@@ -26,14 +28,15 @@ LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONT
 """The fronts with runtimes that accept -1 in an update."""
 
 
+POINTS = (POD_POINT, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
 SOME_AND_ALL = [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]]
 
 
-async def released(node: ShapedNode, case: Case) -> bytes:
-    """Make the case's call; return the request as the runtime got it."""
+async def released(node: ShapedNode, case: Case, answer: hookanswers.Answer | None = None) -> bytes:
+    """Make the case's call, with another ``answer`` if there is one; return the request as the runtime got it."""
     node.hooks.answers.clear()
     if case.point != UPDATE:
-        node.hooks.on(case.point, case.answer)
+        node.hooks.on(case.point, answer or case.answer)
     pod_id = await node.caller.run_pod()
     if case.point == POD_POINT:
         return node.runtime.asked("run_pod")[-1]
@@ -42,7 +45,7 @@ async def released(node: ShapedNode, case: Case) -> bytes:
     await node.caller.act("start", container_id)
     if case.point == CREATE:
         return node.runtime.asked("create")[-1]
-    node.hooks.on(case.point, case.answer)
+    node.hooks.on(case.point, answer or case.answer)
     await node.caller.update(container_id, case.asked)
     return node.runtime.asked("update")[-1]
 
@@ -69,7 +72,7 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("front", SOME_AND_ALL, ids=named)
 async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
-    async with ShapedNode(front, tmp_path, hookanswers.echo()) as node:
+    async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
         await node.known()
         for case in CASES:
             message = await released(node, case)
@@ -81,5 +84,29 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
         assert not node.inside.metrics.total("calls", outcome="refused")
 
 
-def test_document_has_the_same_rows() -> None:
-    assert [row[0] for row in table(KOORDLET, "What goes out")] == [case.name for case in CASES]
+@pytest.mark.parametrize("front", [FRONTS[0], FRONTS[-1]], ids=named)
+async def test_error_of_a_plugin_refuses_each_call(front: Front, tmp_path: Path) -> None:
+    """With its plugin-failure-policy Fail koordlet returns a plugin's Go error, which gRPC makes UNKNOWN."""
+    error = hookanswers.status(grpc.StatusCode.UNKNOWN, "invalid character 'b' looking for beginning of value")
+    by_point = {case.point: case for case in CASES}
+    async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
+        await node.known()
+        for point, case in by_point.items():
+            with pytest.raises(Failed, match=f"at {point}: error_status") as refused:
+                await released(node, case, error)
+            assert refused.value.status == front.failed, point
+
+
+async def test_dockerd_refuses_memory_below_its_least(tmp_path: Path) -> None:
+    async with ShapedNode(FRONTS[-1], tmp_path, hookanswers.echo(), points=POINTS) as node:
+        await node.known()
+        for case in BELOW_LEAST_MEMORY:
+            with pytest.raises(Failed, match=r"^400: Minimum memory limit allowed is 6MB"):
+                await released(node, case)
+            verb = {POD_POINT: "run_pod", CREATE: "create", UPDATE: "update"}[case.point]
+            assert node.runtime.verbs()[-1] == verb, case.name
+
+
+def test_document_has_the_same_rows_and_variables() -> None:
+    rows = [(row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What goes out")]
+    assert rows == [(case.name, {*case.envs}) for case in CASES]
