@@ -17,7 +17,7 @@ from runtimeproxy.doctor.machine import Machine, Process
 from runtimeproxy.doctor.unix_sockets import same
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.config import Mode, parse_endpoint
-from runtimeproxy.settings.options import CRIO_SOCKET
+from runtimeproxy.settings.options import CRIO_SOCKET, CRIO_SUFFIX
 
 KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
 
@@ -75,9 +75,9 @@ def _judged(machine: Machine, process: Process, told: Told | None, flag: str) ->
     where = f"{who} calls {path}, by {told.origin}"
     if same(path, ours):
         at_crio = flag == "container-runtime-endpoint" and machine.config.runtime_endpoint.endswith(CRIO_SOCKET)
-        if at_crio and not path.endswith(CRIO_SOCKET):
-            why = f"{where}: it recognises CRI-O by the name {CRIO_SOCKET}, and takes statistics in another way now"
-            link = f"{os.path.dirname(path)}/{CRIO_SOCKET}"
+        if at_crio and not path.endswith(CRIO_SUFFIX):
+            why = f"{where}: it recognises CRI-O by the end {CRIO_SUFFIX}, and takes statistics in another way now"
+            link = f"{os.path.dirname(ours)}/{CRIO_SUFFIX}"
             return warning(why, f"set --{flag}=unix://{link} and restart {process.name}; see docs/kubelet.rst, CRI-O")
         return ok(where)
     past = "the runtime itself, past the proxy" if same(path, machine.config.runtime_endpoint) else "no proxy"

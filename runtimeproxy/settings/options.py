@@ -44,7 +44,9 @@ class Mode(Enum):
 
 
 RUNTIME_ENDPOINTS = {Mode.CONTAINERD: "/var/run/containerd/containerd.sock", Mode.DOCKER: "/var/run/docker.sock"}
-CRIO_SOCKET = "run/crio/crio.sock"
+CRIO_SOCKET = "crio.sock"
+"""The name of CRI-O's socket."""
+CRIO_SUFFIX = "run/crio/crio.sock"
 """The end of an endpoint by which the kubelet recognises CRI-O (kubernetes, pkg/kubelet/cadvisor/util.go)."""
 
 

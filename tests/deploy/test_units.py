@@ -9,7 +9,7 @@ import pytest
 from hooks.__main__ import ALL, HOOKS
 from runtimeproxy.cli.commands.export import METRICS_ENDPOINT
 from runtimeproxy.relay.listener import ADMIN, BACKLOG, MAIN, METRICS
-from runtimeproxy.settings.options import CRIO_SOCKET, OPTIONS, parse_duration
+from runtimeproxy.settings.options import CRIO_SUFFIX, OPTIONS, parse_duration
 from tests.deploy.files import DEPLOY
 from tests.docs import DOCS, tables
 
@@ -109,7 +109,7 @@ def test_socket_is_where_the_programs_look_for_it(name: str) -> None:
 
 def test_proxys_socket_has_a_link_that_is_named_as_crios() -> None:
     folder = Path(SOCKETS[MAIN]["ListenStream"][0]).parent
-    assert SOCKETS[MAIN]["Symlinks"] == [f"{folder}/{CRIO_SOCKET}"]
+    assert SOCKETS[MAIN]["Symlinks"] == [f"{folder}/{CRIO_SUFFIX}"]
 
 
 def test_group_of_the_metrics_is_made_and_is_the_exporters() -> None:

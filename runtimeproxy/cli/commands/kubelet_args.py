@@ -17,7 +17,7 @@ from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
 from runtimeproxy.cli.shared.output import JSON, YAML, output_option, structured_text
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.options import CRIO_SOCKET, FILE_OPTION, MODE_OPTION, OPTIONS, Mode
+from runtimeproxy.settings.options import CRIO_SOCKET, CRIO_SUFFIX, FILE_OPTION, MODE_OPTION, OPTIONS, Mode
 
 TEXT = "text"
 OLDEST = (1, 18)
@@ -32,7 +32,7 @@ _FLAGS = tuple(
     if option in (MODE_OPTION, FILE_OPTION) or option.field in ("listen_endpoint", "runtime_endpoint")
 )
 _CRIO_BY_NAME = (1, 29)
-"""From this version on the kubelet recognises CRI-O by the socket's name in any directory (kubernetes PR 118704)."""
+"""From this version on the kubelet recognises CRI-O by the end of the socket's path (kubernetes PR 118704)."""
 Parts = dict[str, str | list[str]]
 """What is printed, by its key in JSON."""
 
@@ -143,6 +143,7 @@ def _rancher(name: str, unit: str, note: str) -> Distribution:
         (
             note,
             "If the unit's command has --kubelet-arg, add the values there: it replaces those of files.",
+            "So does a later file with kubelet-arg without +. Before 1.21 only config.yaml itself is read.",
             f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
         ),
     )
@@ -182,6 +183,7 @@ DISTRIBUTIONS = {
         (f"cp {_MICROK8S_SAVED} {_MICROK8S_FILE}",),
         (
             "This line replaces the one with the same flag. Look again after each refresh of the snap.",
+            "Before 1.21 the unit is snap.microk8s.daemon-kubelet.",
             "The snap must be a classic one (`snap list microk8s`): a strict one may not connect to a socket",
             "outside of itself, so there it cannot be done.",
         ),
@@ -262,11 +264,11 @@ def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> 
         )
     notes: list[str] = []
     if row.mode is Mode.CONTAINERD and settings.runtime_endpoint.endswith(CRIO_SOCKET):
-        if not socket.endswith(CRIO_SOCKET):
-            socket = f"{os.path.dirname(socket)}/{CRIO_SOCKET}"
+        if not socket.endswith(CRIO_SUFFIX):
+            socket = f"{os.path.dirname(socket)}/{CRIO_SUFFIX}"
             notes += [
-                f"The kubelet recognises CRI-O by the name {CRIO_SOCKET}. runtimeproxy.socket makes this path a link",
-                f"to the proxy's socket; without that unit run the proxy with --koord-runtimeproxy-endpoint={socket}.",
+                f"The kubelet recognises CRI-O by a path that ends in {CRIO_SUFFIX}. runtimeproxy.socket makes a link",
+                f"there; without that unit run the proxy with --koord-runtimeproxy-endpoint={socket}.",
             ]
         if version < _CRIO_BY_NAME:
             notes.append("Before 1.29 the path must be /var/run/crio/crio.sock itself: docs/kubelet.rst (CRI-O).")

@@ -111,8 +111,8 @@ def test_k3s_with_docker_gets_the_endpoint_of_its_cri_dockerd(kubelet_args: Run)
 CRIO = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock"
 CRIO_SOCKETS: list[tuple[list[str], str, int]] = [
     (["1.29", CRIO], "/var/run/koord-runtimeproxy/run/crio/crio.sock", 2),
-    (["1.29", CRIO, "--koord-runtimeproxy-endpoint=/run/crio/crio.sock"], "/run/crio/crio.sock", 0),
     (["1.29", CRIO, "--koord-runtimeproxy-endpoint=/run/a/crio.sock"], "/run/a/run/crio/crio.sock", 2),
+    (["1.29", CRIO, "--koord-runtimeproxy-endpoint=/a/run/crio/crio.sock"], "/a/run/crio/crio.sock", 0),
     (["1.28", CRIO], "/var/run/koord-runtimeproxy/run/crio/crio.sock", 3),
 ]
 
