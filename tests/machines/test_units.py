@@ -160,6 +160,11 @@ def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, 
         node.run("systemctl", "restart", "runtimeproxy-export.service")
 
 
+def test_socket_has_the_link_by_which_kubelets_recognise_crio(node: Machine) -> None:
+    linked = node.run("readlink", "-f", "/run/koord-runtimeproxy/run/crio/crio.sock")
+    assert linked == "/run/koord-runtimeproxy/runtimeproxy.sock\n"
+
+
 def test_what_is_disabled_by_hand_outlives_a_restart(node: Machine) -> None:
     node.run("runtimeproxy", "hook", "disable", "batchresource", "--reason=a test")
     node.run("systemctl", "restart", "runtimeproxy.service")
