@@ -365,11 +365,13 @@ def test_each_of_koordlets_answers_holds_inside_the_container(kind: Kind, engine
 
 
 SETTINGS = ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus")
+_STARTED = 'while grep -q runc /proc/1/comm || [ -z "$(head -c 1 /proc/1/environ)" ]; do sleep 0.01; done; '
+"""Wait for the program of a container: a start is answered before runc's own process becomes it."""
 _LOOK = "; echo @; ".join(f"cat {file}" for file in (*map(cgroups.inside_file, SETTINGS), "/proc/1/environ"))
 
 
 def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -> None:
-    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _LOOK).stdout.split(b"@\n")
+    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _STARTED + _LOOK).stdout.split(b"@\n")
     for setting, file in zip(SETTINGS, files, strict=True):
         seen = cgroups.parse(setting, file.decode())
         if setting == "cpuset_cpus":

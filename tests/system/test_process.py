@@ -143,7 +143,7 @@ async def test_systemd_is_told_the_state_in_a_line(front: Front, tmp_path: Path,
     async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         assert proxy.app.status() == "serving, 0 hook servers"
         for name in ("a", "b", "c"):
-            proxy.register(f"{name}.json", tmp_path / "nobody.sock")
+            proxy.register(f"{name}.json", tmp_path / f"{name}.sock")
         await until(lambda: proxy.app.status() == "serving, 3 hook servers", "they are registered")
         await proxy.app.manager.disable("a", "hangs", "test")
         assert proxy.app.status() == "serving, 2 hook servers, 1 disabled"
