@@ -132,6 +132,7 @@ class Lifecycle:
             # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
             # released first and decoded while the runtime works.
             wanted = self._dispatcher.registered(call.hook_points)
+            call.repeats_answers &= wanted
             passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)

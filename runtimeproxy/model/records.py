@@ -30,8 +30,9 @@ from runtimeproxy.model.values import (
     overlay,
 )
 
-_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 V = TypeVar("V")
+
+_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 
 
 def hook_view(subject: Subject) -> HookRequest:
@@ -90,15 +91,18 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
 
-    A cgroup parent that the runtime does not report is unknown. A variable that it reports and this create does not set
-    counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the memory limit may
-    have been read as not set: it counts as set if the kubelet sets both to one value.
+    A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources are this create's if
+    the runtime does not report or use them. A variable that it reports and this create does not set counts as the
+    kubelet's, as runtimes also report those of the image. A swap limit that equals the memory limit may have been read
+    as not set: it counts as set if the kubelet sets both to one value.
     """
     if isinstance(record, PodRecord):
-        pod = made.pod.original
-        if record.effective.cgroup_parent is None:
+        pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
+        if has.cgroup_parent is None:
             pod = replace(pod, cgroup_parent=None)
-        return Subject(PodRecord(pod, record.effective))
+        resources = pod.resources if unused or has.resources is None else has.resources
+        in_force = replace(has, overhead=has.overhead or pod.overhead, resources=resources)
+        return Subject(PodRecord(pod, in_force, reported=has.resources if unused else None))
     sent, effective = container_of(made), record.effective
     requested, runs = sent.original.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
     without_swap = 0 < requested.memory_swap_limit_in_bytes == requested.memory_limit_in_bytes

@@ -141,7 +141,7 @@ class FakeRuntime(Server):
             await context.abort(refused.code, refused.details)
         except asyncio.CancelledError:
             received.cancelled = True
-            self.state.left(API_VERSIONS[package], received.method, received.message)
+            self.state.left(received.method, received.message)
             raise
 
     async def go_wrong(self, received: Received, context: Context) -> None:

@@ -145,12 +145,13 @@ class RuntimeState:
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
-    def left(self, api_version: str, method: str, message: bytes) -> None:
+    def left(self, method: str, message: bytes) -> None:
         """Do what the runtime does with a call whose caller has left before the answer."""
         if self.shape.repeats_answers and method in (RUN_POD, CREATE):
             request = getattr(cri_pb2, f"{method}Request").FromString(message)
-            with suppress(Refused):
-                self._finished[_named(method, request)] = self.answer(api_version, method, message)
+            with suppress(Absent, Refused):
+                name = _named(method, request)
+                self._finished[name] = self._finished.get(name) or self._methods[method](request, message)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make ListContainers answer ``count`` containers in about ``total_bytes`` bytes; it is built once, here."""

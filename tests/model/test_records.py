@@ -132,6 +132,19 @@ def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     assert not made.pod.read
 
 
+@pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), ASKED])
+@pytest.mark.parametrize("unused", [{}, {"cpu_shares": 3}])
+def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
+    """CRI-O reports none; those that the runtime reports and does not use are not in force."""
+    overhead = Resources(cpu_shares=1)
+    wanted = replace(POD, overhead=overhead, resources=ASKED)
+    made = records.created_pod(Subject(PodRecord(wanted, wanted)), values.NO_ADJUSTMENT, "p1", unused)
+    has = replace(made.pod.original, overhead=None, resources=reports)
+    pod = records.found(made, PodRecord(has, has, read=True)).pod
+    assert pod.effective == replace(has, overhead=overhead, resources=ASKED if unused else reports or ASKED)
+    assert pod.reported == (reports if unused else None)
+
+
 @pytest.mark.parametrize("adjustment", [values.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
 def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
     pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
