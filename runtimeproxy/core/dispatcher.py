@@ -113,7 +113,8 @@ class Dispatcher:
         return any(plugin.name not in know for plugin in self._plugins.plugins_for(point))
 
     def forget_stop(self, any_id: str) -> None:
-        """Forget which plugins know of the end of a pod or a container: it was removed, or one of its id began."""
+        """Forget which plugins know of the end of a pod or a container: one of its id began. Not at its removal, since
+        dockerd may report the end only after that."""
         self._note_stop.pop(any_id, None)
 
     def failed(self, call: Call, point: HookPoint | None, reason: Reason, detail: str) -> None:

@@ -47,8 +47,8 @@ SLOW_SECONDS = 1.0
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
 _ENDS = hookpoints.REMOVES | {Operation.STOP_POD_SANDBOX}
 """Whatever these end without a stop of its own is reported with them."""
-_FORGET_STOPS = hookpoints.REMOVES | {Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER}
-"""After these the subject is gone, or may end again."""
+_BEGINS = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER})
+"""After these the subject may end, perhaps again."""
 
 T = TypeVar("T")
 
@@ -406,9 +406,8 @@ class Lifecycle:
             point = call.end or self._asked(call, Stage.POST)
             if (point is not None or ended) and not self._skipped(known):
                 await self._tell(call, point, known, ended, reply, times)
-            if call.operation in _FORGET_STOPS:
-                for record in (*call.ended, known.container or known.pod):
-                    self._dispatcher.forget_stop(record.effective.id)
+            if call.operation in _BEGINS:
+                self._dispatcher.forget_stop((known.container or known.pod).effective.id)
         finally:
             self._queue.leave(turn)
 

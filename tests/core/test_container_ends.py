@@ -88,6 +88,14 @@ async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
     assert core.plugins.told() == [END, POD_END]
 
 
+async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> None:
+    """dockerd 26 may report it only after its answer to the remove."""
+    core.plugins.add("a")
+    await core.run(call(REMOVE))
+    await ended(core)
+    assert core.plugins.told() == [END]
+
+
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
 @pytest.mark.parametrize("seconds", [0.5, 100])
 async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Operation, seconds: float) -> None:
