@@ -127,7 +127,7 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
     ``asked`` has the pod's names, labels, annotations, cgroup parent, overhead and resources as the create gives them,
     without names only the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown
     and replace what it asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given.
-    If the names are those of another pod, the runtime has lost its state and uses the id anew: all knowledge of the old
+    If the names are those of another pod, the runtime has lost its state and uses the id again: all knowledge of the old
     pod is dropped.
     """
     made = ContainerRecord(container, container)
