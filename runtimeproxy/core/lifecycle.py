@@ -47,8 +47,8 @@ SLOW_SECONDS = 1.0
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
 _ENDS = hookpoints.REMOVES | {Operation.STOP_POD_SANDBOX}
 """Whatever these end without a stop of its own is reported with them."""
-_BEGINS = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER})
-"""After these the subject may end, perhaps again."""
+_MAY_END = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER, Operation.REMOVE_POD_SANDBOX})
+"""After these a subject of the same id may end, perhaps again: a runtime that lost its state reuses the ids of pods."""
 
 T = TypeVar("T")
 
@@ -406,7 +406,7 @@ class Lifecycle:
             point = call.end or self._asked(call, Stage.POST)
             if (point is not None or ended) and not self._skipped(known):
                 await self._tell(call, point, known, ended, reply, times)
-            if call.operation in _BEGINS:
+            if call.operation in _MAY_END:
                 self._dispatcher.forget_stop((known.container or known.pod).effective.id)
         finally:
             self._queue.leave(turn)

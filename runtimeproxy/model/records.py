@@ -91,10 +91,10 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
 
-    A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources are this create's if
-    the runtime does not report or use them. A variable that it reports and this create does not set counts as the
-    kubelet's, as runtimes also report those of the image. A swap limit that equals the memory limit may have been read
-    as not set: it counts as set if the kubelet sets both to one value.
+    A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources, and a container's
+    resources, are this create's if the runtime does not report or use them. A variable that it reports and this create
+    does not set counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the
+    memory limit may have been read as not set: it counts as set if the kubelet sets both to one value.
     """
     if isinstance(record, PodRecord):
         pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -104,6 +104,8 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
         in_force = replace(has, overhead=has.overhead or pod.overhead, resources=resources)
         return Subject(PodRecord(pod, in_force, reported=has.resources if unused else None))
     sent, effective = container_of(made), record.effective
+    if effective.resources is None:
+        effective = replace(effective, resources=sent.original.resources)
     requested, runs = sent.original.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
     without_swap = 0 < requested.memory_swap_limit_in_bytes == requested.memory_limit_in_bytes
     if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
@@ -127,7 +129,7 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
     ``asked`` has the pod's names, labels, annotations, cgroup parent, overhead and resources as the create gives them,
     without names only the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown
     and replace what it asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given.
-    If the names are those of another pod, the runtime has lost its state and uses the id again: all knowledge of the old
+    If the names are those of another pod, the runtime has lost its state and reuses the id: what is known of the old
     pod is dropped.
     """
     made = ContainerRecord(container, container)
