@@ -132,6 +132,12 @@ def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     assert not made.pod.read
 
 
+def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:
+    has = replace(CONTAINER, resources=None)
+    made = records.found(MADE, ContainerRecord(has, has, read=True))
+    assert records.container_of(made) == ContainerRecord(CONTAINER, CONTAINER)
+
+
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), ASKED])
 @pytest.mark.parametrize("unused", [{}, {"cpu_shares": 3}])
 def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
