@@ -6,7 +6,6 @@ Invariant: a pod or container that does not exist is the result None; everything
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -77,7 +76,7 @@ class Backend:
         """The name that the runtime reported last."""
         self.no_effect: Mapping[Operation, Fields] = {}
         """The fields that the runtime is known not to use, by operation."""
-        self.repeats_until = math.inf
+        self.repeats_until = 0.0
         """Until when, on the event loop's clock, the runtime may answer a create with what a create of an earlier
         process made."""
         self._serves_cri = False
@@ -88,9 +87,8 @@ class Backend:
             self.runtime_name = reply.runtime_name
             self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
             self.no_effect = no_effect.of_runtime(reply.runtime_name, reply.runtime_version)
-            if self.repeats_until == math.inf:
-                repeats = reply.runtime_name in _REPEAT_ANSWERS
-                self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS if repeats else 0.0
+            if reply.runtime_name in _REPEAT_ANSWERS and not self.repeats_until:
+                self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS
 
     async def serves_cri(self) -> bool:
         """Return whether the runtime answers a CRI call, on a connection of its own, or has ever answered one here."""

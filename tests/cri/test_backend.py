@@ -1,7 +1,6 @@
 """The proxy's own calls to a runtime, a real gRPC server on a unix socket: status, lists, updates, its state."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -223,7 +222,7 @@ async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, ba
 async def test_only_crio_repeats_answers_for_a_while(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
     """Until an earlier process's creates have certainly ended."""
     runtime.state.shape = shape
-    assert backend.repeats_until == math.inf, "it is not known yet"
+    assert backend.repeats_until == 0.0, "it is not known yet"
     started = asyncio.get_running_loop().time()
     await backend.learn("v1")
     until = backend.repeats_until
