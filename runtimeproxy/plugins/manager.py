@@ -327,20 +327,20 @@ class Manager:
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
-        """Make the tables anew if a registration that counts has changed."""
+        """Make the tables again if a registration that counts has changed, or a link on the way to its socket."""
         self._disable()
         before = self._plugins
         wanted = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
-        if wanted == self._built:
+        repeated = repeated_calls(wanted)
+        if wanted == self._built and repeated == self.repeated:
             return
         unchanged = set(self._built)
         self._plugins = {
             entry.name: before[entry.name] if entry in unchanged else self._plugin(entry, before.get(entry.name))
             for entry in wanted
         }
-        self._built = wanted
+        self._built, self.repeated = wanted, repeated
         plugins = self._plugins.values()
-        self.repeated = repeated_calls(wanted)
         by_point = {
             point.name: tuple(
                 plugin

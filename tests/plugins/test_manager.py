@@ -160,6 +160,21 @@ async def test_socket_is_called_once_for_a_hook_point(
     await rig.until_asked(*sorted(["b", name]))
 
 
+async def test_changed_link_changes_which_sockets_are_the_same(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to("v1")
+    rig.put("a.json", f"{tmp_path}/current/x.sock")
+    rig.put("b.json", f"{tmp_path}/v1/x.sock")
+    rig.poll(0.01)
+    await rig.start()
+    plugins = rig.manager.plugins
+    assert rig.names() == ["a"]
+    for target, names in (("v2", ["a", "b"]), ("v1", ["a"])):
+        (tmp_path / "new").symlink_to(target)
+        (tmp_path / "new").rename(tmp_path / "current")
+        await rig.until_asked(*names)
+    assert rig.manager.plugins == plugins
+
+
 async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> None:
     await rig.start("a")
     (before,) = rig.manager.plugins_for(CREATE)
