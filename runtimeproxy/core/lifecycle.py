@@ -18,8 +18,8 @@ from typing import TypeVar
 from runtimeproxy.core.call import Call, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.keyed_queue import KeyedQueue
+from runtimeproxy.core.open_calls import OpenCalls
 from runtimeproxy.core.store import Store
-from runtimeproxy.core.unknown_outcomes import UnknownOutcomes
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.eventloop.deadlines import Deadlines
 from runtimeproxy.eventloop.fiber import Fiber
@@ -73,7 +73,8 @@ class Lifecycle:
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
         self.state_read = asyncio.Event()
-        """Set unless a hook server is registered for which the runtime's state is still being read."""
+        """Set unless a hook server is registered for which the runtime's state is still being read, and no call has
+        waited for that in vain."""
         self.state_read.set()
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -82,9 +83,7 @@ class Lifecycle:
         self._deadlines = Deadlines()
         self._queue = KeyedQueue(self._deadlines)
         self._holds: set[CallTimes] = set()
-        self._under_way: dict[Call, asyncio.Future[None]] = {}
-        """The calls under way, each with the fiber or task that runs it."""
-        self._unknown_outcomes = UnknownOutcomes(metrics, self.under_way)
+        self.open_calls = OpenCalls(metrics)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held, and the age of the oldest in seconds."""
@@ -100,19 +99,9 @@ class Lifecycle:
         """Return whether a call that changes no record needs no hold: no hook server is registered, no call waits."""
         return not self.hooked and not self._queue.queues
 
-    def under_way(self, operation: Operation | None = None) -> set[str]:
-        """Return the subjects of the calls under way, all or one operation's: ids, or names where no id is known
-        yet."""
-        keys = set()
-        for call in self._under_way:
-            with suppress(Unreadable):
-                if operation is None or call.operation is operation:
-                    keys.add(call.order_key())
-        return keys
-
     async def stop(self) -> None:
         """Stop asking the runtime about calls that it has not answered."""
-        await self._unknown_outcomes.stop()
+        await self.open_calls.stop()
 
     def run(self, call: Call) -> Fiber[None]:
         """Run one call from its hold to its answer; return the fiber that runs it. It runs immediately, as far as it
@@ -125,7 +114,7 @@ class Lifecycle:
     async def _run(self, call: Call, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
         call.call_id = times.id
-        self._under_way[call] = fiber
+        self.open_calls.under_way[call] = fiber
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
         try:
@@ -156,7 +145,7 @@ class Lifecycle:
             try:
                 alone = reply.agreed and not self._queue.queues
                 if call.operation in _CREATES:  # what it made may have to be read first
-                    alone &= not (call.repeats_answers or self._unknown_outcomes.creates)
+                    alone &= not (call.repeats_answers or self.open_calls.creates)
                 if alone and subject is not None and not self._dispatcher.registered(hookpoints.POST[call.operation]):
                     call.answer(reply)
                 await self._act_on_answer(call, subject, adjustment, reply, times)
@@ -172,7 +161,7 @@ class Lifecycle:
             pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
         finally:
             self.running.discard(fiber)
-            self._under_way.pop(call, None)
+            self.open_calls.under_way.pop(call, None)
             if times.outcome:
                 self._ended(call, times, adjustment)
             if call.state_unknown or self.store.watched:
@@ -208,7 +197,7 @@ class Lifecycle:
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
-            self._internal(call, error)
+            self._internal(call.operation, call.call_id, error)
         return None
 
     async def _hold(self, call: Call, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
@@ -274,15 +263,20 @@ class Lifecycle:
         never be awaited.
         """
 
-        async def within() -> T:
-            async with asyncio.timeout(seconds):
-                return await ask()
+        async def within() -> tuple[T, ...]:
+            with suppress(TimeoutError):  # a task that ends with it refers to it, and it to the task
+                async with asyncio.timeout(seconds):
+                    return (await ask(),)
+            return ()
 
         began = self._metrics.clock()
         try:
-            return await asyncio.get_running_loop().create_task(within())
+            answer = await asyncio.get_running_loop().create_task(within())
         finally:
             times.asking += self._metrics.clock() - began
+        if not answer:
+            raise TimeoutError
+        return answer[0]
 
     async def _find_ends(self, call: Call, subject: Subject, end: float, times: CallTimes) -> None:
         """Find whose end hook servers are to be notified of when the runtime has removed the subject. Of a pod all
@@ -293,8 +287,10 @@ class Lifecycle:
                 call.end = hookpoints.CONTAINER_END
             return
         if not self.state_read.is_set() and self._dispatcher.registered((hookpoints.CONTAINER_END,)):
-            with suppress(TimeoutError):
+            try:
                 await self._in_task(self.state_read.wait, end - self._clock(), times)
+            except TimeoutError:
+                self.state_read.set()
         if call.operation is Operation.REMOVE_POD_SANDBOX:
             if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
                 call.end = hookpoints.POD_END
@@ -344,7 +340,7 @@ class Lifecycle:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
             if not reply.answered and call.operation in _CREATES:
-                self._unknown_outcomes.add_create(call.order_key())
+                self.open_calls.add_create(call.order_key())
             if reply.failed:
                 self._failed(call, subject, adjustment, times)
             elif subject is None:
@@ -353,7 +349,7 @@ class Lifecycle:
                 await self._agreed(call, subject, adjustment, reply, times)
             elif not reply.answered:
                 if call.end or call.ended or call.operation in UNRECORDED:
-                    self._unknown_outcomes.add(
+                    self.open_calls.add(
                         call.order_key(), call, partial(self._settled, call, subject, adjustment, times)
                     )
                 if call.operation not in UNRECORDED:
@@ -361,7 +357,7 @@ class Lifecycle:
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
-            self._internal(call, error)
+            self._internal(call.operation, call.call_id, error)
 
     def _failed(self, call: Call, subject: Subject | None, adjustment: Adjustment, times: CallTimes) -> None:
         """Record that the runtime failed a call, with what hook servers had set."""
@@ -402,11 +398,12 @@ class Lifecycle:
                     self.store.tombstone(known.container.effective.id)
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
-            self._unknown_outcomes.answered(turn.key, call.operation)
+            self.open_calls.answered(turn.key, call.operation)
             point = call.end or self._asked(call, Stage.POST)
             if (point is not None or ended) and not self._skipped(known):
                 await self._tell(call, point, known, ended, reply, times)
-            if call.operation in _MAY_END:
+            # A pod's stop may be answered after its remove.
+            if call.operation in _MAY_END and not self.open_calls.is_open(Operation.STOP_POD_SANDBOX, turn.key):
                 self._dispatcher.forget_stop((known.container or known.pod).effective.id)
         finally:
             self._queue.leave(turn)
@@ -417,7 +414,7 @@ class Lifecycle:
         """
         made_id = (made.container or made.pod).effective.id
         known = self.store.pod(made_id) or self.store.container(made_id)
-        if known is None and not call.repeats_answers and call.order_key() not in self._unknown_outcomes.creates:
+        if known is None and not call.repeats_answers and call.order_key() not in self.open_calls.creates:
             return made
         self.store.forget(made_id)
         if made.renewed:
@@ -429,7 +426,10 @@ class Lifecycle:
                 with suppress(BackendError, TimeoutError, Unreadable):
                     found = await self._in_task(partial(call.read_made, self.store, made), seconds, times)
         finally:
-            call.state_unknown |= found is None
+            if found is None:
+                call.state_unknown = True
+                self.store.commit(made, call.number)
+                self.store.forget(made_id)  # keeps the kubelet's original values
         if found is None:
             return made
         subject = records.found(made, found)
@@ -484,30 +484,26 @@ class Lifecycle:
     def owes_end(self, container_id: str) -> bool:
         """Return whether any hook server is to be called for a container that ended, and no stop will do that."""
         owed = self._dispatcher.owes_end(hookpoints.CONTAINER_END, container_id)
-        return owed and container_id not in self.under_way(Operation.STOP_CONTAINER)
+        return owed and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
 
     async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
-        """Call the hook servers for a container that ended without a call. ``read`` returns it, or None if it runs
-        again: it is called when no start is under way, and a later start waits."""
-        while starts := self._starts(container_id):
+        """Call the hook servers for a container that ended without a call, unless the outcome of its start is unknown.
+        ``read`` returns it, or None if it runs again: it is called when no start is under way, and a later start
+        waits."""
+        while starts := self.open_calls.running(Operation.START_CONTAINER, container_id):
             await asyncio.wait(starts)
+        if self.open_calls.is_open(Operation.START_CONTAINER, container_id):
+            return
         turn = self._queue.take(container_id)
         try:
             await self._queue.wait(turn, self._limits.budget_seconds)
             subject = await read()
             if subject is not None and not self._skipped(subject):
                 await self._notify(subject)
+        except Exception as error:
+            self._internal(Operation.STOP_CONTAINER, "", error)
         finally:
             self._queue.leave(turn)
-
-    def _starts(self, container_id: str) -> list[asyncio.Future[None]]:
-        """Return what runs the starts of a container that are under way."""
-        running = []
-        for call, future in self._under_way.items():
-            with suppress(Unreadable):
-                if call.operation is Operation.START_CONTAINER and call.order_key() == container_id:
-                    running.append(future)
-        return running
 
     async def _notify_of_end(self, subject: Subject, call_id: str) -> None:
         """Call the hook servers that do not know of a container's end, in the container's turn."""
@@ -532,11 +528,11 @@ class Lifecycle:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
         assert task is not None
-        self._under_way[call] = task
+        self.open_calls.under_way[call] = task
         try:
             await self._act_on_answer(call, subject, adjustment, reply, times)
         finally:
-            self._under_way.pop(call, None)
+            self.open_calls.under_way.pop(call, None)
         self._forget_uncertain(call)
 
     # Uncertain state.
@@ -557,7 +553,7 @@ class Lifecycle:
             self.store.invalidate(key)
             if call.state_unknown:
                 self.store.forget(key)
-                for other in (*self._under_way, *self._unknown_outcomes.calls()):  # they hold the state from before
+                for other in self.open_calls.calls():  # they hold the state from before
                     with suppress(Unreadable):
                         other.state_unknown |= other.order_key() == key
 
@@ -575,7 +571,7 @@ class Lifecycle:
             case TimeoutError():
                 reason, detail = Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)"
             case _:
-                self._internal(call, error)
+                self._internal(call.operation, call.call_id, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
         self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
@@ -588,12 +584,12 @@ class Lifecycle:
         # A log record must not keep the call.
         log.warning("%s cannot be read: %s", call.operation.value, str(error), extra={"call": call.call_id})
 
-    def _internal(self, call: Call, error: Exception) -> None:
+    def _internal(self, operation: Operation, call_id: str, error: Exception) -> None:
         """Count and log an error in the proxy itself, only by its class and place: its text may hold values."""
-        self._metrics.count("internal_errors", call.operation.value)
+        self._metrics.count("internal_errors", operation.value)
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
-        name, extra = type(error).__name__, {"call": call.call_id}
-        log.error("internal error in %s: %s at %s", call.operation.value, name, where, extra=extra)
+        name, extra = type(error).__name__, {"call": call_id}
+        log.error("internal error in %s: %s at %s", operation.value, name, where, extra=extra)

@@ -223,7 +223,7 @@ class Sync:
 
     def _about_now(self) -> set[str]:
         """Return the subjects of the calls under way, and the pods of their containers."""
-        ids = self._lifecycle.under_way()
+        ids = self._lifecycle.open_calls.subjects()
         records = [record for one in ids if (record := self._store.container(one)) is not None]
         return ids.union(record.effective.pod_id for record in records)
 
@@ -294,8 +294,9 @@ class Sync:
         """Commit what was read, unless a call has newer knowledge."""
         if self._store.pod(one) is not None or self._store.container(one) is not None:
             return
-        pod_id = subject.pod.effective.id
-        if not watch.invalidated.isdisjoint((one, pod_id)) or one in self._lifecycle.under_way():
+        pod_id, made = subject.pod.effective.id, (subject.container or subject.pod).effective.full_name
+        under_way = not self._lifecycle.open_calls.subjects().isdisjoint((one, made))  # a create's id is not known yet
+        if under_way or not watch.invalidated.isdisjoint((one, pod_id)):
             self._left_out = True
             return
         self._store.commit(subject)

@@ -94,7 +94,7 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources, and a container's
     resources, are this create's if the runtime does not report or use them. A variable that it reports and this create
     does not set counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the
-    memory limit may have been read as not set: it counts as set if the kubelet sets both to one value.
+    memory limit may have been read as not set: it counts as set if this create sets both to one value.
     """
     if isinstance(record, PodRecord):
         pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -106,7 +106,7 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     sent, effective = container_of(made), record.effective
     if effective.resources is None:
         effective = replace(effective, resources=sent.original.resources)
-    requested, runs = sent.original.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
+    requested, runs = sent.effective.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
     without_swap = 0 < requested.memory_swap_limit_in_bytes == requested.memory_limit_in_bytes
     if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
         swap = {"memory_swap_limit_in_bytes": runs.memory_limit_in_bytes}
@@ -119,8 +119,12 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
 
 
 def lacking(made: Subject, subject: Subject) -> frozenset[str]:
-    """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``."""
-    return frozenset(by_field(difference(hook_view(subject), echo(hook_view(made)))))
+    """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
+    runtime may report the whole path of a slice, which systemd finds by the last part."""
+    fields = frozenset(by_field(difference(hook_view(subject), echo(hook_view(made)))))
+    requested, has = (one.pod.effective.cgroup_parent or "" for one in (made, subject))
+    same_slice = requested.endswith(SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
+    return fields - {"cgroup_parent"} if same_slice else fields
 
 
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:

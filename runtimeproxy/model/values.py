@@ -69,6 +69,11 @@ class PodInfo:
     overhead: Resources | None = None
     resources: Resources | None = None
 
+    @property
+    def full_name(self) -> str:
+        """Return the name that is unique in a runtime, which a pod has before it has an id."""
+        return f"{self.namespace}/{self.name}/{self.uid}/{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
@@ -83,6 +88,11 @@ class ContainerInfo:
     resources: Resources | None = None
     envs: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Return the name that is unique in a runtime, which a container has before it has an id."""
+        return f"{self.pod_id}/{self.name}/{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)

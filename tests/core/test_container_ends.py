@@ -2,10 +2,11 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runtimeproxy.core.call import GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.values import ContainerRecord, PodRecord, Subject
@@ -20,6 +21,8 @@ STOP, STOP_POD, REMOVE = Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX, O
 START, REMOVE_POD = Operation.START_CONTAINER, Operation.REMOVE_POD_SANDBOX
 POD_SUBJECT = Subject(SUBJECT.pod)
 NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
+CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
 REFUSED = Reply(agreed=False)
 END, POD_END = ("a", "PostStopContainer"), ("a", "PostStopPodSandbox")
 
@@ -88,6 +91,17 @@ async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
     assert core.plugins.told() == [END, POD_END]
 
 
+@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "fates": [UNANSWERED, GONE]}])
+async def test_stop_that_ends_after_the_remove_is_not_reported(core: Core, stop: dict[str, Any]) -> None:
+    core.plugins.add("a", points=("PostStopPodSandbox",))
+    stops = core.start(call(STOP_POD, **stop))
+    await asyncio.sleep(0.05)
+    await core.run(call(REMOVE_POD))
+    await asyncio.sleep(5)
+    await stops
+    assert core.plugins.told() == [POD_END]
+
+
 async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> None:
     """dockerd 26 may report it only after its answer to the remove."""
     core.plugins.add("a")
@@ -112,6 +126,15 @@ async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Oper
     await running
     assert core.plugins.told() == [END] * (seconds < 10)
     assert ends.steps[0] == (min(seconds, 10.0), "release")
+
+
+async def test_runtime_whose_state_is_not_read_delays_one_end_only(core: Core) -> None:
+    core.plugins.add("a", points=("PostStopContainer",))
+    core.lifecycle.state_read.clear()
+    ends = [call(STOP_POD), call(STOP_POD)]
+    for one in ends:
+        await core.run(one)
+    assert [one.steps[0] for one in ends] == [(10.0, "release"), (11.0, "release")], "the runtime takes a second"
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
@@ -198,6 +221,23 @@ async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) 
     await core.run(call(START))
     await core.run(call(STOP))
     assert core.plugins.told().count(END) == 3, "once for each start"
+
+
+async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core) -> None:
+    """dockerd may report the end before it answers whether the container was started."""
+    core.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
+    await core.run(call(START, reply=UNANSWERED, fates=[DONE]))
+    await ended(core)
+    await asyncio.sleep(1)
+    await core.run(call(REMOVE))
+    assert core.plugins.told() == [("a", "PostStartContainer"), END]
+
+
+async def test_end_that_cannot_be_reported_is_an_internal_error(core: Core, caplog: Log) -> None:
+    core.plugins.add("a", RuntimeError(CANARY), points=("PostStopContainer",))
+    await ended(core)
+    assert core.metrics.counted("internal_errors", operation="StopContainer") == 1
+    assert CANARY not in caplog.text
 
 
 async def test_stop_under_way_reports_the_end_itself(core: Core) -> None:

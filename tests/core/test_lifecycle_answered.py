@@ -338,11 +338,13 @@ CANNOT_BE_READ = [None, BackendError("away"), Unreadable("cut"), KeyError(CANARY
 
 @pytest.mark.parametrize(("made", "seconds"), [*[(made, 0.0) for made in CANNOT_BE_READ], (READ_FOUND, 100.0)])
 async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made: Any, seconds: float) -> None:
-    core.plugins.add("a", HAS_A)
+    """The kubelet's values of what hooks have set are kept."""
+    core.plugins.add("a", HookAnswer(annotations={"a": "1"}))
     await core.run(FakeCall(CREATE, reply=UNANSWERED))
     again = FakeCall(CREATE, made=made, read_seconds=seconds, prepares=False)
     assert await core.run(again) == READ_FIRST
     assert (core.store.container("c1"), again.state_unknown, edits(core)) == (None, True, [])
+    assert core.store.ids_of_originals() == {"c1"}
 
 
 @pytest.mark.parametrize("first", [UNANSWERED, AGREED])
@@ -405,7 +407,7 @@ async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
     under_way = []
     for seconds in (0, 0.5, 1):
         await asyncio.sleep(seconds)
-        under_way.append(core.lifecycle.under_way())
+        under_way.append(core.lifecycle.open_calls.subjects())
     assert under_way == [set(), {"c1"}, set()]
 
 
@@ -423,12 +425,12 @@ async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) ->
     tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
     tasks.append(core.start(FakeCall(STOP, key=Unreadable("cut"))))
     await asyncio.sleep(0)
-    assert core.lifecycle.under_way() == {"c1", "c2"}
+    assert core.lifecycle.open_calls.subjects() == {"c1", "c2"}
     await asyncio.sleep(2.5)
-    assert core.lifecycle.under_way() == {"c1"}
+    assert core.lifecycle.open_calls.subjects() == {"c1"}
     await asyncio.gather(*tasks)
     assert core.now == 3
-    assert core.lifecycle.under_way() == set()
+    assert core.lifecycle.open_calls.subjects() == set()
 
 
 async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:

@@ -31,7 +31,7 @@ from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
-from tests.fakes.plugins import FAIL, IGNORE, Behaviour
+from tests.fakes.plugins import FAIL, IGNORE, NOTHING, Behaviour
 from tests.fakes.state import LIST, Synced
 from tests.observe.events import shown_of
 
@@ -143,14 +143,20 @@ async def test_failing_hook_server_is_an_event_and_its_last_error(
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
 
 
-@pytest.mark.parametrize("behaviour", [BAD, Reason.ERROR_STATUS])
-async def test_refused_call_is_free_without_the_garbage_collector(core: Recorded, behaviour: Behaviour) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "fields"),
+    [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})],
+    ids=["bad", "failed", "late"],
+)
+async def test_refused_call_is_free_without_the_garbage_collector(
+    core: Recorded, behaviour: Behaviour, fields: dict[str, Any]
+) -> None:
     """Neither its error nor its event keeps it."""
     core.plugins.add("a", behaviour, policy=FAIL)
     gc.collect()
     gc.disable()
     try:
-        call = core.call()
+        call = core.call(**fields)
         await core.run(call)
         call.refused_with = None
         gone = weakref.ref(call)

@@ -21,6 +21,7 @@ from tests.fakes.state import LIST, Synced, container, pod
 pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
+CREATE = Operation.CREATE_CONTAINER
 AWAY = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
 ODD = BackendError("it cannot say", BackendFailure.OTHER)
@@ -204,12 +205,18 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, a
     assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
 
 
-@pytest.mark.parametrize(("begins", "lasts"), [(0, 3), (1.5, 0.2)], ids=["under way", "meanwhile"])
-async def test_subject_of_a_call_is_left_to_a_soon_pass(begins: float, lasts: float) -> None:
-    """An update of an unknown container passes while that is read: the status may be older than the update."""
+@pytest.mark.parametrize(
+    ("operation", "key", "begins", "lasts"),
+    [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)],
+    ids=["under way", "meanwhile", "created"],
+)
+async def test_subject_of_a_call_is_left_to_a_soon_pass(
+    operation: Operation, key: str, begins: float, lasts: float
+) -> None:
+    """The status may be older than an update that passes while it is read; a create has yet to be answered."""
     async with unasked("p1", "c1").running() as rig:
         await asyncio.sleep(begins)
-        update = rig.start(FakeCall(UPDATE, known=None, runtime_seconds=lasts))
+        update = rig.start(FakeCall(operation, known=None, key=key, runtime_seconds=lasts))
         await asyncio.sleep(2.7 - begins)
         assert (rig.known, syncs(rig, "complete")) == ({"p1"}, 1)
         await asyncio.sleep(LEFT_SECONDS + 2)

@@ -87,6 +87,7 @@ def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
     assert records.container_of(made).owners == (("cpu_shares", "one"),)
 
 
+PARENT = {"cgroup_parent"}
 MADE = Subject(
     PodRecord(POD, POD),
     ContainerRecord(
@@ -106,21 +107,22 @@ def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
     assert records.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
 
 
+@pytest.mark.parametrize("by_hook", [False, True])
 @pytest.mark.parametrize(
     ("requests", "reports", "swap"),
     [((8, 8), (9, 0), 9), ((8, 8), (9, 10), 10), ((8, 8), (0, 0), 0), ((0, 0), (9, 0), 0)],
 )
 def test_swap_limit_of_an_earlier_create_is_the_memory_limit(
-    requests: tuple[int, int], reports: tuple[int, int], swap: int
+    requests: tuple[int, int], reports: tuple[int, int], swap: int, by_hook: bool
 ) -> None:
-    """If the kubelet requests that: a runtime's report of it is read as not set."""
+    """If the create requests that: a runtime's report of it is read as not set."""
     requested, has = (
         running(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap) for memory, swap in (requests, reports)
     )
-    made = records.container_of(records.found(subject(requested), ContainerRecord(has, has, read=True)))
-    assert made == ContainerRecord(
-        requested, running(memory_limit_in_bytes=reports[0], memory_swap_limit_in_bytes=swap)
-    )
+    original = running() if by_hook else requested
+    created = Subject(PodRecord(POD, POD), ContainerRecord(original, requested))
+    made = records.container_of(records.found(created, ContainerRecord(has, has, read=True)))
+    assert made == ContainerRecord(original, running(memory_limit_in_bytes=reports[0], memory_swap_limit_in_bytes=swap))
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
@@ -130,6 +132,15 @@ def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     made = records.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
+
+
+@pytest.mark.parametrize(
+    ("parent", "missing"),
+    [("/a-b.slice", set()), ("/c.slice/a-b.slice", set()), ("/a.slice/a-c.slice", PARENT), ("/a-b", PARENT)],
+)
+def test_slice_may_be_found_under_another_path(parent: str, missing: set[str]) -> None:
+    made = Subject(PodRecord(POD, replace(POD, cgroup_parent="/a.slice/a-b.slice")))
+    assert records.lacking(made, Subject(PodRecord(POD, replace(POD, cgroup_parent=parent)))) == missing
 
 
 def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:

@@ -187,7 +187,7 @@ def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]
         "held bytes": front.budget.count,
         "tasks of calls": len(front.tasks),
         "held calls": lifecycle.holds()[0],
-        "calls under way": lifecycle.under_way(),
+        "calls under way": lifecycle.open_calls.subjects(),
         "streams": [stream for reader in readers if rig.front is CRI for stream in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": rig.proxy.store.ids() ^ at_the_runtime,
         **{name: max(count - before[name], 0) for name, count in counts(rig).items()},

@@ -25,7 +25,7 @@ class RunPodCall(CriCall):
 
     def order_key(self) -> str:
         """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
-        return f"{self.asked.namespace}/{self.asked.name}/{self.asked.uid}/{self.asked.attempt}"
+        return self.asked.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request. Raises Unreadable."""
@@ -66,7 +66,7 @@ class CreateCall(CriCall):
     def order_key(self) -> str:
         """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
         container, _ = self.asked
-        return f"{container.pod_id}/{container.name}/{container.attempt}"
+        return container.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the container in its pod from the Store; None if the Store lacks the pod."""

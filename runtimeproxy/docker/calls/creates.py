@@ -86,8 +86,7 @@ class CreatePodCall(CreateCall[RequestedPod]):
 
     def order_key(self) -> str:
         """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
-        pod = self.asked.pod
-        return f"{pod.namespace}/{pod.name}/{pod.uid}/{pod.attempt}"
+        return self.asked.pod.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request; None until dockerd's cgroup driver is known, as its parent needs it.
@@ -127,8 +126,7 @@ class CreateContainerCall(CreateCall[RequestedContainer]):
 
     def order_key(self) -> str:
         """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
-        container = self.asked.container
-        return f"{container.pod_id}/{container.name}/{container.attempt}"
+        return self.asked.container.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the container in its pod from the Store; None if the pod or dockerd's cgroup driver is not known."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.core import unknown_outcomes
+from runtimeproxy.core import open_calls
 from runtimeproxy.core.call import NOT_DONE, UNANSWERED
 from runtimeproxy.docker.calls.base import DockerCall
 from runtimeproxy.docker.exchange import HeldExchange
@@ -340,7 +340,7 @@ async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, wh
 @pytest.fixture
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the proxy ask for the outcome of unanswered calls as fast as possible, and for long."""
-    monkeypatch.setattr(unknown_outcomes, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
+    monkeypatch.setattr(open_calls, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
 
 LOST = [(START, "start", "PostStartContainer")]

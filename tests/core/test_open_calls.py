@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.core.unknown_outcomes import ASKED_AFTER_SECONDS, MOST_QUESTIONS, UnknownOutcomes
+from runtimeproxy.core.open_calls import ASKED_AFTER_SECONDS, MOST_QUESTIONS, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
@@ -29,13 +29,9 @@ class Rig:
 
     def __init__(self, most_calls: int = 1000) -> None:
         self.metrics = Metrics(now)
-        self.stopping: set[str] = set()
-        """The subjects of present stops."""
         self.finish_seconds = 0.0
         """How many seconds it takes until a call's turn comes."""
-        self.unsettled = UnknownOutcomes(
-            self.metrics, lambda what: self.stopping if what is STOP else set(), most_calls
-        )
+        self.unsettled = OpenCalls(self.metrics, most_calls)
         self.finished: list[tuple[float, str, Reply]] = []
 
     def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
@@ -88,11 +84,12 @@ async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
 
 
 async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
-    rig.stopping.add("c1")
+    for under_way in (FakeCall(STOP), FakeCall(STOP, key=Unreadable("cut")), FakeCall(START, key="c2")):
+        rig.unsettled.under_way[under_way] = asyncio.get_running_loop().create_future()
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
     assert [key for _, key, _ in rig.finished] == ["c2"]
-    rig.stopping.clear()  # it failed
+    rig.unsettled.under_way.clear()  # it failed
     await asyncio.sleep(300)
     assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]

@@ -1,7 +1,8 @@
-"""Calls that ended without the runtime's answer: the runtime is queried for the outcome of starts and stops; that of a
-create shows in the answer to the next create of the same name (relay-rules C3).
+"""Calls whose outcome is not known: those under way, and those that ended without the runtime's answer. The runtime is
+queried for the outcome of starts and stops; that of a create shows in the answer to the next create of the same name
+(relay-rules C3).
 
-Owns which calls are unsettled, and when the runtime is asked about each.
+Owns which calls are under way or unsettled, and when the runtime is queried about the latter.
 Must not know: how a front asks, what is done with the outcome.
 Invariant: the number of questions about one call is bounded, and so is the number of calls at one time; between two
 questions there is no task, only a timer.
@@ -9,7 +10,8 @@ questions there is no task, only a timer.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from runtimeproxy.core.call import UNANSWERED, Call, Reply, Unreadable
@@ -41,15 +43,14 @@ class _Entry:
     task: asyncio.Task[None] | None = None
 
 
-class UnknownOutcomes:
-    """The calls whose answer never came; ``under_way`` returns the subjects of the present calls of an operation."""
+class OpenCalls:
+    """The calls under way, and those whose answer never came."""
 
-    def __init__(
-        self, metrics: Metrics, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
-    ) -> None:
+    def __init__(self, metrics: Metrics, most_calls: int = MOST_CALLS) -> None:
         self._metrics = metrics
-        self._under_way = under_way
         self._most_calls = most_calls
+        self.under_way: dict[Call, asyncio.Future[None]] = {}
+        """The calls under way, each with the fiber or task that runs it."""
         self.creates: dict[str, None] = {}
         """The order keys of creates that the runtime may have carried out, or may still carry out."""
         self._entries: dict[_Entry, None] = {}
@@ -58,8 +59,27 @@ class UnknownOutcomes:
         self._stopped = False
 
     def calls(self) -> list[Call]:
-        """Return the calls whose outcome is still unknown."""
-        return [entry.call for entry in self._entries]
+        """Return all calls whose outcome is unknown."""
+        return [*self.under_way, *(entry.call for entry in self._entries)]
+
+    def subjects(self, operation: Operation | None = None) -> set[str]:
+        """Return the subjects of the calls under way, all or one operation's: ids, or names where no id is known
+        yet."""
+        return {key for key, call in self._keyed() if operation is None or call.operation is operation}
+
+    def running(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
+        """Return what runs the calls under way of an operation on a subject."""
+        return [self.under_way[call] for other, call in self._keyed() if (other, call.operation) == (key, operation)]
+
+    def _keyed(self) -> Iterator[tuple[str, Call]]:
+        for call in self.under_way:
+            with suppress(Unreadable):
+                yield call.order_key(), call
+
+    def is_open(self, operation: Operation, key: str) -> bool:
+        """Return whether the outcome of any such operation on a subject is unknown."""
+        unsettled = any((entry.key, entry.call.operation) == (key, operation) for entry in self._entries)
+        return unsettled or bool(self.running(operation, key))
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
         """Ask for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
@@ -113,7 +133,7 @@ class UnknownOutcomes:
             reply = await self._reply(entry)
         # What is seen now may be the work of a call under way, which does what follows itself; otherwise it is seen
         # again.
-        if not reply.answered or entry.key in self._under_way(entry.call.operation):
+        if not reply.answered or self.running(entry.call.operation, entry.key):
             self._wait(entry)
             return
         self._end(entry, "agreed" if reply.agreed else "failed")
