@@ -73,8 +73,9 @@ class Lifecycle:
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
         self.state_read = asyncio.Event()
-        """Set unless a hook server is registered for which the runtime's state is still being read, and no call has
-        waited for that in vain."""
+        """Set unless a hook server is registered for which the runtime's state is still being read."""
+        self.waits_for_state = True
+        """False once a call has waited for that in vain, until the runtime is listed."""
         self.state_read.set()
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -114,7 +115,7 @@ class Lifecycle:
     async def _run(self, call: Call, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
         call.call_id = times.id
-        self.open_calls.under_way[call] = fiber
+        self.open_calls.begin(call, fiber)
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
         try:
@@ -161,7 +162,7 @@ class Lifecycle:
             pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
         finally:
             self.running.discard(fiber)
-            self.open_calls.under_way.pop(call, None)
+            self.open_calls.end(call)
             if times.outcome:
                 self._ended(call, times, adjustment)
             if call.state_unknown or self.store.watched:
@@ -264,7 +265,7 @@ class Lifecycle:
         """
 
         async def within() -> tuple[T, ...]:
-            with suppress(TimeoutError):  # a task that ends with it refers to it, and it to the task
+            with suppress(TimeoutError):  # a task that ends with a TimeoutError forms a reference cycle with it
                 async with asyncio.timeout(seconds):
                     return (await ask(),)
             return ()
@@ -286,11 +287,13 @@ class Lifecycle:
             if self._owed((container,)) and await self._has_ended(call, container, end, times):
                 call.end = hookpoints.CONTAINER_END
             return
-        if not self.state_read.is_set() and self._dispatcher.registered((hookpoints.CONTAINER_END,)):
+        waits = self.waits_for_state and not self.state_read.is_set()
+        if waits and self._dispatcher.registered((hookpoints.CONTAINER_END,)):
+            seconds = end - self._clock()
             try:
-                await self._in_task(self.state_read.wait, end - self._clock(), times)
+                await self._in_task(self.state_read.wait, seconds, times)
             except TimeoutError:
-                self.state_read.set()
+                self.waits_for_state = seconds < self._limits.budget_seconds / 2  # else that was long enough
         if call.operation is Operation.REMOVE_POD_SANDBOX:
             if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
                 call.end = hookpoints.POD_END
@@ -402,8 +405,10 @@ class Lifecycle:
             point = call.end or self._asked(call, Stage.POST)
             if (point is not None or ended) and not self._skipped(known):
                 await self._tell(call, point, known, ended, reply, times)
-            # A pod's stop may be answered after its remove.
-            if call.operation in _MAY_END and not self.open_calls.is_open(Operation.STOP_POD_SANDBOX, turn.key):
+            may_end = call.operation in _MAY_END
+            if call.operation is Operation.REMOVE_POD_SANDBOX:  # its stop may be answered later
+                may_end = not self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)
+            if may_end:
                 self._dispatcher.forget_stop((known.container or known.pod).effective.id)
         finally:
             self._queue.leave(turn)
@@ -428,8 +433,7 @@ class Lifecycle:
         finally:
             if found is None:
                 call.state_unknown = True
-                self.store.commit(made, call.number)
-                self.store.forget(made_id)  # keeps the kubelet's original values
+                self.store.keep_originals(records.without_parent(made), call.number)
         if found is None:
             return made
         subject = records.found(made, found)
@@ -487,13 +491,10 @@ class Lifecycle:
         return owed and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
 
     async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
-        """Call the hook servers for a container that ended without a call, unless the outcome of its start is unknown.
-        ``read`` returns it, or None if it runs again: it is called when no start is under way, and a later start
-        waits."""
-        while starts := self.open_calls.running(Operation.START_CONTAINER, container_id):
+        """Call the hook servers for a container that ended without a call. ``read`` returns it, or None if it runs
+        again: it is called when no outcome of a start is unknown, and a later start waits."""
+        while starts := self.open_calls.unknown(Operation.START_CONTAINER, container_id):
             await asyncio.wait(starts)
-        if self.open_calls.is_open(Operation.START_CONTAINER, container_id):
-            return
         turn = self._queue.take(container_id)
         try:
             await self._queue.wait(turn, self._limits.budget_seconds)
@@ -528,11 +529,11 @@ class Lifecycle:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
         assert task is not None
-        self.open_calls.under_way[call] = task
+        self.open_calls.begin(call, task)
         try:
             await self._act_on_answer(call, subject, adjustment, reply, times)
         finally:
-            self.open_calls.under_way.pop(call, None)
+            self.open_calls.end(call)
         self._forget_uncertain(call)
 
     # Uncertain state.

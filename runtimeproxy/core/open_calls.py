@@ -41,6 +41,7 @@ class _Entry:
     ended: float
     timer: asyncio.TimerHandle = field(init=False)
     task: asyncio.Task[None] | None = None
+    over: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class OpenCalls:
@@ -49,7 +50,7 @@ class OpenCalls:
     def __init__(self, metrics: Metrics, most_calls: int = MOST_CALLS) -> None:
         self._metrics = metrics
         self._most_calls = most_calls
-        self.under_way: dict[Call, asyncio.Future[None]] = {}
+        self._under_way: dict[Call, asyncio.Future[None]] = {}
         """The calls under way, each with the fiber or task that runs it."""
         self.creates: dict[str, None] = {}
         """The order keys of creates that the runtime may have carried out, or may still carry out."""
@@ -60,26 +61,34 @@ class OpenCalls:
 
     def calls(self) -> list[Call]:
         """Return all calls whose outcome is unknown."""
-        return [*self.under_way, *(entry.call for entry in self._entries)]
+        return [*self._under_way, *(entry.call for entry in self._entries)]
 
-    def subjects(self, operation: Operation | None = None) -> set[str]:
-        """Return the subjects of the calls under way, all or one operation's: ids, or names where no id is known
-        yet."""
-        return {key for key, call in self._keyed() if operation is None or call.operation is operation}
+    def begin(self, call: Call, runs: asyncio.Future[None]) -> None:
+        """Add a call that is under way as long as a fiber or task ``runs``."""
+        self._under_way[call] = runs
+
+    def end(self, call: Call) -> None:
+        """Remove a call that is no longer under way."""
+        self._under_way.pop(call, None)
+
+    def subjects(self) -> set[str]:
+        """Return the subjects of the calls under way: ids, or full names where no id is known yet."""
+        return {subject for subject, _ in self._by_subject()}
 
     def running(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
         """Return what runs the calls under way of an operation on a subject."""
-        return [self.under_way[call] for other, call in self._keyed() if (other, call.operation) == (key, operation)]
+        wanted = key, operation
+        return [self._under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == wanted]
 
-    def _keyed(self) -> Iterator[tuple[str, Call]]:
-        for call in self.under_way:
+    def unknown(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
+        """Return a future for each call of an operation on a subject whose outcome is unknown, done when it is not."""
+        unsettled = [one.over for one in self._entries if (one.key, one.call.operation) == (key, operation)]
+        return unsettled + self.running(operation, key)
+
+    def _by_subject(self) -> Iterator[tuple[str, Call]]:
+        for call in self._under_way:
             with suppress(Unreadable):
                 yield call.order_key(), call
-
-    def is_open(self, operation: Operation, key: str) -> bool:
-        """Return whether the outcome of any such operation on a subject is unknown."""
-        unsettled = any((entry.key, entry.call.operation) == (key, operation) for entry in self._entries)
-        return unsettled or bool(self.running(operation, key))
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
         """Ask for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
@@ -154,6 +163,7 @@ class OpenCalls:
 
     def _end(self, entry: _Entry, result: str) -> None:
         del self._entries[entry]
+        entry.over.set_result(None)
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
             entry.task.cancel()  # it would keep the call alive until its question has its turn

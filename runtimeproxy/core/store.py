@@ -129,6 +129,16 @@ class Store:
         except form.BrokenOriginals:
             return None
 
+    def keep_originals(self, record: PodRecord | ContainerRecord, released: int) -> None:
+        """Keep the original values of a record that is not stored, unless others are kept for its id. A subject with a
+        tombstone is treated as in ``commit``."""
+        any_id, values = record.effective.id, original_values_of(record)
+        if values is None or self.original_values(any_id) is not None or self._is_buried(any_id, released):
+            return
+        self._kept[any_id] = form.write(values)
+        if self.on_change is not None:
+            self.on_change(any_id)
+
     def ids_of_originals(self) -> set[str]:
         """Return the ids that have kept values without a record."""
         return set(self._kept)

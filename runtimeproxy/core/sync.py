@@ -201,6 +201,7 @@ class Sync:
         with self._store.watch() as watch:
             known = self._store.ids() | self._store.ids_of_originals()
             listed = await self._runtime.listed()
+            self._lifecycle.waits_for_state = True
             self._sweep(known.difference(listed.pods, listed.containers), watch)
             for remembered in (self._passed_over, self._maybe_unavailable):
                 remembered.intersection_update([*listed.pods, *listed.containers])
@@ -294,8 +295,10 @@ class Sync:
         """Commit what was read, unless a call has newer knowledge."""
         if self._store.pod(one) is not None or self._store.container(one) is not None:
             return
-        pod_id, made = subject.pod.effective.id, (subject.container or subject.pod).effective.full_name
-        under_way = not self._lifecycle.open_calls.subjects().isdisjoint((one, made))  # a create's id is not known yet
+        pod_id, names = subject.pod.effective.id, {one, subject.pod.effective.full_name}
+        if subject.container is not None:
+            names.add(subject.container.effective.full_name)
+        under_way = not names.isdisjoint(self._lifecycle.open_calls.subjects())  # of a create only the name is known
         if under_way or not watch.invalidated.isdisjoint((one, pod_id)):
             self._left_out = True
             return

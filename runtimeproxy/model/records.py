@@ -94,7 +94,7 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources, and a container's
     resources, are this create's if the runtime does not report or use them. A variable that it reports and this create
     does not set counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the
-    memory limit may have been read as not set: it counts as set if this create sets both to one value.
+    memory limit may have been read as not set: it counts as set if the kubelet or this create sets both to one value.
     """
     if isinstance(record, PodRecord):
         pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -106,8 +106,8 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     sent, effective = container_of(made), record.effective
     if effective.resources is None:
         effective = replace(effective, resources=sent.original.resources)
-    requested, runs = sent.effective.resources or NO_RESOURCES, effective.resources or NO_RESOURCES
-    without_swap = 0 < requested.memory_swap_limit_in_bytes == requested.memory_limit_in_bytes
+    runs, requested = effective.resources or NO_RESOURCES, (sent.original.resources, sent.effective.resources)
+    without_swap = any(one and 0 < one.memory_swap_limit_in_bytes == one.memory_limit_in_bytes for one in requested)
     if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
         swap = {"memory_swap_limit_in_bytes": runs.memory_limit_in_bytes}
         effective = _with(effective, overlay(runs, swap), {})
@@ -121,10 +121,19 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
 def lacking(made: Subject, subject: Subject) -> frozenset[str]:
     """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
     runtime may report the whole path of a slice, which systemd finds by the last part."""
-    fields = frozenset(by_field(difference(hook_view(subject), echo(hook_view(made)))))
-    requested, has = (one.pod.effective.cgroup_parent or "" for one in (made, subject))
+    wanted, reported = echo(hook_view(made)), echo(hook_view(subject))
+    fields = frozenset(by_field(difference(hook_view(subject), wanted)))
+    requested, has = wanted.cgroup_parent or "", reported.cgroup_parent or ""
     same_slice = requested.endswith(SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
     return fields - {"cgroup_parent"} if same_slice else fields
+
+
+def without_parent(made: Subject) -> PodRecord | ContainerRecord:
+    """Return what a create makes without a hook's cgroup parent for the pod: an earlier create may have made it."""
+    if made.container is not None:
+        return made.container
+    effective = replace(made.pod.effective, cgroup_parent=made.pod.original.cgroup_parent)
+    return replace(made.pod, effective=effective)
 
 
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:

@@ -347,6 +347,27 @@ async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made
     assert core.store.ids_of_originals() == {"c1"}
 
 
+@pytest.mark.parametrize("hooked", [True, False])
+async def test_unread_create_keeps_older_original_values(core: Core, hooked: bool) -> None:
+    if hooked:
+        core.plugins.add("a", HookAnswer(annotations={"a": "256"}))
+    asked, runs = (replace(CONTAINER, annotations={"a": value}) for value in ("1024", "512"))
+    core.store.commit(Subject(SUBJECT.pod, ContainerRecord(asked, runs)))
+    await core.run(FakeCall(CREATE, Subject(SUBJECT.pod, ContainerRecord(asked, asked)), made=None))
+    assert core.store.read_container(runs).original == asked
+
+
+async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
+    """An earlier create, without the hook, may have made the pod."""
+    asked, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
+    core.plugins.add("a", PARENT, points=("PreRunPodSandbox",))
+    pod = Subject(PodRecord(asked, replace(sent, labels={"h": "1"})))
+    await core.run(FakeCall(RUN_POD, pod, reply=UNANSWERED))
+    await core.run(FakeCall(RUN_POD, pod, made=None))
+    reported = replace(asked, cgroup_parent=None, labels={"h": "1"})
+    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=asked.labels), reported)
+
+
 @pytest.mark.parametrize("first", [UNANSWERED, AGREED])
 async def test_create_is_not_read_in_vain(core: Core, first: Reply) -> None:
     """Neither without hook servers, nor if the earlier create was answered and what it made is gone."""

@@ -21,7 +21,7 @@ from tests.fakes.state import LIST, Synced, container, pod
 pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
-CREATE = Operation.CREATE_CONTAINER
+CREATE, RUN_POD = Operation.CREATE_CONTAINER, Operation.RUN_POD_SANDBOX
 AWAY = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
 ODD = BackendError("it cannot say", BackendFailure.OTHER)
@@ -207,8 +207,11 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, a
 
 @pytest.mark.parametrize(
     ("operation", "key", "begins", "lasts"),
-    [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)],
-    ids=["under way", "meanwhile", "created"],
+    [
+        *[(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2)],
+        *[(CREATE, "p1/read/0", 0, 3), (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)],
+    ],
+    ids=["under way", "meanwhile", "created", "in a pod that is created"],
 )
 async def test_subject_of_a_call_is_left_to_a_soon_pass(
     operation: Operation, key: str, begins: float, lasts: float

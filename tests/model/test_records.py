@@ -143,6 +143,23 @@ def test_slice_may_be_found_under_another_path(parent: str, missing: set[str]) -
     assert records.lacking(made, Subject(PodRecord(POD, replace(POD, cgroup_parent=parent)))) == missing
 
 
+@pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
+def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> None:
+    pod = PodRecord(POD, replace(POD, cgroup_parent="/kube.slice/kube-a.slice"))
+    made, found = (
+        Subject(pod, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent=parent)))
+        for parent in ("/hook-a.slice", has)
+    )
+    assert records.lacking(made, found) == missing
+
+
+def test_kubelets_swap_limit_is_found_if_a_hook_set_another() -> None:
+    kubelets, hooked, has = (running(memory_limit_in_bytes=8, memory_swap_limit_in_bytes=swap) for swap in (8, 9, 0))
+    created = Subject(PodRecord(POD, POD), ContainerRecord(kubelets, hooked))
+    made = records.container_of(records.found(created, ContainerRecord(has, has, read=True)))
+    assert made == ContainerRecord(kubelets, kubelets)
+
+
 def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:
     has = replace(CONTAINER, resources=None)
     made = records.found(MADE, ContainerRecord(has, has, read=True))
