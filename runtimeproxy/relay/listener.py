@@ -15,8 +15,9 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtimeproxy.errors import ConfigError
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 MAX_PATH_BYTES = 107
 BACKLOG = 4096
 """Most connections that wait to be accepted; the kernel lowers it to net.core.somaxconn."""
+
+ORPHAN_SECONDS = 2.0
+"""Longest wait in seconds for the children of a proxy that was killed."""
+_PAUSE_SECONDS = 0.02
 
 MAIN, ADMIN, METRICS = SOCKET_NAMES = ("runtimeproxy", "admin", "metrics")
 """The names of the sockets that systemd may hand over (FileDescriptorName=)."""
@@ -282,25 +287,35 @@ def _lock(folder: int, path: str, flag: str, owner: str) -> int:
 
 
 def _clear(folder: int, name: str, path: str, flag: str) -> None:
-    """Remove an existing socket at the path if nobody listens on it."""
+    """Remove an existing socket at the path if nobody listens on it. A child of a proxy that was killed may still do so
+    for a moment; it ends by itself."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it, or set {flag} to another path")
+    until = time.monotonic() + ORPHAN_SECONDS
+    while (pid := _listening(path)) is not None:
+        if pid and not os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        who = f" (pid {pid})" if pid else ""
+        raise ConfigError(f"another process{who} listens on {path}; stop it first or choose another {flag}")
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _listening(path: str) -> int | None:
+    """Return the id of the process that called listen(2) on a socket, 0 if that is unknown; None if nobody listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(name, dir_fd=folder)
-            return
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
         except OSError:
-            pid = 0  # it is in use: a full backlog, or a socket of another type
-        else:
-            pid, _, _ = peer_credentials(probe)
-    who = f" (pid {pid})" if pid else ""
-    raise ConfigError(f"another process{who} listens on {path}; stop it first or choose another {flag}")
+            return 0  # it is in use: a full backlog, or a socket of another type
+        return peer_credentials(probe)[0]
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:

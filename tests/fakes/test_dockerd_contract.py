@@ -217,9 +217,9 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
         heard: list[Any] = []
         while not heard or heard[-1]["Action"] != "destroy":
             heard.append(json.loads(await raw.chunk()))
-    stopped = "kill die stop" if heard[5]["Action"] == "die" else "kill stop die"  # as dockerd 23 and later
-    actions = f"create start rename update {stopped} start {stopped} destroy"
-    assert " ".join(event["Action"] for event in heard) == actions
+    actions = "create start rename update kill die stop start kill die stop destroy"
+    heard_actions = " ".join(event["Action"] for event in heard)
+    assert heard_actions.replace("stop die", "die stop") == actions  # from dockerd 23 on either may come first
     assert {event["id"] for event in heard} == {made}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
 

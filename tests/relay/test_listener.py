@@ -7,6 +7,7 @@ import contextlib
 import errno
 import grp
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from typing import IO
 import pytest
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.relay import listener as listener_module
 from runtimeproxy.relay.listener import Listener, folder_fault, inherited, listen
 
 
@@ -101,6 +103,36 @@ def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: i
         if seen >= {0o600, mode}:
             break
     assert seen == {0o600, mode}
+
+
+_KILLED = """
+import os, signal, socket, sys, time
+listener = socket.create_server(sys.argv[1], family=socket.AF_UNIX)
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+os.close(1)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("seconds", "free"), [(0.3, True), (30.0, False)])
+def test_child_of_a_killed_proxy_is_waited_for(
+    folder: Path, seconds: float, free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the socket until it notices that its parent is gone."""
+    monkeypatch.setattr(listener_module, "ORPHAN_SECONDS", 20.0 if free else 0.1)
+    command = [sys.executable, "-c", _KILLED, str(folder / "a.sock"), str(seconds)]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as killed:
+        killed.communicate()
+    try:
+        if free:
+            listen(str(folder / "a.sock")).close()
+        else:
+            with pytest.raises(ConfigError, match=rf"another process \(pid {killed.pid}\) listens on"):
+                listen(str(folder / "a.sock"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(killed.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
