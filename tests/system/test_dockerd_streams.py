@@ -113,5 +113,7 @@ def test_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Docker
 
 def test_client_that_leaves_ends_the_stdin_of_its_command(path: str, dockerd: Dockerd, box: str) -> None:
     with Exec(path, box, ["cat"], stdin=True) as command:
+        command.send(b"x")
+        assert next(command.frames()) == (STDOUT, b"x"), "dockerd answers before the command runs"
         assert not ended(dockerd, command)
     wait_until(lambda: ended(dockerd, command), "cat ends with its stdin")
