@@ -200,6 +200,7 @@ def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engin
                 return str(client.create(pod_id, node.plain_container(f"c{next(made)}"), pod))
 
         assert "deadline" in node.failure(create).text
+        assert ask(node.proxy.admin, "/livez") == (200, "ok")  # starts the admin server
         denied = f"runtimeproxy: error: run as root: permission denied: {node.proxy.admin}\n"
         assert switch(node, *disable, user=AS_NOBODY) == (3, "", denied)
         assert "deadline" in node.failure(create).text
