@@ -255,6 +255,29 @@ def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> 
     assert hooked.read_container(ASKED) is hooked.container("c9")
 
 
+@pytest.mark.parametrize("earlier", [None, SCALED])
+@pytest.mark.parametrize("listens", [True, False])
+def test_originals_are_kept_without_a_record_unless_others_are(
+    told: list[str], earlier: ContainerRecord | None, listens: bool
+) -> None:
+    store = Store()
+    store.on_change = told.append if listens else None
+    if earlier is not None:
+        store.keep({"c9": write(kept(earlier))})
+    later = replace(SCALED, effective=replace(HOOKED, resources=Resources(cpu_quota=50)))
+    store.keep_originals(later, 1)
+    assert store.original_values("c9") == kept(earlier or later)
+    assert told == ["c9"] * (listens and earlier is None)
+
+
+@pytest.mark.parametrize(("record", "released"), [(ContainerRecord(ASKED, ASKED), 9), (SCALED, 0)])
+def test_no_originals_are_kept_of_what_no_hook_changed_or_is_gone(record: ContainerRecord, released: int) -> None:
+    store = Store()
+    store.tombstone("c9")
+    store.keep_originals(record, released)
+    assert store.ids_of_originals() == set()
+
+
 def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: list[str]) -> None:
     for one in ("p9", "c9"):
         hooked.forget(one)

@@ -160,6 +160,12 @@ def test_kubelets_swap_limit_is_found_if_a_hook_set_another() -> None:
     assert made == ContainerRecord(kubelets, kubelets)
 
 
+def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
+    kept = records.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
+    assert kept == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
+    assert records.without_parent(MADE) is MADE.container
+
+
 def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:
     has = replace(CONTAINER, resources=None)
     made = records.found(MADE, ContainerRecord(has, has, read=True))

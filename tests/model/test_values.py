@@ -116,3 +116,9 @@ SWAPS = [(5, 5, 7, 7), (5, 5, 0, 0), (0, 0, 7, 7), (5, 0, 7, 0), (5, -1, 7, -1),
 @pytest.mark.parametrize(("memory", "swap", "new_memory", "new_swap"), [*SWAPS, (5, 9, 10, 10), (5, 9, 0, 0)])
 def test_swap_limit_follows_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
     assert values.swap_beside(memory, swap, new_memory) == new_swap
+
+
+def test_full_name_differs_by_the_attempt() -> None:
+    pods = {PodInfo(name="web", uid="u", namespace="shop", attempt=attempt).full_name for attempt in (0, 1)}
+    containers = {ContainerInfo(pod_id="p1", name="main", attempt=attempt).full_name for attempt in (0, 1)}
+    assert (pods, containers) == ({"shop/web/u/0", "shop/web/u/1"}, {"p1/main/0", "p1/main/1"})
