@@ -11,7 +11,7 @@ The straight line of one held call, the same for both modes (docs/architecture.r
    answers, the call edits its message (``cri.edit``, ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
    Where no hook server is told, they go first. If a start or a stop is never answered, the runtime is asked what became
-   of it (``core.open_calls``); what other such calls are about is read anew.
+   of it (``core.open_calls``); what other such calls are about is read again.
 
 Beside the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.sync``,
 and ``core.originals_file`` keeps what no runtime tells: the kubelet's own values of what hooks replaced. ``admin``

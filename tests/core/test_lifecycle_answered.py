@@ -351,21 +351,21 @@ async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made
 async def test_unread_create_keeps_older_original_values(core: Core, hooked: bool) -> None:
     if hooked:
         core.plugins.add("a", HookAnswer(annotations={"a": "256"}))
-    asked, runs = (replace(CONTAINER, annotations={"a": value}) for value in ("1024", "512"))
-    core.store.commit(Subject(SUBJECT.pod, ContainerRecord(asked, runs)))
-    await core.run(FakeCall(CREATE, Subject(SUBJECT.pod, ContainerRecord(asked, asked)), made=None))
-    assert core.store.read_container(runs).original == asked
+    original, runs = (replace(CONTAINER, annotations={"a": value}) for value in ("1024", "512"))
+    core.store.commit(Subject(SUBJECT.pod, ContainerRecord(original, runs)))
+    await core.run(FakeCall(CREATE, Subject(SUBJECT.pod, ContainerRecord(original, original)), made=None))
+    assert core.store.read_container(runs).original == original
 
 
 async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
     """An earlier create, without the hook, may have made the pod."""
-    asked, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
+    original, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
     core.plugins.add("a", PARENT, points=("PreRunPodSandbox",))
-    pod = Subject(PodRecord(asked, replace(sent, labels={"h": "1"})))
+    pod = Subject(PodRecord(original, replace(sent, labels={"h": "1"})))
     await core.run(FakeCall(RUN_POD, pod, reply=UNANSWERED))
     await core.run(FakeCall(RUN_POD, pod, made=None))
-    reported = replace(asked, cgroup_parent=None, labels={"h": "1"})
-    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=asked.labels), reported)
+    reported = replace(original, cgroup_parent=None, labels={"h": "1"})
+    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
 
 
 @pytest.mark.parametrize("first", [UNANSWERED, AGREED])
