@@ -348,7 +348,7 @@ class Proxy:
         self.draining = True
         self.metrics.gauge("draining", 1)
         await self.front.drain(seconds, at_once)
-        await self.lifecycle.stop()
+        await self.lifecycle.open_calls.stop()
         await self.front.close()
         self.reach.stop()
         await self.manager.stop()

@@ -6,7 +6,7 @@ Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -43,8 +43,8 @@ class Reply:
     """The runtime's answer to a call: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
     ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
-    the runtime no longer has the call's subject; only ``Call.settle`` sets it. ``no_op``: the runtime did not agree,
-    but that is no failure: the work was already done, or the request could not be given to the runtime.
+    the runtime no longer has the call's subject; only ``HeldCall.settle`` sets it. ``no_op``: the runtime did not
+    agree, but that is no failure: the work was already done, or the request could not be given to the runtime.
     """
 
     agreed: bool
@@ -61,7 +61,7 @@ class Reply:
 
 UNANSWERED = Reply(agreed=False, answered=False)
 
-# Results of ``Call.settle``, beside UNANSWERED.
+# Results of ``HeldCall.settle``, in addition to UNANSWERED.
 DONE = Reply(agreed=True)
 GONE = Reply(agreed=True, gone=True)
 """The call's subject no longer exists: runtimes agree to a stop and a remove of such a subject."""
@@ -118,9 +118,12 @@ class read_once(Generic[_T]):  # a decorator, as property is
         instance.__dict__[self._kept_as] = value
 
 
-class Call(ABC):
-    """One intercepted call, held by its front."""
+class HeldCall(ABC):
+    """One intercepted call: its request waits for the hook servers, its reply for the Store and the Post hooks."""
 
+    state = CallState.HOLDING
+    reply: Reply | None = None
+    """The runtime's reply once it is complete, UNANSWERED if none will come; None until then."""
     operation: Operation
     """What the call does; where that depends on its subject, ``read_subject`` sets it."""
     hook_points: tuple[HookPoint, ...]
@@ -132,7 +135,7 @@ class Call(ABC):
     prepares: bool = False
     """True if ``prepare`` may have to change something at the runtime before the request is released."""
     repeats_answers: bool = False
-    """True if the runtime may answer a create with what an earlier process's create of the same name made."""
+    """True if a create's answer has to be read from the runtime, since it ``may_be_repeated``."""
     already_sent: bool = False
     """True if the front has already sent the request unchanged, because no hook server was to be asked."""
     number: int = 0
@@ -190,13 +193,18 @@ class Call(ABC):
         rejects the change; if its outcome is unknown, ``state_unknown`` is set."""
         return {}
 
+    def may_be_repeated(self) -> bool:
+        """Return whether the runtime may answer a create with what a create of an earlier process made."""
+        return False
+
     def unedited(self, store: Store) -> bool:
         """Return, without decoding the request, whether the Store surely changes nothing in it if no hook is asked."""
         return True
 
     @abstractmethod
-    def release(self, subject: Subject | None, adjustment: Adjustment) -> Awaitable[Reply]:
-        """Edit the held request and send it on; return an awaitable of the runtime's answer, which stays held."""
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
+        """Edit the held request and send it on, unless the call is no longer held. ``Lifecycle.proceed`` is called when
+        the call has its ``reply``."""
 
     @abstractmethod
     def refuse(self, error: HookError) -> None:
@@ -213,7 +221,7 @@ class Call(ABC):
         return None
 
     @abstractmethod
-    def answer(self, reply: Reply) -> None:
+    def answer(self) -> None:
         """Pass the runtime's own bytes to the client, unless that was done; may be called more than once."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ logged without values; a bad field of an answer that is used otherwise is logged
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from runtimeproxy.core.call import Call
+from runtimeproxy.core.call import HeldCall
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import merge
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Stage
@@ -46,7 +46,7 @@ class Dispatcher:
         """Return whether any plugin is registered for one of the points."""
         return any(map(self._plugins.plugins_for, points))
 
-    async def before(self, call: Call, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+    async def before(self, call: HeldCall, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Ask the plugins of a call's Pre point in order, each with the changes of the earlier ones in its request.
 
         ``end`` is when the budget for all of them ends, on the clock given to the constructor. Raises HookError if a
@@ -73,7 +73,7 @@ class Dispatcher:
             self._tell_conflicts(call, point, adjustment.conflicts)
         return adjustment
 
-    def _tell_conflicts(self, call: Call, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
+    def _tell_conflicts(self, call: HeldCall, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
         for conflict in conflicts:
             self._metrics.count("hook_conflicts", conflict.loser, point.name)
             log.warning(
@@ -117,7 +117,7 @@ class Dispatcher:
         dockerd may report the end only after that."""
         self._note_stop.pop(any_id, None)
 
-    def failed(self, call: Call, point: HookPoint | None, reason: Reason, detail: str) -> None:
+    def failed(self, call: HeldCall, point: HookPoint | None, reason: Reason, detail: str) -> None:
         """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None. Raises
         HookError if the point is a Pre point and one of its plugins has policy Fail."""
         if point is None:
@@ -126,7 +126,7 @@ class Dispatcher:
         for plugin in self._plugins.plugins_for(point):
             judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
 
-    def rejected(self, call: Call, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
+    def rejected(self, call: HeldCall, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
         ``detail`` is the runtime's message. Raises HookError if one has policy Fail."""
         self.refused_with(call, f"the update before {point.operation.value}", adjustment.owners)
@@ -135,7 +135,7 @@ class Dispatcher:
             if plugin.name in owners:
                 self._failed(call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail))
 
-    def refused_with(self, call: Call, what: str, owners: Mapping[str, str]) -> None:
+    def refused_with(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
         ``owners`` maps fields to the plugins that set them."""
         if owners:
@@ -143,7 +143,7 @@ class Dispatcher:
             extra = {"kind": (what, name), "call": call.call_id}
             log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=extra)
 
-    def made_without(self, call: Call, what: str, owners: Mapping[str, str]) -> None:
+    def made_without(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime answered a create with what an earlier one made, which lacks fields of hook servers."""
         if owners:
             name, shown = call.subject_name, _shown(owners)
@@ -163,7 +163,9 @@ class Dispatcher:
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
-    def _broke_rules(self, call: Call, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]) -> None:
+    def _broke_rules(
+        self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]
+    ) -> None:
         """Count the bad fields of an answer. Under Ignore only these fields are dropped, each logged once per hook
         server. Raises HookError under policy Fail."""
         fields = {rule.field: plugin.name for rule in broken}
@@ -188,7 +190,7 @@ class Dispatcher:
                     extra={"kind": (plugin.name, rule.field), "call": call.call_id},
                 )
 
-    def _failed(self, call: Call, plugin: Plugin, error: HookError, fields: Mapping[str, str] = NO_FIELDS) -> None:
+    def _failed(self, call: HeldCall, plugin: Plugin, error: HookError, fields: Mapping[str, str] = NO_FIELDS) -> None:
         """Count and log a failed Pre call; raise the error if the call is refused for it. ``fields`` maps bad fields of
         the answer to the plugin."""
         self._count_and_log(call, plugin, error)
@@ -205,15 +207,15 @@ class Dispatcher:
         finally:
             del error  # else traceback and frame would keep each other, and the call, alive
 
-    def _count_and_log(self, call: Call, plugin: Plugin, error: HookError) -> None:
+    def _count_and_log(self, call: HeldCall, plugin: Plugin, error: HookError) -> None:
         self._count_failure(plugin, error)
         self._log_failure(call.subject_name, call.call_id, plugin, error)
 
-    def _fail_open(self, call: Call, error: HookError, fields: Mapping[str, str]) -> None:
+    def _fail_open(self, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
         self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
         self._record(EventKind.FAILED_OPEN, call, error, fields)
 
-    def _record(self, kind: EventKind, call: Call, error: HookError, fields: Mapping[str, str]) -> None:
+    def _record(self, kind: EventKind, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
         """Record an event of a failed Pre call; the error's text stays out of it."""
         self._metrics.events.add(
             kind, call.about(), hook_server=error.plugin, hook=error.hook, reason=error.reason.value, fields=fields

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from runtimeproxy.core.call import Call, Reply, Unreadable
+from runtimeproxy.core.call import HeldCall, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.keyed_queue import KeyedQueue
 from runtimeproxy.core.open_calls import OpenCalls
@@ -100,11 +100,12 @@ class Lifecycle:
         """Return whether a call that changes no record needs no hold: no hook server is registered, no call waits."""
         return not self.hooked and not self._queue.queues
 
-    async def stop(self) -> None:
-        """Stop asking the runtime about calls that it has not answered."""
-        await self.open_calls.stop()
+    def proceed(self, call: HeldCall) -> None:
+        """Start a call whose request is complete, or resume it when it has its reply."""
+        if not self.open_calls.resume(call) and call.reply is None:  # else its client has left before it was started
+            self.run(call)
 
-    def run(self, call: Call) -> Fiber[None]:
+    def run(self, call: HeldCall) -> Fiber[None]:
         """Run one call from its hold to its answer; return the fiber that runs it. It runs immediately, as far as it
         gets without waiting. Cancelling the fiber ends the call."""
         fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
@@ -112,7 +113,7 @@ class Lifecycle:
         fiber.start(self._run(call, fiber))
         return fiber
 
-    async def _run(self, call: Call, fiber: Fiber[None]) -> None:
+    async def _run(self, call: HeldCall, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
         call.call_id = times.id
         self.open_calls.begin(call, fiber)
@@ -122,7 +123,7 @@ class Lifecycle:
             # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
             # released first and decoded while the runtime works.
             wanted = self._dispatcher.registered(call.hook_points)
-            call.repeats_answers &= wanted
+            call.repeats_answers = wanted and call.may_be_repeated()
             passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)
@@ -130,15 +131,16 @@ class Lifecycle:
             # Release. A request that cannot be edited goes on unchanged, if the policies allow it (relay-rules C4).
             times.released, call.number = self._metrics.clock(), self.store.moment()
             try:
-                answer = call.release(subject, adjustment)
+                call.release(subject, adjustment)
                 if passes:
                     subject = self._read(call)
-                reply = await answer
+                reply = await self.open_calls.reply(call)
             except Exception as error:
                 times.released = None
                 self._apply_policies(call, subject, error)
                 times.released, adjustment = self._metrics.clock(), NO_ADJUSTMENT
-                reply = await call.release(None, NO_ADJUSTMENT)
+                call.release(None, NO_ADJUSTMENT)
+                reply = await self.open_calls.reply(call)
             times.answered = self._metrics.clock()
 
             # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
@@ -148,10 +150,10 @@ class Lifecycle:
                 if call.operation in _CREATES:  # what it made may have to be read first
                     alone &= not (call.repeats_answers or self.open_calls.creates)
                 if alone and subject is not None and not self._dispatcher.registered(hookpoints.POST[call.operation]):
-                    call.answer(reply)
+                    call.answer()
                 await self._act_on_answer(call, subject, adjustment, reply, times)
             finally:
-                call.answer(reply)
+                call.answer()
                 call.release_buffers()
             times.done = self._metrics.clock()
             times.outcome = "agreed" if reply.agreed else "failed" if reply.answered else "unsettled"
@@ -168,7 +170,7 @@ class Lifecycle:
             if call.state_unknown or self.store.watched:
                 self._forget_uncertain(call)
 
-    def _ended(self, call: Call, times: CallTimes, adjustment: Adjustment) -> None:
+    def _ended(self, call: HeldCall, times: CallTimes, adjustment: Adjustment) -> None:
         """Count a call that has its outcome, and record what hook servers changed and that it was slow."""
         times.operation = call.operation.value  # it may have been found out since
         seconds = self._metrics.ended(times)
@@ -191,7 +193,7 @@ class Lifecycle:
 
     # Find and ask.
 
-    def _read(self, call: Call) -> Subject | None:
+    def _read(self, call: HeldCall) -> Subject | None:
         try:
             call.found = call.subject(self.store)
             return call.found
@@ -201,7 +203,7 @@ class Lifecycle:
             self._internal(call.operation, call.call_id, error)
         return None
 
-    async def _hold(self, call: Call, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
+    async def _hold(self, call: HeldCall, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
         """Find the subject and ask the Pre hooks, in the call's turn and within its budget (relay-rules C4, C6, C7)."""
         self._holds.add(times)
         end = self._clock() + self._budget(call)
@@ -279,7 +281,7 @@ class Lifecycle:
             raise TimeoutError
         return answer[0]
 
-    async def _find_ends(self, call: Call, subject: Subject, end: float, times: CallTimes) -> None:
+    async def _find_ends(self, call: HeldCall, subject: Subject, end: float, times: CallTimes) -> None:
         """Find whose end hook servers are to be notified of when the runtime has removed the subject. Of a pod all
         containers have to be known, so after a start of the proxy the runtime's state has to be read first."""
         pod_id, container = subject.pod.effective.id, subject.container
@@ -301,13 +303,13 @@ class Lifecycle:
                 owed = self._owed(self.store.containers_of(pod_id))
                 call.ended = [one for one in owed if await self._has_ended(call, one, end, times)]
 
-    def _budget(self, call: Call) -> float:
+    def _budget(self, call: HeldCall) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
         if call.deadline is None:
             return self._limits.budget_seconds
         return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
-    def _asked(self, call: Call, stage: Stage) -> HookPoint | None:
+    def _asked(self, call: HeldCall, stage: Stage) -> HookPoint | None:
         """Return the call's hook point at a stage; None if there is none or no plugin is registered for it."""
         point = hookpoints.BY_CALL.get((call.operation, stage))
         return point if point is not None and self._dispatcher.registered((point,)) else None
@@ -317,7 +319,7 @@ class Lifecycle:
         return subject.pod.effective.labels.get(key) == value
 
     async def _prepared(
-        self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
+        self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
     ) -> Adjustment:
         """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
         try:
@@ -338,7 +340,7 @@ class Lifecycle:
     # Commit and call the Post hooks.
 
     async def _act_on_answer(
-        self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply, times: CallTimes
+        self, call: HeldCall, subject: Subject | None, adjustment: Adjustment, reply: Reply, times: CallTimes
     ) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
@@ -362,7 +364,7 @@ class Lifecycle:
         except Exception as error:
             self._internal(call.operation, call.call_id, error)
 
-    def _failed(self, call: Call, subject: Subject | None, adjustment: Adjustment, times: CallTimes) -> None:
+    def _failed(self, call: HeldCall, subject: Subject | None, adjustment: Adjustment, times: CallTimes) -> None:
         """Record that the runtime failed a call, with what hook servers had set."""
         # A start fails for values of the create that the kernel does not accept.
         starts = subject is not None and call.operation is Operation.START_CONTAINER
@@ -372,7 +374,7 @@ class Lifecycle:
         self._dispatcher.refused_with(call, call.operation.value, owners)
 
     async def _agreed(
-        self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
+        self, call: HeldCall, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
     ) -> None:
         """Commit the new state, then call the Post hooks."""
         turn = self._queue.take(call.order_key())
@@ -405,15 +407,14 @@ class Lifecycle:
             point = call.end or self._asked(call, Stage.POST)
             if (point is not None or ended) and not self._skipped(known):
                 await self._tell(call, point, known, ended, reply, times)
-            may_end = call.operation in _MAY_END
-            if call.operation is Operation.REMOVE_POD_SANDBOX:  # its stop may be answered later
-                may_end = not self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)
-            if may_end:
+            removes = call.operation is Operation.REMOVE_POD_SANDBOX
+            stops = removes and self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)  # answered after this
+            if call.operation in _MAY_END and not stops:
                 self._dispatcher.forget_stop((known.container or known.pod).effective.id)
         finally:
             self._queue.leave(turn)
 
-    async def _as_made(self, call: Call, made: Subject, adjustment: Adjustment, times: CallTimes) -> Subject:
+    async def _as_made(self, call: HeldCall, made: Subject, adjustment: Adjustment, times: CallTimes) -> Subject:
         """Return what a create's answer names. If an earlier create of the same name may have made it, it is read from
         the runtime (relay-rules C3) and ``call.lacking`` is set; if it cannot be read, the call is ``state_unknown``.
         """
@@ -444,7 +445,7 @@ class Lifecycle:
 
     async def _tell(
         self,
-        call: Call,
+        call: HeldCall,
         point: HookPoint | None,
         known: Subject,
         ended: Sequence[ContainerRecord],
@@ -456,7 +457,7 @@ class Lifecycle:
         caller's deadline is over."""
         now = self._clock()
         began, asking = self._metrics.clock(), times.asking
-        latest = self._deadlines.add(now + self._budget(call), partial(call.answer, reply))
+        latest = self._deadlines.add(now + self._budget(call), call.answer)
         try:
             if not call.ended:  # else it was found out before the remove
                 end = now + self._limits.budget_seconds
@@ -474,7 +475,7 @@ class Lifecycle:
         """Return the containers of whose end some hook server is still to be notified."""
         return [one for one in containers if self._dispatcher.owes_end(hookpoints.CONTAINER_END, one.effective.id)]
 
-    async def _has_ended(self, call: Call, container: ContainerRecord, end: float, times: CallTimes) -> bool:
+    async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float, times: CallTimes) -> bool:
         """Return whether a container was started, and has ended or is now removed. Where the runtime does not report
         that by ``end``, a removed one counts as started, because hook servers accept a repeated PostStopContainer; any
         other may still run, and is reported with its remove."""
@@ -524,7 +525,7 @@ class Lifecycle:
         self._dispatcher.forget_stop(container_id)
 
     async def _settled(
-        self, call: Call, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
+        self, call: HeldCall, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
     ) -> None:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
@@ -538,7 +539,7 @@ class Lifecycle:
 
     # Uncertain state.
 
-    def _mark_uncertain(self, call: Call, adjustment: Adjustment) -> None:
+    def _mark_uncertain(self, call: HeldCall, adjustment: Adjustment) -> None:
         """Mark the subject's state as unknown: the runtime may have carried out the call, or not (relay-rules C3)."""
         if call.operation not in _CREATES:  # what a create made has an id that was never received
             call.state_unknown = True
@@ -546,7 +547,7 @@ class Lifecycle:
             self.store.remembers = False  # a value that is read of a pod may be a hook's
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
-    def _forget_uncertain(self, call: Call) -> None:
+    def _forget_uncertain(self, call: HeldCall) -> None:
         """Forget the record of a call's subject if its state is unknown. Those who read the runtime now are notified:
         what they have read of the subject may be older than the call."""
         with suppress(Unreadable):
@@ -560,7 +561,7 @@ class Lifecycle:
 
     # Failures.
 
-    def _apply_policies(self, call: Call, subject: Subject | None, error: Exception) -> None:
+    def _apply_policies(self, call: HeldCall, subject: Subject | None, error: Exception) -> None:
         """Apply the policies of the plugins that could not be asked, because of an error before the release. Raises
         HookError if the call is refused for it."""
         match error:
@@ -579,7 +580,7 @@ class Lifecycle:
             for point in hookpoints.POST[call.operation]:
                 self._dispatcher.failed(call, point, reason, detail)
 
-    def _unreadable(self, call: Call, error: Unreadable) -> None:
+    def _unreadable(self, call: HeldCall, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""
         self._metrics.count("calls_unreadable", call.operation.value)
         # A log record must not keep the call.

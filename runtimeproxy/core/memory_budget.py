@@ -25,3 +25,6 @@ class MemoryBudget:
     def free(self, length: int) -> None:
         """Subtract bytes that are no longer kept."""
         self.count -= length
+
+    credit = free
+    """Called as a source of DATA (``wire.flow``) when bytes have left."""

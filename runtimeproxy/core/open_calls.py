@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from runtimeproxy.core.call import UNANSWERED, Call, Reply, Unreadable
+from runtimeproxy.core.call import UNANSWERED, CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.errors import BackendError
+from runtimeproxy.eventloop.fiber import Pending
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
 
@@ -36,7 +37,7 @@ Finish = Callable[[Reply], Awaitable[None]]
 @dataclass(slots=True, eq=False)
 class _Entry:
     key: str
-    call: Call
+    call: HeldCall
     finish: Finish
     ended: float
     timer: asyncio.TimerHandle = field(init=False)
@@ -50,8 +51,10 @@ class OpenCalls:
     def __init__(self, metrics: Metrics, most_calls: int = MOST_CALLS) -> None:
         self._metrics = metrics
         self._most_calls = most_calls
-        self._under_way: dict[Call, asyncio.Future[None]] = {}
+        self._under_way: dict[HeldCall, asyncio.Future[None]] = {}
         """The calls under way, each with the fiber or task that runs it."""
+        self._replies: dict[HeldCall, Pending[Reply]] = {}
+        """What awaits the replies of released calls."""
         self.creates: dict[str, None] = {}
         """The order keys of creates that the runtime may have carried out, or may still carry out."""
         self._entries: dict[_Entry, None] = {}
@@ -59,17 +62,37 @@ class OpenCalls:
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
         self._stopped = False
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[HeldCall]:
         """Return all calls whose outcome is unknown."""
         return [*self._under_way, *(entry.call for entry in self._entries)]
 
-    def begin(self, call: Call, runs: asyncio.Future[None]) -> None:
+    def begin(self, call: HeldCall, runs: asyncio.Future[None]) -> None:
         """Add a call that is under way as long as a fiber or task ``runs``."""
         self._under_way[call] = runs
 
-    def end(self, call: Call) -> None:
+    def end(self, call: HeldCall) -> None:
         """Remove a call that is no longer under way."""
         self._under_way.pop(call, None)
+        self._replies.pop(call, None)
+
+    def reply(self, call: HeldCall) -> Pending[Reply]:
+        """Return an awaitable of a released call's reply."""
+        reply: Pending[Reply] = Pending(loop=asyncio.get_running_loop())
+        if call.reply is None:
+            self._replies[call] = reply
+        else:
+            reply.set_result(call.reply)
+        return reply
+
+    def resume(self, call: HeldCall) -> bool:
+        """Resume what awaits the reply of a call that now has it, or cancel it if the call has ended before its
+        release. Return False if the call is not under way."""
+        runs = self._under_way.get(call)
+        if runs is not None and call.state is CallState.ENDED:
+            runs.cancel()
+        elif call.reply is not None and (reply := self._replies.pop(call, None)) is not None:
+            reply.set_result(call.reply)
+        return runs is not None
 
     def subjects(self) -> set[str]:
         """Return the subjects of the calls under way: ids, or full names where no id is known yet."""
@@ -85,12 +108,12 @@ class OpenCalls:
         unsettled = [one.over for one in self._entries if (one.key, one.call.operation) == (key, operation)]
         return unsettled + self.running(operation, key)
 
-    def _by_subject(self) -> Iterator[tuple[str, Call]]:
+    def _by_subject(self) -> Iterator[tuple[str, HeldCall]]:
         for call in self._under_way:
             with suppress(Unreadable):
                 yield call.order_key(), call
 
-    def add(self, key: str, call: Call, finish: Finish) -> None:
+    def add(self, key: str, call: HeldCall, finish: Finish) -> None:
         """Ask for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
         if self._stopped:
             return

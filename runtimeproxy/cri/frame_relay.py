@@ -8,14 +8,13 @@ Invariant: frames that the proxy need not handle leave as exactly the bytes that
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
+from runtimeproxy.cri.frames import Data, HeaderBlock, Stream
 from runtimeproxy.cri.routes import PASSING_OTHER
+from runtimeproxy.cri.streams import Streams
 from runtimeproxy.errors import WireError
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import headers, http2
@@ -42,92 +41,21 @@ ACKS_AT_ONCE = 16
 """Most ACKs of the proxy's own that wait to be sent; grpc-go has at most one PING under way."""
 
 
-class Stream(Protocol):
-    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. Each method is
-    called for a frame or header block that the client or the runtime sent on the stream.
-    """
-
-    def client_headers(self, block: "HeaderBlock") -> None: ...
-    def client_data(self, data: "Data") -> None: ...
-    def client_reset(self, frame: bytes) -> None: ...
-    def client_window(self, increment: int) -> None: ...
-    def runtime_headers(self, block: "HeaderBlock") -> None: ...
-    def runtime_data(self, data: "Data") -> None: ...
-    def runtime_reset(self, frame: bytes) -> None: ...
-    def runtime_window(self, increment: int) -> None: ...
-
-
-class FrameRelayOwner(Protocol):
-    """The connection that a FrameRelay is one direction of."""
-
-    clock: Callable[[], float]
-    streams: dict[int, Stream]
-
-    @property
-    def open(self) -> MutableMapping[int, Any]: ...
-
-
-@dataclass(slots=True)
-class Data:
-    """A complete DATA frame: payload without padding, flow-controlled length in bytes, and the frame as it came."""
-
-    payload: bytes
-    length: int
-    end: bool
-    frame: bytes
-
-    def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the DATA on, split as the windows allow; a padded frame is never split (relay-rules A8)."""
-        if len(self.payload) == self.length:
-            sink.send_data(stream, self.payload, self.end, source, self.length)
-        else:
-            sink.send_frame(stream, self.frame, self.length, source)
-
-
-@dataclass(slots=True)
-class HeaderBlock:
-    """A header block of one stream, complete once ``alone`` is set."""
-
-    direction: "FrameRelay"
-    kind: int
-    flags: int
-    stream: int
-    prefix: bytes
-    fragments: list[bytes]
-    originals: list[bytes]
-    size: int
-    end: bool
-    """True if END_STREAM is set: the block ends its half of the stream."""
-    alone: bytes = b""
-    """The block re-encoded so that it does not depend on the HPACK dynamic table."""
-
-    def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones. A
-        block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
-        """
-        blocks = self.direction.blocks
-        if blocks.standalone:
-            block = self.alone
-        elif sink.congested or sink.cut_through:
-            block = headers.alone(self.alone)
-        else:
-            block = blocks.mark(self.alone)
-        if b"".join(self.fragments) == block:
-            frames = b"".join(self.originals)
-        else:
-            frames = http2.block_frames(self.kind, self.flags, stream, self.prefix, block)
-        sink.send_frame(stream, frames)
-
-
 class FrameRelay(ABC):
     """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
-    side: str
-    """Whose frames they are, "client" or "runtime": the prefix of the methods of ``Stream`` to call."""
+    # The methods of ``Stream`` for this direction's frames.
+    _special_headers: Callable[[Stream], Callable[[HeaderBlock], None]]
+    _special_data: Callable[[Stream], Callable[[Data], None]]
+    _special_window: Callable[[Stream], Callable[[int], None]]
+    _special_reset: Callable[[Stream], Callable[[bytes], None]]
+    piped = False
+    _unread = False
+    """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
 
-    def __init__(self, reader: FrameRelayOwner, source: FlowControlledSender, sink: FlowControlledSender) -> None:
+    def __init__(self, reader: Streams, source: FlowControlledSender, sink: FlowControlledSender) -> None:
         self._reader = reader
-        self._clock = reader.clock
+        self._clock = reader.shared.clock
         self._leaving = False
         self.source = source
         self.sink = sink
@@ -153,13 +81,11 @@ class FrameRelay(ABC):
             http2.GOAWAY: self._goaway,
             http2.WINDOW_UPDATE: self._window_update,
         }
-        self._special_headers: Callable[[Stream], Callable[[HeaderBlock], None]] = attrgetter(f"{self.side}_headers")
-        self._special_data: Callable[[Stream], Callable[[Data], None]] = attrgetter(f"{self.side}_data")
-        self._special_window: Callable[[Stream], Callable[[int], None]] = attrgetter(f"{self.side}_window")
-        self._special_reset: Callable[[Stream], Callable[[bytes], None]] = attrgetter(f"{self.side}_reset")
 
     def feed(self, data: bytes) -> None:
         """Relay bytes of the source, split at any point. Raises WireError if they break the protocol."""
+        if self._unread and not (data := self.opening(data)):
+            return
         self.source.heard = self._clock()
         if self._buffer:
             self._buffer += data
@@ -312,7 +238,7 @@ class FrameRelay(ABC):
             if kind != _HEADERS or flags & _AROUND:
                 prefix, payload = http2.split_block(kind, flags, payload)
             end = bool(flags & _END_STREAM)
-            block = HeaderBlock(self, kind, flags, stream, prefix, [payload], [frame], len(payload), end)
+            block = HeaderBlock(self.blocks, kind, flags, stream, prefix, [payload], [frame], len(payload), end)
         if block.size > bounds.BLOCK_BYTES or len(block.originals) > bounds.BLOCK_FRAMES:
             raise Excess("header_block", "header block is too long")
         self._orderly = bool(flags & _END_HEADERS)
@@ -397,6 +323,15 @@ class FrameRelay(ABC):
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self._leaving = True
         self.sink.out.append(self.goaway(payload, frame))
+
+    def pipe(self) -> None:
+        """Pass all bytes unread from now on."""
+        self.piped = self._unread = True
+
+    def opening(self, data: bytes) -> bytes:
+        """Pass bytes that are no frames; return the rest."""
+        self.sink.out.append(data)
+        return b""
 
     # What differs between the two directions.
 

@@ -8,26 +8,23 @@ Invariant: the lifecycle runs each call: a client that leaves ends it only while
 import asyncio
 import logging
 import socket
-from functools import partial
 
-from runtimeproxy.core.call import CallState
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
+from runtimeproxy.cri.calls.base import Runtime
 from runtimeproxy.cri.calls.table import KINDS
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import Reader
+from runtimeproxy.cri.policy import Policy
+from runtimeproxy.cri.reader import NotHttp2, Reader
 from runtimeproxy.cri.sync import CriState
-from runtimeproxy.errors import HookError, Reason, WireError
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
-from runtimeproxy.observe.events import About, EventKind
+from runtimeproxy.errors import WireError
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
@@ -37,7 +34,6 @@ from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
 
-RESTORE = About("RestorePod")
 ACK_SECONDS = 0.02
 """Seconds for which ACKs of PINGs wait for other frames; a peer that measures the round trip sees a longer one."""
 NO_HTTP2 = "the client does not speak HTTP/2, and the runtime does not serve CRI: is --backend-runtime-mode right?"
@@ -57,12 +53,23 @@ class CriFront(FrontBase):
     ) -> None:
         super().__init__(runtime_endpoint, metrics, loop, lifecycle.running)
         self.image_endpoint = image_endpoint
-        self.image_apart = image_endpoint != runtime_endpoint
         self.lifecycle = lifecycle
-        self.manager = manager
         self.backend = Backend(runtime_endpoint)
         self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, metrics)
         self.budget = MemoryBudget()
+        policy = Policy(lifecycle, manager, metrics)
+        self.shared = Runtime(
+            budget=self.budget,
+            clock=loop.time,
+            counters=metrics.counters,
+            kinds=KINDS,
+            image_apart=image_endpoint != runtime_endpoint,
+            start_and_stop_pass=lifecycle.start_and_stop_pass,
+            passes_ambiguous=policy.passes_ambiguous,
+            restore_refusal=policy.restore_refusal,
+            backend=self.backend,
+            metrics=metrics,
+        )
 
     async def start(self) -> None:
         """Start reading the runtime's state in the background."""
@@ -99,7 +106,8 @@ class CriConnection:
         self._piped = False
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
-        self.reader = Reader(self, front.budget, front.image_apart, front.loop.time, front.metrics.counters)
+        self.reader = Reader(front.shared, self.wake)
+        self.happened = self.reader.happened
         self._senders = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self, front.buffer)
 
@@ -125,7 +133,7 @@ class CriConnection:
         for image in self.images:
             image.write()
         if self._runtime_gone:  # the client gave credit for a kept answer, or ended its call
-            self.pair.later(self.wake)
+            self.front.loop.call_soon(self.wake)
 
     def backend_bytes(self, data: bytes) -> None:
         try:
@@ -150,6 +158,7 @@ class CriConnection:
         """End the calls that are not yet released, and let the pair pass the EOF on."""
         self._client_ended = True
         self.reader.client_gone()
+        self.act()
         return False
 
     def client_gone(self) -> None:
@@ -173,6 +182,7 @@ class CriConnection:
             reader.goaway.runtime_gone()
             reader.goaway.drain(refusing=True)
         reader.runtime_gone()
+        self.act()
         if self._runtime_gone:
             self.wake()
         return self._runtime_gone
@@ -182,6 +192,7 @@ class CriConnection:
         if self._acks is not None:
             self._acks.cancel()
         self.reader.runtime_gone()
+        self.act()
         self.reader.closed()
         for image in list(self.images):
             image.close()
@@ -219,59 +230,22 @@ class CriConnection:
     def close(self) -> None:
         self.pair.close()
 
-    # The methods of cri.reader.ReaderEvents.
-
-    def held(self, stream: HeldStream) -> None:
-        """Run the call once the bytes that came with it are read."""
-        self.pair.later(partial(self._run, stream))
-
-    def settled(self, stream: HeldStream) -> None:
-        """Continue the call, which has its reply, once the bytes that came with it are read."""
-        self.pair.later(stream.go_on)
-
-    def _run(self, stream: HeldStream) -> None:
-        if stream.state is CallState.HOLDING:  # the same bytes may contain the client's reset
-            front = self.front
-            call = KINDS[stream.route.operation](stream, front.backend, front.metrics, front.loop)
-            fiber = front.lifecycle.run(call)
-            if stream.state is CallState.HOLDING:
-                stream.on_ended = fiber.cancel
-
-    def start_and_stop_pass(self) -> bool:
-        """Return whether a start or a stop passes without being held."""
-        return self.front.lifecycle.start_and_stop_pass()
-
-    def ambiguous(self) -> bool:
-        """Return whether a request whose path cannot be read may pass: not if any plugin has policy Fail."""
-        self.front.metrics.count("requests_ambiguous")
-        return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
-
-    def restores(self) -> str:
-        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. It is refused if
-        a hook server with policy Fail is registered for the create of pods or containers."""
-        metrics = self.front.metrics
-        for point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
-            for plugin in self.front.manager.plugins_for(point):
-                if plugin.policy is FailurePolicy.FAIL:
-                    why = "RestorePod would start a pod without calling it"
-                    error = HookError(plugin.name, point.name, Reason.UNHOOKED, why)
-                    reason = error.reason.value
-                    metrics.count("hook_fail_closed", plugin.name, point.name, reason)
-                    metrics.events.add(
-                        EventKind.REFUSED, RESTORE, hook_server=plugin.name, hook=point.name, reason=reason
-                    )
-                    log.warning("%s (policy %s)", error.logged, plugin.policy.value)
-                    return f"runtimeproxy: RestorePod refused: {error}"
-        metrics.events.add(EventKind.UNHOOKED, RESTORE, text="passed without hooks")
-        if self.front.lifecycle.hooked:
-            log.warning("RestorePod passed without hooks: hook servers are not called for the create of its containers")
-        return ""
-
-    def not_http2(self, data: bytes) -> None:
-        """Read no more of the client until it is known whether its bytes may pass (relay-rules A14)."""
-        self._piped = True
-        self.pair.hold_client(True)
-        self.front.keep(self.front.loop.create_task(self._pipe(data)))
+    def act(self) -> None:
+        """Act on what the reader has read: start and resume calls, dial the image endpoint, or ask whether to pipe."""
+        happened, front = self.reader.happened, self.front
+        while happened:
+            match happened.popleft():
+                case CriHeld() as call:
+                    front.lifecycle.proceed(call)
+                case ImageLink() as link:
+                    image = ImageConnection(self, link)
+                    self.images.add(image)
+                    image.write()
+                    front.keep(front.loop.create_task(image.dial()))
+                case NotHttp2(data):  # read no more until it is known whether its bytes may pass (relay-rules A14)
+                    self._piped = True
+                    self.pair.hold_client(True)
+                    front.keep(front.loop.create_task(self._pipe(data)))
 
     async def _pipe(self, data: bytes) -> None:
         """Pipe the client to the runtime if that serves CRI. Another one, such as dockerd, could be made to create
@@ -283,11 +257,6 @@ class CriConnection:
         self.reader.pipe(data)
         self.pair.hold_client(False)
         self.pair.flush()
-
-    def image_link(self, link: ImageLink) -> None:
-        image = ImageConnection(self, link)
-        self.images.add(image)
-        self.front.keep(self.front.loop.create_task(image.dial()))
 
     def wake(self) -> None:
         """Write what waits; while the pair reads bytes do nothing, since it writes afterwards."""

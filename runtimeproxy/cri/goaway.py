@@ -6,16 +6,15 @@ Invariant: the last stream id never rises; a stream that is refused was never se
 """
 
 from collections import Counter
-from enum import Enum
-from typing import Protocol
+from collections.abc import MutableMapping
 
-from runtimeproxy.cri.frame_relay import FrameRelay, Stream
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import held_calls
 from runtimeproxy.cri.image import ImageStream
 from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
+from runtimeproxy.cri.streams import Open, Streams
+from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, http2
-from runtimeproxy.wire.flow import FlowControlledSender
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
 """Paths of methods that stream without end; before the first event only the path tells one from a unary call."""
@@ -23,37 +22,17 @@ ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents"
 GONE = "the runtime ended its connection before it answered"
 
 
-class Open(Enum):
-    """The state of a passing stream: no answer yet, its answer has begun, or one of ENDLESS."""
-
-    ASKED = "asked"
-    ANSWERING = "answering"
-    ENDLESS = "endless"
-
-
-class GoawayOwner(Protocol):
-    """The state of a pair that Goaway reads and changes."""
-
-    client_out: FlowControlledSender
-    open: dict[int, Open]
-    streams: dict[int, Stream]
-    highest: int
-
-    @property
-    def held(self) -> list[HeldStream]: ...
-    @property
-    def from_client(self) -> FrameRelay: ...
-
-
 class Goaway:
     """The end of one client's connection."""
 
-    def __init__(self, owner: GoawayOwner) -> None:
+    def __init__(self, owner: Streams, known: MutableMapping[bytes, Key]) -> None:
         self.last = http2.MAX_STREAM_ID
         """The last stream id that was sent to the client; streams that it opens above are refused."""
         self.highest_image = 0
         """Highest stream id that was sent to the image endpoint."""
         self._owner = owner
+        self._known = known
+        """The header blocks with which the client's requests pass."""
         self._asked = False
         self._refusing = False
 
@@ -64,7 +43,7 @@ class Goaway:
         the runtime's own id are reset with REFUSED_STREAM.
         """
         owner, own = self._owner, http2.read_u32(payload)
-        lost = [held for held in owner.held if held.stream > own]
+        lost = [held for held in held_calls(owner) if held.stream > own]
         for held in lost:
             held.connection_lost()
         above = [stream for stream in owner.open if stream > own]
@@ -82,7 +61,7 @@ class Goaway:
         for stream, how in owner.open.items():
             owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.ASKED))
         owner.open.clear()
-        for held in owner.held:
+        for held in held_calls(owner):
             if not held.kept:
                 owner.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
 
@@ -102,7 +81,7 @@ class Goaway:
 
     def _end_at(self, last: int) -> None:
         self.last = min(self.last, last)
-        self._owner.from_client.known.clear()  # a new stream must no longer pass because of its remembered headers
+        self._known.clear()  # a new stream must no longer pass because of its remembered headers
 
     def _tell(self) -> None:
         self._owner.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
@@ -119,7 +98,7 @@ class Goaway:
         for stream in owner.client_out.queues:
             if isinstance(image := owner.streams.get(stream), ImageStream) and image.ended:
                 waiting.add(stream)
-        return len(owner.held) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
+        return len(held_calls(owner)) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:

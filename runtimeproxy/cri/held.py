@@ -1,4 +1,4 @@
-"""Held streams: each is one gRPC call whose request waits for the hook servers.
+"""Held calls as HTTP/2 streams: the request waits for the hook servers, the end of the reply for the Post hooks.
 
 Owns the HTTP/2 state of a held stream: what has come, what waits, what was released, which frame is held back.
 Must not know: what a message means, hook servers.
@@ -6,20 +6,20 @@ Invariant: the request leaves once, whole and in order, or not at all; of the re
 is held back (relay-rules A4 to A7, C1).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
-from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply
+from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
-from runtimeproxy.cri.frame_relay import Data, HeaderBlock
+from runtimeproxy.cri.frames import Data, HeaderBlock
 from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import Route
+from runtimeproxy.cri.streams import Streams
 from runtimeproxy.errors import WireError
+from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import FlowControlledSender
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
@@ -36,45 +36,13 @@ END = Data(b"", 0, True, b"")
 """Stands for the end of a request that ends without DATA."""
 
 
-def _nothing() -> None:
-    """Do nothing: the callback before one is set, and after the last event. Callbacks refer to the call and its fiber,
-    and these to the stream: a cycle that only the garbage collector would free.
-    """
-
-
-class HeldStreamEvents(Protocol):
-    """Receives the events of held streams; see ``cri.reader.ReaderEvents``."""
-
-    def held(self, stream: "HeldStream") -> None: ...
-    def settled(self, stream: "HeldStream") -> None: ...
-    def wake(self) -> None: ...
-
-
-class HeldStreamOwner(Protocol):
-    """The connection of a held stream."""
-
-    client_out: FlowControlledSender
-    runtime_out: FlowControlledSender
-    budget: MemoryBudget
-    clock: Callable[[], float]
-
-    @property
-    def events(self) -> HeldStreamEvents: ...
-    def forget(self, stream: int) -> None: ...
-    def drop(self, stream: int) -> None: ...
-
-
-class HeldStream:
+class CriHeld(HeldCall):
     """One held call. Its request's headers have already gone to the runtime; its DATA waits."""
 
     # Defaults on the class, to save memory: most calls never set these.
-    state = CallState.HOLDING
-    message: bytes | None = None
+    _message: bytes | None = None
     """The request's message, decompressed, once it is complete; None if it cannot be read: see ``problem``."""
     problem = ""
-    reply: Reply | None = None
-    on_ended: Callable[[], object] = staticmethod(_nothing)
-    on_reply: Callable[[], object] = staticmethod(_nothing)
     _request: bytes | bytearray = b""
     """The body as it came; empty once ``message`` has all of it, since gRPC's five-byte prefix can be made again."""
     _counted = 0
@@ -89,14 +57,18 @@ class HeldStream:
     _kept_reset = b""
 
     def __init__(
-        self, owner: HeldStreamOwner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+        self, owner: Streams, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
     ) -> None:
         self.owner = owner
+        self.shared = owner.shared
         self.stream = stream
-        self.route = route
-        self.began = owner.clock()
-        """When its headers came, by the owner's clock: the caller's deadline counts from then, not from the body."""
+        self.operation: Operation = route.operation
+        self.hook_points = hookpoints.CONCERNED[route.operation]
+        self.version = route.version
         self.fields = dict(headers.find(fields, REQUEST_FIELDS, bounds.FIELD_BYTES))
+        timeout = self.fields.get(b"grpc-timeout")
+        if timeout is not None and (seconds := grpc.read_timeout(timeout)) is not None:
+            self.deadline = self.shared.clock() + seconds  # it counts from the headers, not from the body
         self._half_closed = half_closed
         self._has_body = not half_closed
         self._reply_fields: dict[bytes, bytes] = {}
@@ -127,11 +99,11 @@ class HeldStream:
                 self._count(len(message))
             else:
                 self._request = b""
-            self.message = message
+            self._message = message
         except WireError as error:
             self.problem = str(error)
         self._whole = True
-        owner.events.held(self)
+        owner.happened.append(self)
 
     def _follow(self, data: Data) -> None:
         if self.state is CallState.RELEASED:
@@ -147,7 +119,7 @@ class HeldStream:
 
     def _count(self, length: int) -> None:
         self._counted += length
-        if not self.owner.budget.add(length):
+        if not self.shared.budget.add(length):
             raise WireError(NO_ROOM)
 
     def client_headers(self, block: HeaderBlock) -> None:
@@ -222,7 +194,7 @@ class HeldStream:
                 pass  # a reply that cannot be read does not count as agreed
         elif status in _BROKEN_OFF:
             reply = UNANSWERED
-        elif status == _UNIMPLEMENTED and self.route.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+        elif status == _UNIMPLEMENTED and self.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
             reply = Reply(agreed=False, no_op=True)  # older runtimes do not have it, and the kubelet ignores that
         self._settle(reply)
 
@@ -243,7 +215,7 @@ class HeldStream:
 
     # From the lifecycle.
 
-    def release(self, message: bytes | None) -> bool:
+    def send_request(self, message: bytes | None) -> bool:
         """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
 
         What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
@@ -257,13 +229,18 @@ class HeldStream:
         if message is None and self._request:
             pieces: tuple[bytes, ...] = (bytes(self._request),)
         else:
-            message = self.message if message is None else message
+            message = self._message if message is None else message
             pieces = () if message is None else grpc.pieces(message)
         self._request = b""
         for piece in pieces[:-1]:
             runtime.send_data(self.stream, piece, False, None, 0)
         for piece in pieces[-1:]:
-            runtime.send_data(self.stream, piece, end and not late, self if self.problem else None, self._counted)
+            last = end and not late
+            if self.problem:  # nothing reads it again
+                runtime.send_data(self.stream, piece, last, self.shared.budget, self._counted)
+                self._counted = 0
+            else:
+                runtime.send_data(self.stream, piece, last, None, 0)
         if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, late)
             self._credit_stream(late)
@@ -272,10 +249,10 @@ class HeldStream:
             self._trailers.send(runtime, self.stream)
         if self._early:
             self._flush_early()
-        self.owner.events.wake()
+        self.owner.wake()
         return True
 
-    def refuse(self, code: int, text: str) -> bool:
+    def send_refusal(self, code: int, text: str) -> bool:
         """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
         nothing, if the call is no longer held.
         """
@@ -287,8 +264,7 @@ class HeldStream:
         owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
         owner.client_out.inject(refusal(self.stream, code, text, self._half_closed))
         owner.drop(self.stream)
-        owner.events.wake()
-        self.on_reply = self.on_ended = _nothing
+        owner.wake()
         return True
 
     def answer(self) -> None:
@@ -300,7 +276,7 @@ class HeldStream:
         if self._kept_reset:
             self.owner.client_out.send_frame(self.stream, self._kept_reset)
         self.owner.forget(self.stream)
-        self.owner.events.wake()
+        self.owner.wake()
 
     @property
     def kept(self) -> bool:
@@ -319,37 +295,31 @@ class HeldStream:
 
     def _end(self) -> None:
         """End the call without the runtime's answer."""
-        ended: Callable[[], object] = _nothing
         if self.state is CallState.HOLDING:
-            self.state, ended = CallState.ENDED, self.on_ended
+            self.state = CallState.ENDED
             self._free_request()
         self.owner.forget(self.stream)
         self._settle(UNANSWERED)
-        ended()
 
     def _settle(self, reply: Reply) -> None:
         if self.reply is None:
             self.reply = reply
-            self.owner.events.settled(self)
-
-    def go_on(self) -> None:
-        """Call the callback that waits for the reply."""
-        self.on_reply()
-        self.on_reply = self.on_ended = _nothing
-
-    def credit(self, length: int) -> None:
-        """Return the request's bytes to the memory budget: a request that could not be read has left."""
-        self.free()
+            self.owner.happened.append(self)
 
     def free(self) -> None:
         """Return the request's bytes to the memory budget: they are no longer kept."""
-        self.owner.budget.free(self._counted)
+        self.shared.budget.free(self._counted)
         self._counted = 0
 
     def _free_request(self) -> None:
         self.free()
         self.owner.client_out.credit(self._late_length)
         self._request, self._late, self._late_length = b"", b"", 0
+
+
+def held_calls(streams: Streams) -> list[CriHeld]:
+    """Return the held calls of a pair."""
+    return [stream for stream in streams.streams.values() if isinstance(stream, CriHeld)]
 
 
 def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:

@@ -7,31 +7,23 @@ Invariant: flow control is hop by hop for connection and streams; when the image
 the client's connection stays open.
 """
 
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
-from runtimeproxy.cri.frame_relay import Data, HeaderBlock
+from runtimeproxy.cri.frames import Data, HeaderBlock
 from runtimeproxy.cri.local_answer import refusal
+from runtimeproxy.cri.streams import Streams
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import ClientConnection
-from runtimeproxy.wire.flow import FlowControlledSender
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
-
-
-class ImageLinkOwner(Protocol):
-    """The pair to which a connection to the image service belongs."""
-
-    client_out: FlowControlledSender
-
-    def retire(self, stream: int) -> None: ...
 
 
 class ImageLink(ClientConnection):
     """One connection to the image service."""
 
-    def __init__(self, owner: ImageLinkOwner, client_settings: dict[int, int]) -> None:
+    def __init__(self, owner: Streams, client_settings: dict[int, int]) -> None:
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}

@@ -5,18 +5,9 @@ Must not know: why a call is refused, held calls.
 Invariant: nothing of such a stream is passed on; its DATA is credited, so that the connection window stays open.
 """
 
-from typing import Protocol
-
-from runtimeproxy.cri.frame_relay import Data
+from runtimeproxy.cri.frames import Data
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import FlowControlledSender
-
-
-class AnsweredStreamOwner(Protocol):
-    """The connection of a stream that the proxy answered itself."""
-
-    client_out: FlowControlledSender
-    runtime_out: FlowControlledSender
 
 
 def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
@@ -30,14 +21,15 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
 class LocallyAnsweredStream:
     """A stream that the proxy answered itself: what either side still sends on it is dropped, its DATA credited."""
 
-    def __init__(self, owner: AnsweredStreamOwner) -> None:
-        self._owner = owner
+    def __init__(self, client_out: FlowControlledSender, runtime_out: FlowControlledSender) -> None:
+        self._client_out = client_out
+        self._runtime_out = runtime_out
 
     def client_data(self, data: Data) -> None:
-        self._owner.client_out.credit(data.length)
+        self._client_out.credit(data.length)
 
     def runtime_data(self, data: Data) -> None:
-        self._owner.runtime_out.credit(data.length)
+        self._runtime_out.credit(data.length)
 
     def _drop(self, what: object) -> None:
         """Drop a header block, a reset or credit."""

@@ -6,27 +6,24 @@ Invariant: bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSe
 refused or an image call passes.
 """
 
-from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from runtimeproxy.core.call import CallState
-from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
-from runtimeproxy.cri.frame_relay import FrameRelay, HeaderBlock, Stream
-from runtimeproxy.cri.goaway import ENDLESS, Goaway, Open
-from runtimeproxy.cri.held import END, HeldStream
-from runtimeproxy.cri.image import AWAY, ImageLink
-from runtimeproxy.cri.local_answer import LocallyAnsweredStream, refusal
+from runtimeproxy.cri.frame_relay import FrameRelay
+from runtimeproxy.cri.frames import HeaderBlock
+from runtimeproxy.cri.goaway import ENDLESS, Goaway
+from runtimeproxy.cri.held import END, CriHeld, held_calls
+from runtimeproxy.cri.image import ImageLink
+from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
+from runtimeproxy.cri.streams import Open, Shared, Streams
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import FlowControlledSender
 from runtimeproxy.wire.headers import Field
-
-RETIRED_LIMIT = 1_000
-"""Ended streams that are remembered, so that late frames on them do not reach a peer that never got the stream."""
 
 _ASKED, _ANSWERING = Open.ASKED, Open.ANSWERING
 
@@ -35,102 +32,39 @@ AMBIGUOUS = (
 )
 
 
-class ReaderEvents(Protocol):
-    """Receives a Reader's events; the front's connection implements it."""
+@dataclass(frozen=True, slots=True)
+class NotHttp2:
+    """The client turned out not to speak HTTP/2 by these bytes: call ``Reader.pipe``, or close."""
 
-    def start_and_stop_pass(self) -> bool:
-        """Called for a call that changes no record: return whether it passes without being held."""
-
-    def held(self, stream: HeldStream) -> None:
-        """Called when a held request is complete, or cannot be read (``problem``): run the call."""
-
-    def settled(self, stream: HeldStream) -> None:
-        """Called when a held call has its reply, or ended without one: call its ``go_on``."""
-
-    def ambiguous(self) -> bool:
-        """Called for a request without exactly one :path: return whether it may pass."""
-
-    def restores(self) -> str:
-        """Called for a RestorePod: return why it is refused, "" if it passes."""
-
-    def not_http2(self, data: bytes) -> None:
-        """Called with the bytes by which a client turns out not to speak HTTP/2: call ``Reader.pipe``, or close."""
-
-    def image_link(self, link: ImageLink) -> None:
-        """Called with a new link: connect it to the image endpoint."""
-
-    def wake(self) -> None:
-        """Called when there are bytes to send outside of ``feed``: write them."""
+    data: bytes
 
 
-class Reader:
+class Reader(Streams):
     """State of one pair of connections."""
 
-    def __init__(
-        self,
-        events: ReaderEvents,
-        budget: MemoryBudget,
-        image_apart: bool,
-        clock: Callable[[], float],
-        counters: MutableMapping[Key, int],
-    ) -> None:
-        self.client_out = FlowControlledSender()
-        self.runtime_out = FlowControlledSender()
-        self.budget = budget
-        self.streams: dict[int, Stream] = {}
-        self.open: dict[int, Open] = {}
-        """Passing streams that the runtime has not ended."""
-        self.highest = 0
-        """Highest id of a stream that was sent to the runtime."""
+    def __init__(self, shared: Shared, wake: Callable[[], None]) -> None:
+        super().__init__(shared, wake)
         self.image: ImageLink | None = None
-        self.events = events
-        self.image_apart = image_apart
         self.client_settings: dict[int, int] = {}
-        self.clock = clock
-        self.counters = counters
-        """The calls that passed, by their series; a series is there before ``FromClient.passed`` counts it."""
         self.from_client = FromClient(self)
         self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
-        self.goaway = Goaway(self)
-        self._retired: deque[int] = deque()
+        self.goaway = Goaway(self, self.from_client.known)
 
     @property
-    def held(self) -> list[HeldStream]:
-        return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
+    def held(self) -> list[CriHeld]:
+        return held_calls(self)
 
     def held_route(self, path: bytes) -> Route | None:
         """Return the route of a call to hold; None for one that passes."""
         route = HELD.get(path)
-        if route is not None and route.operation in UNRECORDED and self.events.start_and_stop_pass():
+        if route is not None and route.operation in UNRECORDED and self.shared.start_and_stop_pass():
             return None
         return route
 
-    def forget(self, stream: int) -> None:
-        """Stop handling a stream: its frames pass unchanged from now on."""
-        self.streams.pop(stream, None)
-        self.runtime_out.forget_window(stream)
-
-    def drop(self, stream: int) -> None:
-        """Drop what still comes on a stream that the proxy answered itself."""
-        self.runtime_out.forget_window(stream)
-        self.streams[stream] = LocallyAnsweredStream(self)
-        self.retire(stream)
-
-    def retire(self, stream: int) -> None:
-        """Remember an ended stream until RETIRED_LIMIT others have ended and nothing of it waits for the client."""
-        self._retired.append(stream)
-        if len(self._retired) > RETIRED_LIMIT:
-            oldest = self._retired.popleft()
-            if self.client_out.waits(oldest):
-                self._retired.append(oldest)
-            else:
-                self.streams.pop(oldest, None)
-                self.client_out.forget_window(oldest)
-
     def pipe(self, data: bytes) -> None:
         """Pass a client's bytes from ``data`` on, and the runtime's, unread (relay-rules A14)."""
-        self.from_client.feed = self.runtime_out.out.append  # type: ignore[method-assign, assignment]
-        self.from_runtime.feed = self.client_out.out.append  # type: ignore[method-assign, assignment]
+        self.from_client.pipe()
+        self.from_runtime.pipe()
         self.from_client.feed(data)
 
     def client_gone(self) -> None:
@@ -170,44 +104,39 @@ class Reader:
         """Send a request to the image endpoint, over a new link if there is none."""
         if self.image is None or self.image.closing:
             self.image = ImageLink(self, self.client_settings)
-            self.events.image_link(self.image)
-        stream = self.image.open(block) if not self.image.closing else None
+            self.happened.append(self.image)
+        stream = self.image.open(block)
         if stream is not None:
             self.streams[block.stream] = stream
             self.goaway.highest_image = max(self.goaway.highest_image, block.stream)
-        elif self.image.closing:
-            self.answer(block.stream, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
             self.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
-
-    def answer(self, stream: int, frames: bytes) -> None:
-        """Answer a request in the server's place, and drop what still comes on its stream."""
-        self.client_out.inject(frames)
-        self.drop(stream)
 
 
 class FromClient(FrameRelay):
     """The direction from the client to the runtime."""
 
-    side = "client"
+    _special_headers, _special_data = attrgetter("client_headers"), attrgetter("client_data")
+    _special_window, _special_reset = attrgetter("client_window"), attrgetter("client_reset")
+    _unread = True
     _reader: Reader
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader, reader.client_out, reader.runtime_out)
         self._preface = b""
-        self.feed = self._greet  # type: ignore[method-assign]  # until the preface has come: no test per read later
 
-    def _greet(self, data: bytes) -> None:
-        """Check and pass the HTTP/2 connection preface, then feed what follows it."""
+    def opening(self, data: bytes) -> bytes:
+        """Check and pass the HTTP/2 connection preface, and return what follows it. In a pipe pass all."""
         missing = len(http2.PREFACE) - len(self._preface)
+        if self.piped:
+            return super().opening(data)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
-            self._reader.events.not_http2(data)
-            return
+            self._reader.happened.append(NotHttp2(data))
+            return b""
         self.sink.out.append(data[:missing])
-        if len(self._preface) == len(http2.PREFACE):
-            self.feed = super().feed  # type: ignore[method-assign]
-            self.feed(data[missing:])
+        self._unread = len(self._preface) < len(http2.PREFACE)
+        return data[missing:]
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         """Pass trailers and requests of methods that are not held, and start holding calls whose headers may pass."""
@@ -223,11 +152,11 @@ class FromClient(FrameRelay):
         route = reader.held_route(path)
         if stream > reader.goaway.last or path in ENDLESS or path in RESTORES or (end and route is not None):
             return False
-        if reader.image_apart and path.startswith(IMAGE_PREFIXES):
+        if reader.shared.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
         if route is None:
             key = PASSING.get(path, PASSING_OTHER)
-            reader.counters.setdefault(key, 0)
+            reader.shared.counters.setdefault(key, 0)
             if path not in HELD:
                 self.remember(block, key)
             self.passed(stream, end, key)
@@ -238,7 +167,7 @@ class FromClient(FrameRelay):
     def passed(self, stream: int, end: bool, key: Key) -> None:
         reader = self._reader
         if stream > reader.highest:
-            reader.counters[key] += 1
+            reader.shared.counters[key] += 1
             reader.open[stream] = _ASKED
             reader.highest = stream
             if len(reader.open) > OPEN_STREAMS:
@@ -260,17 +189,18 @@ class FromClient(FrameRelay):
             path = headers.path(fields)
         except headers.AmbiguousPath:
             path = b""
-            if not reader.events.ambiguous():
+            if not reader.shared.passes_ambiguous():
                 reader.answer(block.stream, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
                 return
-        if path in RESTORES and (refused := reader.events.restores()):
+        if path in RESTORES and (refused := reader.shared.restore_refusal()):
             reader.answer(block.stream, refusal(block.stream, grpc.UNIMPLEMENTED, refused, block.end))
             return
-        image = reader.image_apart and path.startswith(IMAGE_PREFIXES)
+        image = reader.shared.image_apart and path.startswith(IMAGE_PREFIXES)
         route = None if image else reader.held_route(path)
         if route is None:
             key = PASSING.get(path, PASSING_OTHER)
-            reader.counters[key] = reader.counters.get(key, 0) + 1
+            counters = reader.shared.counters
+            counters[key] = counters.get(key, 0) + 1
         if image:
             reader.open_image(block)
         elif route is not None:
@@ -284,10 +214,10 @@ class FromClient(FrameRelay):
             block.send(self.sink, block.stream)
         reader.check_open()
 
-    def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> HeldStream:
+    def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> CriHeld:
         """Hold a call. Its headers go on at once: streams open in order, and the runtime's deadline starts then."""
         reader = self._reader
-        held = HeldStream(reader, route, stream, fields, half_closed)
+        held: CriHeld = reader.shared.kinds[route.operation](reader, route, stream, fields, half_closed)
         reader.highest = stream
         self.streams[stream] = held
         self.sink.manage_window(stream)
@@ -305,7 +235,8 @@ class FromClient(FrameRelay):
 class FromRuntime(FrameRelay):
     """The direction from the runtime to the client."""
 
-    side = "runtime"
+    _special_headers, _special_data = attrgetter("runtime_headers"), attrgetter("runtime_data")
+    _special_window, _special_reset = attrgetter("runtime_window"), attrgetter("runtime_reset")
     _reader: Reader
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:

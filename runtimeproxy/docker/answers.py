@@ -7,7 +7,7 @@ Invariant: an answer passes as it comes; only that of a held call is kept until 
 
 from typing import Protocol
 
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, Known
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
@@ -86,7 +86,7 @@ class Answers:
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
         body, exchange = self._body, self._taker.awaited()
-        if body is None or exchange is None or isinstance(exchange, HeldExchange) or not body.passes(buffer, size):
+        if body is None or exchange is None or isinstance(exchange, DockerHeld) or not body.passes(buffer, size):
             return False
         send(size)
         self._end_if_done(body, exchange)
@@ -130,7 +130,7 @@ class Answers:
         if head.closes:
             self._taker.closes()
         self._body = follow(head.framing, head.length)
-        if isinstance(exchange, HeldExchange):
+        if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
         elif self._body is None:
             self._taker.to_client.append(head.raw)
@@ -144,7 +144,7 @@ class Answers:
         self._taker.to_client.append(head.raw)
         self._tunnel = True
         self._taker.become_tunnel()  # before the call continues: the client already gets this head
-        if isinstance(exchange, HeldExchange):
+        if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
             exchange.reply_whole()
 
@@ -154,7 +154,7 @@ class Answers:
         end = body.feed(data, at)
         start, self._head_bytes = at - self._head_bytes, 0
         part = data[start:end] if start or end < len(data) else data
-        if isinstance(exchange, HeldExchange):
+        if isinstance(exchange, DockerHeld):
             part = exchange.collect_reply(part)
         if part:
             self._taker.to_client.append(part)

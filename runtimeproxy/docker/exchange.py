@@ -5,17 +5,20 @@ Must not know: other exchanges, sockets, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
-from collections.abc import Callable, MutableMapping
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Protocol
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
 from runtimeproxy.docker.routes import PASSING, Action, Route
-from runtimeproxy.errors import WireError
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
+
+Kinds = Mapping[Action, Callable[[Any, RequestHead, Route], "DockerHeld"]]
+"""What makes a held call of a request, by its action; the first parameter is an ``ExchangeOwner``."""
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
@@ -26,10 +29,6 @@ _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: fro
 
 _AFTER_A_POST = 2
 """dockerd's server skips 4 bytes of CR and LF after a POST, and after no other request."""
-
-
-def _nothing() -> None:
-    """Do nothing: the callback before one is set, and after the last event."""
 
 
 class Exchange:
@@ -92,28 +91,26 @@ class ExchangeOwner(Protocol):
     """The reader of a held exchange's connection; ``docker.reader.Reader`` implements it."""
 
     budget: MemoryBudget
-    settled: Callable[["HeldExchange"], None]
+    happened: deque["DockerHeld"]
 
-    def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
-    def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
-    def answer(self, exchange: "HeldExchange") -> None: ...
+    def send_request(self, exchange: "DockerHeld", request: bytes, body: bytes = b"") -> None: ...
+    def send_refusal(self, exchange: "DockerHeld", status: int, message: str, close: bool) -> None: ...
+    def answer(self, exchange: "DockerHeld") -> None: ...
 
 
-class HeldExchange(Exchange):
+class DockerHeld(Exchange, HeldCall):
     """A request that waits for the hook servers, and whose answer waits for the Store and the Post hooks."""
 
     head: RequestHead
+    passes = False
+    """True if the answer is sent on as soon as it is complete."""
 
     def __init__(self, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
         self.route = route
-        self.state = CallState.HOLDING
         self.problem = ""
         """Why the request cannot be read; "" if it can."""
-        self.reply: Reply | None = None
-        self.on_ended: Callable[[], object] = _nothing
-        self.on_reply: Callable[[], object] = _nothing
         self._whole = False
         self._counted = 0
         self._collected = bytearray()
@@ -167,15 +164,17 @@ class HeldExchange(Exchange):
         """Called at the client's EOF inside the body: make the request unreadable."""
         self.problem = "the request ends inside its body"
 
+    @property
     def body(self) -> bytes:
-        """Return the body without its chunking. Raises WireError if it cannot be read or has a Content-Encoding."""
+        """Return the body without its chunking, until the answer is sent. Raises Unreadable if it cannot be read or has
+        a Content-Encoding."""
         if self.problem:
-            raise WireError(self.problem)
+            raise Unreadable(self.problem)
         if self.head.field("content-encoding"):
-            raise WireError("the request's body is encoded")
+            raise Unreadable("the request's body is encoded")
         return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
-    def release(self, body: bytes | None) -> bool:
+    def send_request(self, body: bytes | None) -> bool:
         """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8). Returns False,
         and sends nothing, if it is no longer held.
         """
@@ -186,32 +185,28 @@ class HeldExchange(Exchange):
         body = self._body or bytes(self._collected) if body is None else body
         if self.problem:
             self._free()
-        self._forget_body()
         if len(body) > JOINED_BYTES:
             self._owner.send_request(self, raw, body)
         else:
             self._owner.send_request(self, raw + body)
         return True
 
-    def refuse(self, status: int, message: str) -> bool:
+    def send_refusal(self, status: int, message: str) -> bool:
         """Answer in the place of the daemon, which never gets the request. Returns False if it is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
         self._free()
         self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
-        self._forget_listeners()
         return True
 
-    def end(self) -> None:
+    def connection_lost(self) -> None:
         """End the call without the daemon's answer: the client or the daemon has gone."""
-        ended: Callable[[], object] = _nothing
         if self.state is CallState.HOLDING:
-            self.state, ended = CallState.ENDED, self.on_ended
+            self.state = CallState.ENDED
             self._free()
         if self.reply is None:
             self._settle(UNANSWERED)
-        ended()
 
     def _free(self) -> None:
         """Drop the request's bytes and return them to the memory budget."""
@@ -258,21 +253,17 @@ class HeldExchange(Exchange):
 
     def not_sent(self) -> None:
         """Called when the daemon could not be reached to send the request: settle the call as one that did nothing."""
+        self._free()
         self._settle(Reply(agreed=False, no_op=True))
 
     def answer(self) -> None:
+        """Send the client the daemon's answer, which was held back."""
         self._free()
         self._owner.answer(self)
 
+    def release_buffers(self) -> None:
+        """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
+
     def _settle(self, reply: Reply) -> None:
         self.reply = reply
-        self._owner.settled(self)
-
-    def go_on(self) -> None:
-        """Call the callback that waits for the reply."""
-        self.on_reply()
-        self._forget_listeners()
-
-    def _forget_listeners(self) -> None:
-        """Drop the callbacks: they refer to the call and its fiber, and these to the exchange, which makes a cycle."""
-        self.on_reply = self.on_ended = _nothing
+        self._owner.happened.append(self)

@@ -10,23 +10,20 @@ import logging
 import socket
 from functools import partial
 
-from runtimeproxy.core.call import CallState, Unreadable
+from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
-from runtimeproxy.docker import translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.bad_gateway import BadGateway
-from runtimeproxy.docker.calls.base import Daemon, DockerCall, body_of
-from runtimeproxy.docker.calls.creates import CreateContainerCall, CreatePodCall
+from runtimeproxy.docker.calls.base import Daemon, DockerCall
+from runtimeproxy.docker.calls.creates import CreateCall
 from runtimeproxy.docker.calls.references import BY_REFERENCE
-from runtimeproxy.docker.exchange import HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Kinds, Known
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.resources import POD_TYPE
 from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
-from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
@@ -42,6 +39,7 @@ from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
 
+_CALLS: dict[Action, type[DockerCall]] = {Action.CREATE: CreateCall, **BY_REFERENCE}
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 """The hook points of creates. A container's cover a pod's: its create needs what the pod's hooks changed."""
 
@@ -76,7 +74,8 @@ class DockerFront(FrontBase):
             on_missed=lambda: self.sync.soon(),
         )
         self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
-        self._daemon = Daemon(self._backend, self._lookup, self._events, metrics, loop)
+        daemon = Daemon(self._backend, self._lookup, self._events, metrics)
+        self.kinds: Kinds = {action: partial(kind, daemon) for action, kind in _CALLS.items()}
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
         """Connections that bypass the hook servers, since their client speaks HTTP/2 (relay-rules B4)."""
@@ -162,39 +161,18 @@ class DockerFront(FrontBase):
             return known.container is not None or kind.pod_operation is not None
         return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
 
-    def call(self, exchange: HeldExchange) -> DockerCall | None:
-        """Make the call of a held request; None for a create of a container without a pod."""
-        kind = BY_REFERENCE.get(exchange.route.action)
-        if kind is not None:
-            return kind(exchange, self._daemon)
-        body = b""
-        try:
-            body = body_of(exchange)
-            if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_changed_parents:
-                exchange.release(None)  # no hook, no edit: the daemon works while the body is parsed
-            asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
-        except Unreadable as error:
-            return self._unreadable_create(exchange, body, str(error))
-        match asked:
-            case RequestedPod():
-                return CreatePodCall(exchange, self._daemon, body, asked)
-            case RequestedContainer():
-                return CreateContainerCall(exchange, self._daemon, body, asked)
-        return None
-
-    def _unreadable_create(self, exchange: HeldExchange, body: bytes, problem: str) -> DockerCall:
-        """Make the call of a create whose body cannot be read. If nothing shows its operation, that is one with policy
-        Fail, if any has it.
-        """
-        kind = translate.kind_of_unreadable(body, exchange.route.name)
-        of_pod = kind is None and self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"])
-        call: CreatePodCall | CreateContainerCall
-        if of_pod or kind == POD_TYPE:
-            call = CreatePodCall(exchange, self._daemon, b"", problem)
-        else:
-            call = CreateContainerCall(exchange, self._daemon, b"", problem)
-        call.is_kind_known = kind is not None
-        return call
+    def proceed(self, call: DockerHeld) -> None:
+        """Start or resume a call; a create that concerns no pod just passes."""
+        if isinstance(call, CreateCall) and call.reply is None:
+            wanted = self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents
+            pods_fail = self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"])
+            if not call.begin(not wanted, pods_fail):
+                counters = self.metrics.counters
+                counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
+                call.passes = True
+                call.send_request(None)
+                return
+        self.lifecycle.proceed(call)
 
     def fails_anywhere(self) -> bool:
         """Return whether a plugin with policy Fail is registered for any hook point."""
@@ -212,10 +190,10 @@ class DockerConnection:
         self._end_is_ours = False
         """True once EOF was read that ``drain`` caused, not the client, after complete requests."""
         self._parted = False
-        self.reader = Reader(self, front.budget, front.known)
+        self.reader = Reader(self, front.budget, front.known, front.kinds)
+        self.happened = self.reader.happened
         self.client_bytes = self.reader.client_bytes
         self.backend_bytes = self.reader.daemon_bytes
-        self.client_gone = self.reader.client_gone
         self.pair = Pair(front.loop, client, backend, self, front.buffer, front.hangups, self.reader)
 
     # The methods of relay.pair.Flow.
@@ -228,7 +206,14 @@ class DockerConnection:
         caused is not passed on at all: a daemon may end the calls of a client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.between_requests
-        return self.reader.client_ended() or self._end_is_ours
+        waits = self.reader.client_ended()
+        self.act()
+        return waits or self._end_is_ours
+
+    def client_gone(self) -> None:
+        """End the held calls of a client that has closed."""
+        self.reader.client_gone()
+        self.act()
 
     def backend_ended(self) -> bool:
         """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5). It stays for the
@@ -237,11 +222,13 @@ class DockerConnection:
         if self.reader.tunnel:
             self.pair.half_close()
             return True
-        return self.reader.daemon_ended() or self._finished
+        stays = self.reader.daemon_ended()
+        self.act()
+        return stays or self._finished
 
     def closed(self) -> None:
         """Forget the connection; calls that the daemon has answered still run to their end."""
-        self.reader.client_gone()
+        self.client_gone()
         self._front.connections.discard(self)
         self._front.http2.discard(self)
 
@@ -276,31 +263,17 @@ class DockerConnection:
     def close(self) -> None:
         self.pair.close()
 
+    def act(self) -> None:
+        """Start the calls whose requests are complete, and resume those that have their replies."""
+        happened, front = self.reader.happened, self._front
+        while happened:
+            call = happened.popleft()
+            if call.passes:
+                call.answer()
+            else:
+                front.proceed(call)
+
     # The methods of docker.reader.ReaderEvents.
-
-    def held(self, exchange: HeldExchange) -> None:
-        """Run the call once the bytes that came with it are read; a create without a pod is sent on at once."""
-        front = self._front
-        call = front.call(exchange)
-        if call is None:
-            counters = front.metrics.counters
-            counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
-            exchange.on_reply = exchange.answer
-            exchange.release(None)
-            if exchange.reply is not None:  # it was released in front.call, but the daemon was away
-                exchange.answer()
-            return
-        self.pair.later(partial(self._run, call, exchange))
-
-    def settled(self, exchange: HeldExchange) -> None:
-        """Continue the call, which has its reply, once the bytes that came with it are read."""
-        self.pair.later(exchange.go_on)
-
-    def _run(self, call: DockerCall, exchange: HeldExchange) -> None:
-        if exchange.state is not CallState.ENDED:  # the client may have left meanwhile
-            fiber = self._front.lifecycle.run(call)
-            if exchange.state is CallState.HOLDING:
-                exchange.on_ended = fiber.cancel
 
     def speaks_http2(self) -> bool:
         """Return whether a client that speaks HTTP/2 passes, bypassing the hook servers (relay-rules B4). It does
@@ -336,8 +309,10 @@ class DockerConnection:
         self.pair.hold_client(not further)
 
     def wake(self) -> None:
-        """Write the bytes that wait for both sides."""
-        self.pair.flush()
+        """Start and resume calls and write the bytes that wait for both sides; the pair does that after a read."""
+        if not self.pair.reading:
+            self.act()
+            self.pair.flush()
 
     def client_done(self) -> None:
         """Pass the client's EOF on now, unless ``drain`` caused it."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.docker.answers import Answers
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, OwnAnswer
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, Kinds, Known, OwnAnswer
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import EVENTS, Route
 from runtimeproxy.wire import http1
@@ -24,12 +24,6 @@ class ReaderEvents(Protocol):
     """Receives a Reader's events; the front's connection implements it."""
 
     def intercepts(self, route: Route) -> bool: ...
-    def held(self, exchange: HeldExchange) -> None:
-        """Called in its turn for a held request that is complete, or cannot be read: run the call."""
-
-    def settled(self, exchange: HeldExchange) -> None:
-        """Called when a held call no longer waits for the daemon: call its ``go_on``."""
-
     def speaks_http2(self) -> bool:
         """Called when the client speaks HTTP/2: return whether its bytes may pass."""
 
@@ -51,7 +45,7 @@ class ReaderEvents(Protocol):
 class Reader:
     """One connection; ``to_client`` and ``to_daemon`` collect the bytes to send."""
 
-    def __init__(self, events: ReaderEvents, budget: MemoryBudget, known: Known) -> None:
+    def __init__(self, events: ReaderEvents, budget: MemoryBudget, known: Known, kinds: Kinds) -> None:
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
         self.budget = budget
@@ -68,7 +62,9 @@ class Reader:
         self.intercepts = events.intercepts
         self.read_client = events.read_client
         self.client_done = events.client_done
-        self.settled = events.settled
+        self.kinds = kinds
+        self.happened: deque[DockerHeld] = deque()
+        """The held calls to start, in their turn, and those to resume: see ``Lifecycle.proceed``."""
 
     # From both sides.
 
@@ -118,7 +114,7 @@ class Reader:
         """
         self._daemon_ended = True
         first = self._pending[0] if self._pending else None
-        if isinstance(first, HeldExchange) and not first.awaits_reply:
+        if isinstance(first, DockerHeld) and not first.awaits_reply:
             return True
         if self._requests.inside_body:
             self._finish()
@@ -145,7 +141,7 @@ class Reader:
         if self.tunnel:
             return 0, 1, 0
         calls = len(self._pending) or int(not self._requests.whole)
-        passing = int(self._answers.begun and bool(self._pending) and not isinstance(self._pending[0], HeldExchange))
+        passing = int(self._answers.begun and bool(self._pending) and not isinstance(self._pending[0], DockerHeld))
         endless = passing if passing and self._pending[0].series == EVENTS else 0
         return calls - passing, passing - endless, endless
 
@@ -161,12 +157,12 @@ class Reader:
         """Return whether every earlier request has its answer."""
         return exchange is self._pending[0]
 
-    def held_whole(self, exchange: HeldExchange) -> None:
+    def held_whole(self, exchange: DockerHeld) -> None:
         """Called when a held request is complete, or no more of it is read. Its call runs once all requests before it
         are answered (relay-rules B7).
         """
         if self.is_turn_of(exchange):
-            self._events.held(exchange)
+            self.happened.append(exchange)
 
     def speaks_http2(self) -> bool:
         """Turn the connection of a client that speaks HTTP/2 into a tunnel, or end it (relay-rules B4)."""
@@ -186,14 +182,14 @@ class Reader:
                 self._finish()  # a second answer is not possible
                 return
             self._pending.remove(inside)
-            if isinstance(inside, HeldExchange):
-                inside.end()
+            if isinstance(inside, DockerHeld):
+                inside.connection_lost()
         self._pending.append(OwnAnswer(http1.response(error.status, f"runtimeproxy: {error}", close=True)))
         self._turn()
 
     def _has_begun(self, exchange: Exchange) -> bool:
         """Return whether the daemon has answered a request, or has begun to."""
-        if isinstance(exchange, HeldExchange):
+        if isinstance(exchange, DockerHeld):
             return exchange.reply_head is not None
         return exchange.answered or (self._answers.begun and exchange is self._pending[0])
 
@@ -211,7 +207,7 @@ class Reader:
         if not self._pending:
             return None
         first = self._pending[0]
-        return None if isinstance(first, HeldExchange) and not first.awaits_reply else first
+        return None if isinstance(first, DockerHeld) and not first.awaits_reply else first
 
     def closes(self) -> None:
         """Drop the requests pipelined after one whose answer has Connection: close (relay-rules B9)."""
@@ -225,7 +221,7 @@ class Reader:
         """Called when an answer is complete; that of a held call now waits for the Post hooks."""
         if exchange.plain and len(self._pending) == 1:
             self._pending.popleft()
-        elif isinstance(exchange, HeldExchange):
+        elif isinstance(exchange, DockerHeld):
             exchange.reply_whole()
         else:
             self._done(exchange)
@@ -234,7 +230,7 @@ class Reader:
         """Turn the connection into a tunnel; bytes that the client sent after its request go first (relay-rules B3)."""
         self.tunnel = True
         last = self._pending[-1]
-        rest = last.withdraw() if isinstance(last, HeldExchange) else b""
+        rest = last.withdraw() if isinstance(last, DockerHeld) else b""
         self._pending.clear()
         rest += self._requests.stop()
         if rest:
@@ -260,12 +256,12 @@ class Reader:
         first = self._pending[0] if self._pending else None
         if isinstance(first, OwnAnswer):
             self._answer_last(first.answer)
-        elif isinstance(first, HeldExchange):
+        elif isinstance(first, DockerHeld):
             if self._requests.collecting(first):
                 self._continue(first)
                 self._requests.turn()
             else:
-                self._events.held(first)
+                self.happened.append(first)
 
     def _answer_last(self, answer: bytes) -> None:
         """Send an answer of the proxy's own to the first request, and end the connection after it."""
@@ -289,12 +285,12 @@ class Reader:
         self._pending.clear()
         self._requests.stop()
         for exchange in dropped:
-            if isinstance(exchange, HeldExchange):
-                exchange.end()
+            if isinstance(exchange, DockerHeld):
+                exchange.connection_lost()
 
     # From held exchanges.
 
-    def send_request(self, exchange: HeldExchange, request: bytes, body: bytes = b"") -> None:
+    def send_request(self, exchange: DockerHeld, request: bytes, body: bytes = b"") -> None:
         """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
         body is passed as ``body`` and written by itself, since joining it with the head would copy it.
         """
@@ -310,7 +306,7 @@ class Reader:
         self._requests.released()
         self._events.wake()
 
-    def send_refusal(self, exchange: HeldExchange, status: int, message: str, close: bool) -> None:
+    def send_refusal(self, exchange: DockerHeld, status: int, message: str, close: bool) -> None:
         """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
         close |= self._daemon_ended
         answer = http1.response(status, message, close=close)
@@ -321,7 +317,7 @@ class Reader:
         self._done(exchange)
         self._events.wake()
 
-    def answer(self, exchange: HeldExchange) -> None:
+    def answer(self, exchange: DockerHeld) -> None:
         """Send the client the answer to a held call."""
         if self._pending and self._pending[0] is exchange and exchange.reply is not None:
             self.to_client.append(bytes(exchange.kept))

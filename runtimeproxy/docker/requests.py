@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runtimeproxy.core.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import Exchange, ExchangeOwner, HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, ExchangeOwner, Kinds, Known
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
@@ -30,13 +30,14 @@ class RequestSink(ExchangeOwner, Protocol):
     """Receives the requests that were read; ``docker.reader.Reader`` implements it."""
 
     to_daemon: list[bytes]
+    kinds: Kinds
     intercepts: Callable[[Route], bool]
     read_client: Callable[[bool], None]
     client_done: Callable[[], None]
 
     def begun(self, exchange: Exchange) -> None: ...
     def is_turn_of(self, exchange: Exchange) -> bool: ...
-    def held_whole(self, exchange: HeldExchange) -> None: ...
+    def held_whole(self, exchange: DockerHeld) -> None: ...
     def speaks_http2(self) -> bool: ...
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
 
@@ -50,14 +51,12 @@ class Requests:
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self._rest = bytearray()
         self._seen = 0
-        self._reading = False
-        """True while ``_read`` parses bytes that are not in ``_rest``."""
         self.began = False
         """True once the first byte of a request has come on the connection."""
         self._body: Body | None = None
         self._newest: Exchange | None = None
         """The request whose body is being read, or the last one that was read."""
-        self._collecting: HeldExchange | None = None
+        self._collecting: DockerHeld | None = None
         self._blocked_by: Exchange | None = None
         self._no_more = False
         self._empty_lines = 0
@@ -129,7 +128,6 @@ class Requests:
 
     def _read(self, data: bytes) -> None:
         at, size = 0, len(data)
-        self._reading = True
         try:
             while at < size and self._blocked_by is None:
                 end = self._read_head(data, at) if self._body is None else self._read_body(data, at)
@@ -139,8 +137,6 @@ class Requests:
         except BadMessage as error:
             self._give_up(error)
             return
-        finally:
-            self._reading = False
         if at < size:
             self._rest += data[at:]
             if self._blocked_by is None:
@@ -175,7 +171,7 @@ class Requests:
         """Pass a request's head on, or hold the request."""
         route = routes.route(head.method, head.target)
         if route is not None and self._taker.intercepts(route):
-            exchange = HeldExchange(self._taker, head, route)
+            exchange = self._taker.kinds[route.action](self._taker, head, route)
             self._body = follow(head.framing, head.length, exchange.keep)
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
@@ -218,13 +214,13 @@ class Requests:
         """Report a held request that is complete, and stop parsing after one that must be answered first."""
         newest = self._newest
         assert newest is not None
-        if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
+        if isinstance(newest, DockerHeld) and newest.state is CallState.HOLDING:
             newest.request_whole()
             self.hold_up(newest)
-        elif (newest.may_tunnel or isinstance(newest, HeldExchange)) and not newest.answered:
+        elif (newest.may_tunnel or isinstance(newest, DockerHeld)) and not newest.answered:
             self._blocked_by = newest
 
-    def hold_up(self, exchange: HeldExchange) -> None:
+    def hold_up(self, exchange: DockerHeld) -> None:
         """Report a held request that is complete or of which no more is read, and stop parsing after it."""
         self._collecting = None
         if self._blocked_by is None:
@@ -260,8 +256,6 @@ class Requests:
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._reading:
-            return
         if self._blocked_by is None and self._rest:
             self._read_rest()
         self._read_ahead()
@@ -297,7 +291,7 @@ class Requests:
     def _unsent(self) -> bool:
         """Return whether bytes that came are still to be sent to the daemon."""
         first = self._blocked_by
-        holding = isinstance(first, HeldExchange) and first.state is CallState.HOLDING
+        holding = isinstance(first, DockerHeld) and first.state is CallState.HOLDING
         return holding or (first is not None and bool(self._rest))
 
     def last(self) -> None:
@@ -309,6 +303,6 @@ class Requests:
         """Stop parsing for good and return the bytes that were not parsed."""
         rest = bytes(self._rest)
         self._rest.clear()
-        self._body = self._collecting = self._blocked_by = None
+        self._body = self._collecting = self._blocked_by = self._newest = None
         self._no_more = True
         return rest

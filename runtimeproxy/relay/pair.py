@@ -9,8 +9,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
@@ -30,6 +29,13 @@ LINGER_SECONDS = 1.0
 
 class Flow(Protocol):
     """Interface of the code that reads the bytes of a pair."""
+
+    @property
+    def happened(self) -> deque[Any]:
+        """What is left to do after a read, so that its output leaves in the same write."""
+
+    def act(self) -> None:
+        """Called after a read: do that."""
 
     def client_bytes(self, data: bytes) -> None:
         """Called with bytes from the client. Raises WireError."""
@@ -89,6 +95,7 @@ class Pair:
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
+        self._happened = flow.happened
         self._hangups = hangups
         self._others: list[Endpoint] = []
         self._backend_ended = False
@@ -98,7 +105,6 @@ class Pair:
         self._client_gone = False
         self._client_held = False
         self._closed = False
-        self._later: deque[Callable[[], object]] = deque()
         self.reading = False
         """True while the flow reads bytes; both sides are written after that."""
         self._client.resume()
@@ -118,6 +124,8 @@ class Pair:
             return False
         if other.slow:
             endpoint.pause()
+        if self._happened:  # the end of an answer began the turn of the next request
+            self._flow.act()
         self.flush()
         return True
 
@@ -134,19 +142,9 @@ class Pair:
             self.close()
         finally:
             self.reading = False
-        if self._later:
-            self._go_on()
+        if self._happened:
+            self._flow.act()
         self.flush()
-
-    def later(self, go_on: Callable[[], object]) -> None:
-        """Call ``go_on`` once all bytes of the present read are processed. So its output leaves in the same write."""
-        self._later.append(go_on)
-        if not self.reading:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        while self._later:
-            self._later.popleft()()
 
     def flush(self) -> None:
         """Send the flow's output to both sides."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.core.call import DONE, NOT_DONE, UNANSWERED, Call, Reply, Unreadable, read_once
+from runtimeproxy.core.call import DONE, NOT_DONE, UNANSWERED, HeldCall, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.model import records
@@ -80,7 +80,7 @@ def test_unreadable_message_is_not_tried_again() -> None:
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
 
 
-Plain = type("Plain", (Call,), dict.fromkeys(Call.__abstractmethods__))
+Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
 """A front's call with nothing but the abstract methods."""
 
 
@@ -90,6 +90,7 @@ async def test_call_changes_nothing_by_itself() -> None:
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
     assert call.unedited(Store())
+    assert not call.may_be_repeated()
     assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
     assert await call.life("c1") is None
     assert (call.deadline, call.prepares, call.already_sent, call.number, call.state_unknown) == (
@@ -102,6 +103,6 @@ async def test_call_changes_nothing_by_itself() -> None:
 
 
 def test_front_that_forgets_a_step_is_refused() -> None:
-    forgetful = type("Forgetful", (Plain,), {"answer": Call.answer})
+    forgetful = type("Forgetful", (Plain,), {"answer": HeldCall.answer})
     with pytest.raises(TypeError, match="answer"):
         forgetful()

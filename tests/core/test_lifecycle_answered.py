@@ -326,7 +326,7 @@ async def test_create_of_an_earlier_call_is_read(core: Core, earlier: str, caplo
     elif earlier == "known":
         core.store.commit(SUBJECT)
     repeats = earlier == "of an earlier process"
-    again = FakeCall(CREATE, made=READ_FOUND, read_seconds=0.5, prepares=False, repeats_answers=repeats)
+    again = FakeCall(CREATE, made=READ_FOUND, read_seconds=0.5, prepares=False, repeats=repeats)
     assert await core.run(again) == (ANSWERED_FIRST if earlier == "known" else READ_FIRST)
     assert core.store.container("c1") == ContainerRecord(CONTAINER, FOUND)
     assert edits(core) == ["envs.A"]
@@ -417,7 +417,7 @@ async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, kno
     call = FakeCall(STOP, known, reply=UNANSWERED, fates=[DONE])
     await core.run(call)
     if known is not None:
-        await core.lifecycle.stop()
+        await core.lifecycle.open_calls.stop()
     await asyncio.sleep(300)
     assert [step for _, step in call.steps] == ["release", "answer"]
 

@@ -244,7 +244,7 @@ async def test_call_above_a_second_is_slow(core: Recorded, fields: Any, outcome:
 
 async def test_call_that_the_client_left_in_its_hold_is_slow(core: Recorded) -> None:
     core.plugins.add("a", delay_seconds=1.75)
-    fiber = core.lifecycle.run(core.call())
+    fiber = core.start(core.call())
     await asyncio.sleep(1.5)
     fiber.cancel()
     await asyncio.wait({fiber})
@@ -298,7 +298,7 @@ async def test_each_log_line_about_a_call_has_its_id(
     assert caplog.records
     assert {vars(record)["call"] for record in caplog.records} == {call.call_id}
     assert CANARY not in caplog.text
-    await core.lifecycle.stop()
+    await core.lifecycle.open_calls.stop()
 
 
 NORMAL = [

@@ -14,9 +14,6 @@ from zlib import compressobj
 from hpack import NeverIndexedHeaderTuple
 from hypothesis import strategies as st
 
-from runtimeproxy.core.call import CallState
-from runtimeproxy.cri.calls.table import KINDS
-from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.routes import HELD
 from tests.cri import peer
 from tests.cri.messages import METHODS, Method, messages
@@ -230,11 +227,10 @@ ACK = Ack().wire()
 ASKED, ANSWERED = Headers(1, peer.VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
 
 
-class Core(peer.FakeEvents):
+class Core:
     """The readers' front: held calls go through the core of a fake node, with a hook server or without."""
 
     def __init__(self, behaviour: Behaviour | None = None, delay_seconds: float = 0.0) -> None:
-        super().__init__()
         self.loop = VirtualLoop()
         self.node = self.loop.run_until_complete(self._start())
         if behaviour is not None:
@@ -247,31 +243,15 @@ class Core(peer.FakeEvents):
         return node
 
     def close(self) -> None:
-        self.loop.run_until_complete(self.node.lifecycle.stop())
+        self.loop.run_until_complete(self.node.lifecycle.open_calls.stop())
         self.loop.close()
-
-    def start_and_stop_pass(self) -> bool:
-        return self.node.lifecycle.start_and_stop_pass()
-
-    def held(self, stream: HeldStream) -> None:
-        """Run the call as the front does, once the bytes being read are done."""
-        self.loop.call_soon(self._run, stream)
-
-    def settled(self, stream: HeldStream) -> None:
-        self.loop.call_soon(stream.go_on)
-
-    def _run(self, stream: HeldStream) -> None:
-        if stream.state is CallState.HOLDING:
-            call = KINDS[stream.route.operation](stream, self.node.backend, self.node.metrics, self.loop)  # type: ignore[arg-type]
-            stream.on_ended = self.node.lifecycle.run(call).cancel
 
     def wait(self, seconds: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def connection(self) -> Play:
         """Return a connection that has exchanged SETTINGS, and on which both sides have sent a header block."""
-        play = Play()
-        play.reader.events = self
+        play = RunningPlay(self)
         play.client.sends(peer.PREFACE + ROOM)
         play.runtime.sends(ROOM + ACK)
         play.client.sends(ACK + ASKED)
@@ -279,6 +259,18 @@ class Core(peer.FakeEvents):
         play.client.got_bytes()
         play.runtime.got_bytes()
         return play
+
+
+class RunningPlay(Play):
+    """A connection whose calls the core runs."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        super().__init__(shared=replace(core.node.shared(), clock=lambda: 0.0))  # PINGs are answered at once
+
+    def act(self) -> None:
+        while self.reader.happened:
+            self._core.loop.call_soon(self._core.node.lifecycle.proceed, self.reader.happened.popleft())
 
 
 @dataclass

@@ -4,7 +4,8 @@ Bytes are built and read with hyperframe and hpack, so that the proxy's code is 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
@@ -12,9 +13,12 @@ from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
 from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.frame_relay import FrameRelay
+from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import Reader
+from runtimeproxy.cri.reader import NotHttp2, Reader
+from runtimeproxy.cri.streams import Shared
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.flow import FlowControlledSender
 
@@ -251,55 +255,38 @@ def split(data: bytes) -> Iterable[Raw]:
         at = end
 
 
-class FakeEvents:
-    """A reader's front: records the events, and answers with values that a test sets."""
-
-    def __init__(self) -> None:
-        self.calls: list[HeldStream] = []
-        self.links: list[ImageLink] = []
-        self.not_http2_bytes: list[bytes] = []
-        self.may_pass = True
-        self.restore_refused = ""
-        self.unrecorded_pass = False
-        self.image_away = False
-
-    def held(self, stream: HeldStream) -> None:
-        self.calls.append(stream)
-
-    def settled(self, stream: HeldStream) -> None:
-        stream.go_on()
-
-    def ambiguous(self) -> bool:
-        return self.may_pass
-
-    def restores(self) -> str:
-        return self.restore_refused
-
-    def start_and_stop_pass(self) -> bool:
-        return self.unrecorded_pass
-
-    def not_http2(self, data: bytes) -> None:
-        self.not_http2_bytes.append(data)
-
-    def image_link(self, link: ImageLink) -> None:
-        self.links.append(link)
-        if self.image_away:
-            link.close()
-
-    def wake(self) -> None:
-        pass
+def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_apart: bool) -> Shared:
+    """Return what the connections of a front share; every call that can be held is held."""
+    return Shared(MemoryBudget(), clock, counters, KINDS, image_apart, lambda: False, lambda: True, str)
 
 
 class Play:
-    def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
-        self.events = FakeEvents()
+    def __init__(
+        self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT, shared: Shared | None = None
+    ) -> None:
+        self.may_pass = True
+        self.restore_refused = ""
+        self.unrecorded_pass = False
         self.budget = MemoryBudget(process_limit)
         self.now = 0.0
         self.counters: dict[Key, int] = {}
-        self.reader = Reader(self.events, self.budget, image_apart, lambda: self.now, self.counters)
-        # After the preface the reader has another ``feed``.
-        self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
-        self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
+        if shared is None:
+            shared = replace(
+                shared_by_calls(lambda: self.now, self.counters, image_apart),
+                budget=self.budget,
+                start_and_stop_pass=lambda: self.unrecorded_pass,
+                passes_ambiguous=lambda: self.may_pass,
+                restore_refusal=lambda: self.restore_refused,
+            )
+        self.reader = Reader(shared, lambda: None)
+        self._calls: list[CriHeld] = []
+        self.settled: list[CriHeld] = []
+        """The calls that have had their reply, or ended without one."""
+        self.links: list[ImageLink] = []
+        self.image_away = False
+        self.not_http2_bytes: list[bytes] = []
+        self.client = Side(partial(self._feed, self.reader.from_client), self.reader.client_out, preface=False)
+        self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.runtime_out, preface=True)
         self._images: list[Side] = []
 
     def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":
@@ -311,15 +298,41 @@ class Play:
         self.runtime.got()
         return self
 
+    def _feed(self, direction: FrameRelay, data: bytes) -> None:
+        try:
+            direction.feed(data)
+        finally:
+            self.act()
+
+    def act(self) -> None:
+        """Record what the reader has read."""
+        happened = self.reader.happened
+        while happened:
+            match happened.popleft():
+                case CriHeld() as call:
+                    (self._calls if call.reply is None else self.settled).append(call)
+                case ImageLink() as link:
+                    self.links.append(link)
+                    if self.image_away:
+                        link.close()
+                case NotHttp2(data):
+                    self.not_http2_bytes.append(data)
+
     @property
-    def call(self) -> HeldStream:
+    def calls(self) -> list[CriHeld]:
+        """Return the held calls whose requests are complete."""
+        self.act()
+        return self._calls
+
+    @property
+    def call(self) -> CriHeld:
         """Return the newest held call."""
-        return self.events.calls[-1]
+        return self.calls[-1]
 
     @property
     def image(self) -> Side:
         """Return the image service's side of the latest link."""
-        for link in self.events.links[len(self._images) :]:
+        for link in self.links[len(self._images) :]:
             self._images.append(Side(link.receive, link.sender, preface=True))
         return self._images[-1]
 
@@ -364,11 +377,11 @@ def returns(*frames: Frame) -> Step:
 
 
 def release(play: Play) -> None:
-    assert play.call.release(None)
+    assert play.call.send_request(None)
 
 
 def refuse(play: Play) -> None:
-    assert play.call.refuse(13, "no")
+    assert play.call.send_refusal(13, "no")
 
 
 def answered(play: Play) -> None:
@@ -392,16 +405,16 @@ def converse(*steps: Step, play: Play | None = None) -> Play:
     if play is None:
         play = Play() if isinstance(steps[0].act, Greets) else greeted()
     for number, step in enumerate(steps):
-        asked = len(play.events.calls)
+        asked = len(play.calls)
         step.act(play)
         for name in ("client", "runtime", "image"):
             expected = getattr(step, f"to_{name}")
-            if name == "image" and not (expected or play.events.links):
+            if name == "image" and not (expected or play.links):
                 continue
             side = getattr(play, name)
             came = side.got_bytes() if isinstance(expected, bytes) else side.got()
             assert came == (expected if isinstance(expected, bytes) else list(expected)), (
                 f"step {number}: {name} got {came}"
             )
-        assert len(play.events.calls) - asked == step.asks, f"step {number}: asked {len(play.events.calls) - asked}"
+        assert len(play.calls) - asked == step.asks, f"step {number}: asked {len(play.calls) - asked}"
     return play

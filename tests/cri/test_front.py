@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
 from runtimeproxy.cri.goaway import GONE
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import pair
 from runtimeproxy.relay.drain import Unfinished
@@ -54,8 +53,8 @@ class Scene:
 
     def __init__(self, images: str = "") -> None:
         self.loop = asyncio.get_running_loop()
-        self.calls: list[HeldStream] = []
-        self.do: Callable[[HeldStream], object] = self.calls.append
+        self.calls: list[CriHeld] = []
+        self.do: Callable[[CriHeld], object] = self.calls.append
         self.client, near = socket.socketpair()
         self.runtime, far = socket.socketpair()
         self.sockets = [self.client, self.runtime]
@@ -67,8 +66,7 @@ class Scene:
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
-            budget=MemoryBudget(),
-            image_apart=bool(images),
+            lifecycle=SimpleNamespace(proceed=self._proceed),
             image_endpoint=images,
             connections=set(),
             keep=self.tasks.append,
@@ -76,13 +74,21 @@ class Scene:
             sync=SimpleNamespace(soon=lambda: self.passes.append(self.loop.time())),
             backend=SimpleNamespace(serves_cri=self.serves_cri),
         )
+        self.front.shared = peer.shared_by_calls(self.loop.time, self.metrics.counters, bool(images))
         self.connection = CriConnection(self.front, near, far)
-        self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
         self.front.connections.add(self.connection)
         self.came = b""
         self.is_cri = True
+        self.answers = False
+        """Whether an answer is sent to the client at once."""
         for sock in self.sockets:
             sock.setblocking(False)
+
+    def _proceed(self, call: CriHeld) -> None:
+        if call.reply is None:
+            self.do(call)
+        elif self.answers:
+            call.answer()
 
     async def serves_cri(self) -> bool:
         return self.is_cri
@@ -104,7 +110,7 @@ class Scene:
         sock.close()
         await self.turns()
 
-    async def answer(self, call: HeldStream) -> None:
+    async def answer(self, call: CriHeld) -> None:
         call.answer()
         await self.turns()
 
@@ -176,19 +182,16 @@ def writes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Writes:
 
 
 async def test_call_that_is_refused_while_it_is_read_is_told_in_one_write_a_side(scene: Scene, writes: Writes) -> None:
-    scene.do = lambda held: held.refuse(13, "no")
+    scene.do = lambda held: held.send_refusal(13, "no")
     to_client, to_runtime = await writes.after(scene.client, *CREATED)
     assert [type(frame) for frame in (*to_client, *to_runtime)] == [Headers, Headers, Reset]
 
 
 async def test_what_goes_on_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
-    def release(held: HeldStream) -> None:
-        held.on_reply = held.answer
-        held.release(None)
-
-    scene.do = release
-    asked, answered = [*CREATED, Headers(3, peer.VERSION)], [Headers(3, REPLY), *ANSWER]
-    assert await writes.after(scene.client, *asked) == [asked]
+    scene.do = lambda held: held.send_request(None)
+    scene.answers = True
+    asked, answered = [CREATED[0], Headers(3, peer.VERSION), CREATED[1]], [Headers(3, REPLY), *ANSWER]
+    assert await writes.after(scene.client, *CREATED, Headers(3, peer.VERSION)) == [asked]
     assert await writes.after(scene.runtime, *answered) == [answered]
 
 
@@ -197,7 +200,7 @@ async def test_ack_leaves_with_the_next_write(scene: Scene, writes: Writes, monk
     assert await writes.after(scene.client, *CREATED) == [[CREATED[0]]]
     assert await writes.after(scene.runtime, PING) == []
     assert await writes.after(scene.client, PING) == []
-    scene.calls[0].release(None)
+    scene.calls[0].send_request(None)
     assert writes.written() == [[CREATED[1], PONG]]
     assert await writes.after(scene.runtime, *ANSWER[:2]) == [[*ANSWER[:2], PONG]]
 
@@ -236,7 +239,7 @@ async def test_nothing_waits_for_a_connection_that_has_ended(scene: Scene, monke
 async def congested(scene: Scene) -> Scene:
     """Return a connection on which an answer has used up the client's window and a create is released."""
     await scene.send(scene.client, *CREATED)
-    scene.calls[0].release(None)
+    scene.calls[0].send_request(None)
     await scene.send(scene.client, Headers(3, peer.VERSION), Data(3, peer.grpc(b""), end=True))
     sizes = (16_384, 16_384, 16_384, 16_383)
     await scene.send(scene.runtime, Headers(3, REPLY), *(Data(3, b"x" * size) for size in sizes))
@@ -306,13 +309,13 @@ async def test_data_that_credit_lets_out_are_no_answer_to_the_clients_frames(con
 async def busy(scene: Scene) -> Scene:
     """Return a connection with calls of all kinds; the first create is answered, its Post hooks are not done."""
     await scene.send(scene.client, *CREATED)
-    scene.calls[0].release(None)
+    scene.calls[0].send_request(None)
     events = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
     asked = [*(Headers(stream, peer.VERSION, end=True) for stream in (3, 5, 7)), Headers(9, events, end=True)]
     creates = [wire(Headers(stream, peer.CREATE), Data(stream, peer.grpc(b"m"), end=True)) for stream in (11, 13, 15)]
     await scene.send(scene.client, *asked, *creates)
     for held in scene.calls[2:]:
-        held.release(None)
+        held.send_request(None)
     answers = [Headers(stream, REPLY) for stream in (5, 9, 15, 7)]
     await scene.send(scene.runtime, *answers, Headers(7, peer.TRAILERS, end=True), *ANSWER)
     assert not scene.ended()

@@ -1,9 +1,8 @@
 """The end of a connection: GOAWAY, streams opened too late, what is not finished (relay-rules A11)."""
 
-from functools import partial
-
 import pytest
 
+from runtimeproxy.core.call import CallState
 from runtimeproxy.cri.goaway import ENDLESS, GONE
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, grpc, image, runtime
@@ -147,12 +146,12 @@ def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
     for stream in (1, 3):
         play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"m"), end=True))
     play.client.sends(Headers(5, peer.PULL))
-    ended: list[int] = []
-    for call in play.events.calls:
-        call.on_ended = partial(ended.append, call.stream)
+    assert len(play.calls) == 2
     play.runtime.sends(GoAway(1))
     assert play.client.got() == [Reset(3, REFUSED), GoAway(5)]
-    assert ended == [3]
+    play.act()
+    assert [call.stream for call in play.settled] == [3]
+    assert play.settled[0].state is CallState.ENDED
 
 
 def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
@@ -161,7 +160,7 @@ def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
     for stream in (9, 11, 13):
         play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"")))
     for held in play.reader.held[1:]:
-        held.release(None)
+        held.send_request(None)
     play.runtime.sends(
         Headers(3, peer.REPLY), Headers(5, peer.REPLY), Headers(5, peer.TRAILERS, end=True), Headers(11, peer.REPLY)
     )
@@ -194,7 +193,7 @@ def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.F
     play.client.sends(Reset(3, CANCEL), Headers(5, fields, end=True))
     assert play.runtime.got() == []
     assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED)]
-    assert (play.events.calls, play.events.links, play.reader.goaway.unfinished()) == ([], [], (1, 0, 0))
+    assert (play.calls, play.links, play.reader.goaway.unfinished()) == ([], [], (1, 0, 0))
 
 
 UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {

@@ -72,7 +72,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     "A5: a reset overtakes the held request": [
         HOLD_OPEN,
         peer.passes(CANCEL),
-        Step(lambda play: play.call.release(None)),
+        Step(lambda play: play.call.send_request(None)),
     ],
     # A4: the request half of a held stream is hop by hop
     "A4: the message is credited at once, what is behind it is not": [
@@ -195,9 +195,9 @@ def test_held(steps: list[Step]) -> None:
 def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: list[peer.Frame], problem: str) -> None:
     play = peer.greeted()
     play.client.sends(Headers(1, fields), *frames)
-    assert play.call.message is None
+    assert play.call._message is None
     assert problem in play.call.problem
-    assert play.call.release(None)
+    assert play.call.send_request(None)
     assert play.runtime.got() == [Headers(1, fields), *frames]
 
 
@@ -230,21 +230,21 @@ def test_message_is_read_and_leaves_whole(
     play = peer.Play().greet(runtime=Settings(((4, 2**24),)))
     play.runtime.sends(Credit(0, 2**24))
     play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
-    assert play.call.message == read
+    assert play.call._message == read
     assert play.budget.count == len(body) + len(read) * (fields is PACKED)
-    assert play.call.release(changed)
+    assert play.call.send_request(changed)
     data = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
     assert b"".join(frame.payload for frame in data) == leaves
     assert [frame.end for frame in data] == [False] * (len(data) - 1) + [True]
 
 
-def test_call_begins_with_its_headers() -> None:
+def test_deadline_counts_from_the_headers() -> None:
     play = peer.greeted()
     play.now = 3.0
-    play.client.sends(HEAD, Data(1, MESSAGE[:4]))
+    play.client.sends(Headers(1, (*CREATE, (b"grpc-timeout", b"5S"))), Data(1, MESSAGE[:4]))
     play.now = 5.0
     play.client.sends(Data(1, MESSAGE[4:], end=True))
-    assert play.call.began == 3.0
+    assert play.call.deadline == 8.0
 
 
 def test_only_header_fields_that_count_are_kept() -> None:
@@ -257,14 +257,14 @@ def test_only_header_fields_that_count_are_kept() -> None:
 def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
     play = peer.greeted(process_limit=40)
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
-    first, second = play.events.calls
+    first, second = play.calls
     assert (first.problem, second.problem) == ("", NO_ROOM)
     assert play.budget.count == 45
-    first.release(None)
+    first.send_request(None)
     play.runtime.sends(END)
     first.answer()
     first.free()
-    second.refuse(8, "full")
+    second.send_refusal(8, "full")
     assert play.budget.count == 0
 
 
@@ -273,7 +273,7 @@ def test_a4_unread_request_counts_until_it_has_left() -> None:
     play.runtime.sends(Settings(((4, 0),)))
     play.client.sends(HEAD, Data(1, grpc(bytes(50))))
     assert play.call.problem == NO_ROOM
-    assert play.call.release(None)
+    assert play.call.send_request(None)
     play.runtime.sends(Credit(1, 54))
     assert play.budget.count == 55
     play.runtime.sends(Credit(1, 1))
@@ -285,13 +285,13 @@ def test_a4_inflated_message_is_counted() -> None:
     packed = grpc(gzip.compress(bytes(1_000)), 1)
     for stream in (1, 3):
         play.client.sends(Headers(stream, PACKED), Data(stream, packed, end=True))
-    first, second = play.events.calls
-    assert (first.message, first.problem) == (bytes(1_000), "")
-    assert (second.message, second.problem) == (None, NO_ROOM)
+    first, second = play.calls
+    assert (first._message, first.problem) == (bytes(1_000), "")
+    assert (second._message, second.problem) == (None, NO_ROOM)
     assert play.budget.count == 2 * len(packed) + 2_000
     play.runtime.got()
-    for call in play.events.calls:
-        assert call.release(None)
+    for call in play.calls:
+        assert call.send_request(None)
         call.answer()
         call.free()
     assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
@@ -304,9 +304,9 @@ def test_request_counts_until_its_call_is_over() -> None:
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):
         play.client.sends(Headers(stream, CREATE), Data(stream, grpc(bytes(95)), end=True))
-    done, cancelled, lost = play.events.calls
-    for call in play.events.calls:
-        assert call.release(b"x" * 500)
+    done, cancelled, lost = play.calls
+    for call in play.calls:
+        assert call.send_request(b"x" * 500)
     play.runtime.sends(Credit(1, 505), END)
     play.client.sends(Reset(3, 8))
     done.answer()
@@ -330,11 +330,11 @@ def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
 
 def test_a7_refusal_is_percent_encoded_and_final() -> None:
     play = peer.converse(HOLD)
-    assert play.call.refuse(7, "not ßo")
+    assert play.call.send_refusal(7, "not ßo")
     assert play.client.got() == [Headers(1, peer.refusal(7, b"not %C3%9Fo"), end=True)]
     assert (play.call.state, play.budget.count) == (CallState.REFUSED, 0)
-    assert not play.call.refuse(7, "twice")
-    assert not play.call.release(None)
+    assert not play.call.send_refusal(7, "twice")
+    assert not play.call.send_request(None)
 
 
 def trailers(*fields: tuple[bytes, bytes]) -> Headers:
@@ -374,10 +374,8 @@ READ, FAILED = Reply(True, b"the reply"), Reply(False)
 )
 def test_a13_success_is_status_0_and_one_message(frames: list[peer.Frame], reply: Reply) -> None:
     play = peer.converse(HOLD, RELEASE)
-    told: list[Reply | None] = []
-    play.call.on_reply = lambda: told.append(play.call.reply)
     play.runtime.sends(*frames)
-    assert (play.call.reply, told) == (reply, [reply])
+    assert (play.call.reply, play.settled) == (reply, [play.call])
     play.call.answer()
     assert play.client.got() == frames
     assert not play.reader.held
@@ -396,14 +394,12 @@ def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.M
 @pytest.mark.parametrize("end", [END, Data(1, b"x", end=True), Reset(1, 2)], ids=repr)
 def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer.Frame) -> None:
     play = peer.converse(HOLD_OPEN)
-    seen: list[str] = []
-    play.call.on_ended = lambda: seen.append("ended")
-    play.call.on_reply = lambda: seen.append("reply")
+    call = play.call
     play.runtime.sends(Headers(1, REPLY), end)
     assert play.client.got() == [Headers(1, REPLY), end]
-    assert (play.call.state, play.call.reply, seen) == (CallState.ENDED, UNANSWERED, ["reply", "ended"])
-    assert not play.call.release(b"late")
-    assert not play.call.refuse(13, "late")
+    assert (play.call.state, play.call.reply, play.settled) == (CallState.ENDED, UNANSWERED, [call])
+    assert not play.call.send_request(b"late")
+    assert not play.call.send_refusal(13, "late")
     play.call.answer()
     assert play.client.got() == play.runtime.got() == []
     play.client.sends(Data(1, b"late"))
@@ -424,42 +420,33 @@ def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer
 )
 def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, released: bool, reply: Reply) -> None:
     play = peer.converse(HOLD, *[RELEASE, ANSWERING] * released)
-    ended: list[bool] = []
-    play.call.on_ended = lambda: ended.append(True)
     leave(play)
-    assert (play.call.state, ended) == ((CallState.RELEASED, []) if released else (CallState.ENDED, [True]))
-    assert play.call.reply == reply
+    assert play.call.state is (CallState.RELEASED if released else CallState.ENDED)
+    assert (play.call.reply, play.settled) == (reply, [play.call] if reply else [])
     assert not play.reader.keeps_answers
 
 
-class Listener:
-    """Stands for a call, to which its fiber and its stream refer."""
-
-    def told(self) -> None: ...
-
-
 def is_answered(play: peer.Play) -> None:
-    play.call.release(None)
+    play.call.send_request(None)
     play.runtime.sends(*ANSWER, END)
     play.call.answer()
 
 
 @pytest.mark.parametrize("end", [peer.refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
-def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[peer.Play], None]) -> None:
+def test_call_is_free_without_the_garbage_collector(end: Callable[[peer.Play], None]) -> None:
     """Thousands of calls in reference cycles would wait for the garbage collector."""
     play = peer.converse(HOLD)
-    listener = Listener()
-    play.call.on_reply = play.call.on_ended = listener.told
-    there = weakref.ref(listener)
-    del listener
+    there = weakref.ref(play.call)
     end(play)
+    play.calls.clear()
+    play.settled.clear()
     assert there() is None
 
 
 def test_late_bytes_are_not_kept_beyond_the_release() -> None:
     play = peer.converse(HOLD_OPEN, Step(client(Data(1, b"another" * 1_000))))
     assert play.call._late
-    assert play.call.release(None)
+    assert play.call.send_request(None)
     assert not play.call._late
 
 

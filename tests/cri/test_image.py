@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.cri import reader as reader_module
+from runtimeproxy.cri import streams as streams_module
 from runtimeproxy.cri.image import AWAY
 from runtimeproxy.errors import WireError
 from tests.cri import peer
@@ -110,8 +110,8 @@ CONVERSATIONS: dict[str, list[Step]] = {
     "its end makes its calls unavailable, or resets them inside an answer": [
         *pull(ASKED, Headers(3, PULL, end=True)),
         Step(image(ANSWER), to_client=[ANSWER]),
-        Step(lambda play: play.events.links[0].close(), to_client=[CANCEL, Headers(3, UNAVAILABLE, end=True)]),
-        Step(lambda play: play.events.links[0].close()),
+        Step(lambda play: play.links[0].close(), to_client=[CANCEL, Headers(3, UNAVAILABLE, end=True)]),
+        Step(lambda play: play.links[0].close()),
     ],
     "the runtime's credit for an image stream is ignored": [*pull(ASKED), Step(runtime(Credit(1, 5)))],
     "later SETTINGS of the client go to the service and bind it": [
@@ -138,7 +138,7 @@ def test_a10(steps: list[Step]) -> None:
     if not isinstance(steps[0].act, peer.Greets):
         play.greet()
     peer.converse(*steps, play=play)
-    assert len(play.events.links) == 1
+    assert len(play.links) == 1
 
 
 def pulling(*frames: peer.Frame) -> peer.Play:
@@ -151,7 +151,7 @@ def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
     first.sends(GoAway(1))
     assert play.client.got() == [Reset(3, 7)]
     play.client.sends(Headers(5, PULL))
-    assert len(play.events.links) == 2
+    assert len(play.links) == 2
     assert play.image.got() == [*GREETING, Headers(5, PULL)]
     first.sends(END)
     assert play.client.got() == [END]
@@ -160,7 +160,7 @@ def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
 @pytest.mark.parametrize("end", [True, False])
 def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
     play = peer.greeted(image_apart=True)
-    play.events.image_away = True
+    play.image_away = True
     play.client.sends(Headers(1, PULL, end=end), Headers(3, peer.VERSION))
     assert play.client.got() == [Headers(1, UNAVAILABLE, end=True)] + [Reset(1, 0)] * (not end)
     assert play.runtime.got() == [Headers(3, peer.VERSION)]
@@ -176,14 +176,14 @@ def test_refusal_waits_for_the_runtimes_first_settings() -> None:
     play = peer.Play(image_apart=True)
     play.client.sends(peer.PREFACE, Settings(), ASKED)
     assert play.image.got() == [*GREETING, ASKED]
-    play.events.links[0].close()
+    play.links[0].close()
     assert play.client.got() == []
     play.runtime.sends(Settings())
     assert play.client.got()[1:] == [peer.OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
 
 
 def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 1)
+    monkeypatch.setattr(streams_module, "RETIRED_LIMIT", 1)
     play, streams = peer.Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
     play.client.sends(*[Headers(stream, PULL, end=True) for stream in streams])
     play.image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in streams])

@@ -5,8 +5,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri import routes
+from runtimeproxy.cri import streams as streams_module
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
@@ -204,7 +204,7 @@ def test_a1_split_blocks_keep_their_fields(more: list[list[tuple[bytes, bytes]]]
 
 def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
     play = peer.greeted()
-    play.events.may_pass = False
+    play.may_pass = False
     play.client.sends(peer.raw_headers(1, b"\x20\x83", end=True), Headers(3, peer.VERSION))
     play.runtime.decoder.max_allowed_table_size = 0
     assert play.runtime.got() == [Headers(3, peer.VERSION)]
@@ -256,7 +256,7 @@ def test_a2_held_method_is_recognised_however_its_path_is_written(name: bytes, a
     path = dict(peer.CREATE)[b":path"]
     rest = peer.block([field for field in peer.CREATE if field[0] != b":path"])
     play.client.sends(peer.raw_headers(1, rest + name + bytes((len(path),)) + path), Data(1, CALL))
-    assert play.call.message == b"m"
+    assert play.call._message == b"m"
 
 
 @pytest.mark.parametrize("acknowledged", [True, False])
@@ -272,7 +272,7 @@ def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: peer
         play.runtime.got()
     play.client.sends(Headers(3, fields))
     assert play.runtime.got() == [Headers(3, fields)]
-    play.events.may_pass = False
+    play.may_pass = False
     play.client.sends(Headers(5, fields, end=True), Headers(7, fields), Data(7, b"dropped"))
     assert play.runtime.got() == []
     text = AMBIGUOUS.encode()
@@ -289,7 +289,7 @@ def test_restore_passes_or_is_refused_as_the_front_says(path: bytes, acknowledge
         play.runtime.got()
     play.client.sends(asks, Data(3, CALL, end=True))
     assert play.runtime.got() == [asks, Data(3, CALL, end=True)]
-    play.events.restore_refused = "no"
+    play.restore_refused = "no"
     for stream in (5, 7):
         play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
         assert (play.runtime.got(), play.client.got()[0]) == ([], Headers(stream, peer.refusal(12, b"no"), end=True))
@@ -300,13 +300,13 @@ def test_restore_passes_or_is_refused_as_the_front_says(path: bytes, acknowledge
 def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
     path, held = route
     play, fields = peer.greeted(), peer.request(path)
-    play.events.unrecorded_pass = True
+    play.unrecorded_pass = True
     for stream in (1, 3):  # the second block is one index each
         play.client.sends(Headers(stream, fields), Data(stream, CALL, end=True))
     passes = held.operation in UNRECORDED
-    assert [call.stream for call in play.events.calls] == ([] if passes else [1, 3])
+    assert [call.stream for call in play.calls] == ([] if passes else [1, 3])
     assert (Data(3, CALL, end=True) in play.runtime.got()) is passes
-    play.events.unrecorded_pass = False
+    play.unrecorded_pass = False
     play.client.sends(Headers(5, fields), Data(5, CALL, end=True))
     assert play.call.stream == 5
 
@@ -320,7 +320,7 @@ def test_passing_call_is_counted_once_by_its_method(path: bytes, acknowledged: b
     play = peer.greeted() if acknowledged else peer.Play()
     if not acknowledged:
         play.client.sends(peer.PREFACE, Settings())
-    play.events.unrecorded_pass = True
+    play.unrecorded_pass = True
     for stream in (1, 3, 5):  # later blocks are known
         play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
     play.client.sends(Headers(3, peer.request(path), end=True))  # trailers, whatever they say
@@ -358,9 +358,9 @@ def test_stream_is_open_until_the_runtime_ends_it(end: peer.Frame, congested: bo
 
 
 def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 2)
+    monkeypatch.setattr(streams_module, "RETIRED_LIMIT", 2)
     play = peer.greeted()
-    play.events.may_pass = False
+    play.may_pass = False
     play.client.sends(*[Raw(1, 0x4, stream, b"\x83") for stream in (1, 3, 5)])
     play.client.sends(Reset(1, 8), Reset(3, 8))
     assert play.runtime.got() == [Reset(1, 8)]
@@ -392,7 +392,7 @@ def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
 def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[peer.Frame]) -> None:
     play = peer.greeted()
     play.client.sends(*frames)
-    assert play.call.message == b"m"
+    assert play.call._message == b"m"
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,8 @@ def test_a14_client_without_preface_is_piped(pieces: list[bytes]) -> None:
     play = peer.Play()
     for piece in pieces:
         play.reader.from_client.feed(piece)
-    assert play.events.not_http2_bytes == pieces[-1:]
+    play.act()
+    assert play.not_http2_bytes == pieces[-1:]
     assert b"".join(play.reader.runtime_out.out) == b"".join(pieces[:-1])
     play.reader.pipe(pieces[-1])
     more, answer = b"\0" * 40, b"HTTP/1.1 200 OK\r\n\r\n"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, Known
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import bodies
@@ -78,7 +78,7 @@ class Connection:
     def intercepts(self, route: Route) -> bool:
         return False
 
-    def held_whole(self, exchange: HeldExchange) -> None:
+    def held_whole(self, exchange: DockerHeld) -> None:
         raise AssertionError("a request is held")
 
     def begun(self, exchange: Exchange) -> None:

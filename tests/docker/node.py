@@ -140,7 +140,7 @@ class Node:
         """Stop within ``seconds`` as the program does; the fixture's end does so unless a test has."""
         self.stopped = True
         await self.front.drain(seconds)
-        await self.lifecycle.stop()
+        await self.lifecycle.open_calls.stop()
         await self.front.close()
 
     async def follow(self) -> None:

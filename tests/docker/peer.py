@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Known
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.wire.bodies import Send
@@ -58,6 +58,10 @@ class Side:
         self.ended = True
 
 
+PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
+"""A held call without a meaning."""
+
+
 class Play:
     """A reader between a scripted client and a scripted daemon, and its connection; calls in ``holds`` are held."""
 
@@ -69,17 +73,17 @@ class Play:
         self.known = known or Known()
         self.shared = False
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
-        self.calls: list[HeldExchange] = []
-        self.settled_calls: list[HeldExchange] = []
+        self.calls: list[DockerHeld] = []
+        self.settled_calls: list[DockerHeld] = []
         self.refusals: list[BadMessage] = []
         self.http2_may_pass = True
         self.http2_clients = self.redials = self.daemons = 0
         """Counts of HTTP/2 clients and of redials, and how many redials succeed."""
         self.reading = True
-        self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
-        """Called with each held call within the event that reports it."""
+        self.at_once: Callable[[DockerHeld], object] = lambda exchange: None
+        """Called with each held call within the read that completes it."""
         self._told = (0, False, False)
-        self.reader = Reader(self, self.budget, self.known)
+        self.reader = Reader(self, self.budget, self.known, dict.fromkeys(Action, PlainHeld))
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
 
@@ -87,15 +91,6 @@ class Play:
 
     def intercepts(self, route: Route) -> bool:
         return route.action in self.holds
-
-    def held(self, exchange: HeldExchange) -> None:
-        assert exchange not in self.calls, "told twice"
-        self.calls.append(exchange)
-        self.at_once(exchange)
-
-    def settled(self, exchange: HeldExchange) -> None:
-        self.settled_calls.append(exchange)
-        exchange.go_on()
 
     def speaks_http2(self) -> bool:
         self.http2_clients += 1
@@ -115,6 +110,7 @@ class Play:
         self.daemon.sees_end()
 
     def wake(self) -> None:
+        self.act()
         self.client.settle()
         self.daemon.settle()
 
@@ -123,13 +119,31 @@ class Play:
 
     # For tests.
 
+    def act(self) -> None:
+        """Record the calls that would be started or resumed."""
+        happened = self.reader.happened
+        while happened:
+            call = happened.popleft()
+            if call.reply is not None:
+                self.settled_calls.append(call)
+                if call.passes:
+                    call.answer()
+            else:
+                assert call not in self.calls, "reported twice"
+                self.calls.append(call)
+                self.at_once(call)
+
     def _of_client(self, data: bytes) -> None:
         if not self._passes(data, self.reader.client_passes, self.daemon):
             self.reader.client_bytes(data)
+        self.act()
 
     def _of_daemon(self, data: bytes) -> None:
-        if not self._passes(data, self.reader.backend_passes, self.client):
-            self.reader.daemon_bytes(data)
+        try:
+            if not self._passes(data, self.reader.backend_passes, self.client):
+                self.reader.daemon_bytes(data)
+        finally:
+            self.act()
 
     def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], other: Side) -> bool:
         """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
@@ -137,17 +151,20 @@ class Play:
         return self.shared and not other.out and passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
 
     @property
-    def call(self) -> HeldExchange:
+    def call(self) -> DockerHeld:
         return self.calls[-1]
 
     def client_ends(self) -> None:
         """Play the client's EOF; the daemon sees it at once unless it waits."""
-        if not self.reader.client_ended():
+        waits = self.reader.client_ended()
+        self.act()
+        if not waits:
             self.daemon.sees_end()
 
     def daemon_ends(self) -> bool:
         """Play the daemon's EOF; return whether the client is kept, else it sees EOF at once."""
         kept = self.reader.daemon_ended()
+        self.act()
         if not kept and not self.client.ended:
             self.client.sees_end()
         return kept
@@ -165,6 +182,7 @@ class Play:
     def leave(self) -> None:
         """Close the client and end each call; check that nothing of a held request is kept then."""
         self.reader.client_gone()
+        self.act()
         for call in self.calls:
             call.answer()
         assert self.budget.count == 0
@@ -188,7 +206,7 @@ def passed(sent: bytes, replied: bytes) -> Step:
 
 def asked(sent: bytes) -> Step:
     """Return a step in which the client sends a request that is held and released unchanged."""
-    return Step(lambda play: (play.client.sends(sent), play.call.release(None)), to_daemon=sent, asks=1)
+    return Step(lambda play: (play.client.sends(sent), play.call.send_request(None)), to_daemon=sent, asks=1)
 
 
 def settled(replied: bytes, **came: Any) -> Step:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import DockerHeld
 from tests.docker.peer import Play, Step
 
 
@@ -27,12 +27,12 @@ def returns(*pieces: bytes) -> Step:
 
 def release(**came: Any) -> Step:
     """Return a step that releases the newest call unchanged."""
-    return Step(lambda play: play.call.release(None), **came)
+    return Step(lambda play: play.call.send_request(None), **came)
 
 
 def refuse(**came: Any) -> Step:
     """Return a step that refuses the newest call."""
-    return Step(lambda play: play.call.refuse(500, "no"), **came)
+    return Step(lambda play: play.call.send_refusal(500, "no"), **came)
 
 
 def answered(**came: Any) -> Step:
@@ -48,7 +48,7 @@ def leaves(**came: Any) -> Step:
     return Step(lambda play: play.reader.client_gone(), **came)
 
 
-def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> Step:
+def at_once(act: Callable[[DockerHeld], object], sends: Step, **came: Any) -> Step:
     """Return a step that does ``sends``; each held call is from then on given to ``act`` within its event."""
 
     def do(play: Play) -> None:

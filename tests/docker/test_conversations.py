@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import HeldExchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Known
 from runtimeproxy.docker.routes import Action, may_upgrade
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
@@ -245,31 +245,31 @@ class Daemon:
         self.left = [replace(turn) for turn in turns]
         """The requests that are not answered yet."""
         self._fates = iter(fates)
-        self._waiting: list[tuple[HeldExchange, str]] = []
+        self._waiting: list[tuple[DockerHeld, str]] = []
         self._came = b""
         self.expected = b""
         """The bytes that the client must have got in the end."""
 
-    def _at_once(self, call: HeldExchange) -> None:
+    def _at_once(self, call: DockerHeld) -> None:
         fate, at_once = next(self._fates)
         if at_once:
-            call.on_reply = call.answer
+            call.passes = True
             self._meet(call, fate)
         else:
             self._waiting.append((call, fate))
 
-    def _meet(self, call: HeldExchange, fate: str) -> None:
+    def _meet(self, call: DockerHeld, fate: str) -> None:
         """Release, change or refuse a call by its fate; its turn has come, so all calls before it are answered."""
         turn = self.left[0]
         if fate == "is refused":
             self.left.pop(0)
             self.expected += REFUSED
-            assert call.refuse(500, "no")
+            assert call.send_refusal(500, "no")
             return
         assert call.head is not None
         if fate == "changes":
             turn.sent = http1.with_length(call.head.raw, len(CHANGED)) + CHANGED
-        assert call.release(CHANGED if fate == "changes" else None)
+        assert call.send_request(CHANGED if fate == "changes" else None)
 
     def work(self) -> bool:
         """Answer a complete request, and continue one held call; return whether there was anything to do."""

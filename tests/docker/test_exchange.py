@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
+from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange, Known
-from runtimeproxy.errors import WireError
+from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
 from tests.docker.peer import Play, Step, asked, converse
@@ -47,8 +46,8 @@ def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: b
     """A chunked body is read without its chunking, and released with it."""
     for place in range(1, len(sent) + 1):
         play = converse([client(sent[:place], sent[place:] + PING, asks=1)])
-        assert play.call.body() == body
-        play.call.release(None)
+        assert play.call.body == body
+        play.call.send_request(None)
         assert play.daemon.got() == sent
 
 
@@ -65,8 +64,8 @@ UNREADABLE: dict[str, tuple[list[Step], str]] = {
 @pytest.mark.parametrize(("steps", "problem"), UNREADABLE.values(), ids=UNREADABLE)
 def test_unreadable_request(steps: list[Step], problem: str) -> None:
     play = converse(steps)
-    with pytest.raises(WireError, match=problem):
-        play.call.body()
+    with pytest.raises(Unreadable, match=problem):
+        _ = play.call.body
 
 
 def test_all_held_requests_share_one_limit() -> None:
@@ -75,9 +74,9 @@ def test_all_held_requests_share_one_limit() -> None:
     second.client.sends(CREATE[:-1])
     assert not second.calls
     second.client.sends(CREATE[-1:])
-    with pytest.raises(WireError, match=NO_ROOM):
-        second.call.body()
-    second.call.release(None)
+    with pytest.raises(Unreadable, match=NO_ROOM):
+        _ = second.call.body
+    second.call.send_request(None)
     assert first.budget.count == len(BODY), "nothing is kept of what nobody has read"
 
 
@@ -100,11 +99,11 @@ def test_chunked_body_without_room_is_not_dechunked_further() -> None:
 def test_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
     """What was parsed from its request is kept until then."""
     play = held(CREATE)
-    play.call.release(body)
+    play.call.send_request(body)
     if is_answered:
         play.daemon.sends(CREATED)
     else:
-        play.call.end()
+        play.call.connection_lost()
     assert play.budget.count == len(BODY)
     play.call.answer()
     assert play.budget.count == 0
@@ -126,16 +125,16 @@ def test_body_is_kept_once_its_turn_has_come(at: int, ended: bool) -> None:
         assert play.budget.count == 0
         play.client_ends()
         play.daemon.sends(OK)
-    assert play.call.body() == b"x" * 5_000
-    play.call.release(None)
+    assert play.call.body == b"x" * 5_000
+    play.call.send_request(None)
     assert play.came() == (OK, WAITING + EOF * ended, 1)
 
 
 def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     play, written = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES), list[bytes]()
-    top, body = play.call.head, play.call.body()
+    top, body = play.call.head, play.call.body
     monkeypatch.setattr(play.reader, "send_request", lambda call, *pieces: written.extend(pieces))
-    play.call.release(None)
+    play.call.send_request(None)
     assert [id(piece) for piece in written] == [id(top.raw), id(body)]
 
 
@@ -143,14 +142,14 @@ def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_b8_changed_request_has_another_length_and_body(sent: bytes) -> None:
     play = Play()
     play.client.sends(sent + PING)
-    play.call.release(b'{"new":1}')
+    play.call.send_request(b'{"new":1}')
     assert play.daemon.got() == http1.with_length(play.call.head.raw, 9) + b'{"new":1}'
 
 
-STATES: dict[CallState, Callable[[HeldExchange], object]] = {
-    CallState.RELEASED: lambda call: call.release(None),
-    CallState.REFUSED: lambda call: call.refuse(500, "no"),
-    CallState.ENDED: lambda call: call.end(),
+STATES: dict[CallState, Callable[[DockerHeld], object]] = {
+    CallState.RELEASED: lambda call: call.send_request(None),
+    CallState.REFUSED: lambda call: call.send_refusal(500, "no"),
+    CallState.ENDED: lambda call: call.connection_lost(),
 }
 
 
@@ -161,10 +160,10 @@ def test_c1_only_the_first_transition_counts(state: CallState) -> None:
     STATES[state](play.call)
     assert play.budget.count == (len(BODY) if state is CallState.RELEASED else 0)
     play.came()
-    assert not play.call.release(b"late")
-    assert not play.call.refuse(500, "late")
+    assert not play.call.send_request(b"late")
+    assert not play.call.send_refusal(500, "late")
     assert play.call.withdraw() == b""
-    play.call.end()
+    play.call.connection_lost()
     assert (play.call.state, play.came()) == (state, (b"", b"", 0))
 
 
@@ -182,7 +181,7 @@ CLOSING = {
 @pytest.mark.parametrize(("sent", "closes"), CLOSING.values(), ids=CLOSING)
 def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
     play = held(sent + PING)
-    play.call.refuse(500, "runtimeproxy: no")
+    play.call.send_refusal(500, "runtimeproxy: no")
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
     assert (play.client.ended, play.daemon.got()) == (closes, b"" if closes else PING)
     play.leave()
@@ -228,9 +227,9 @@ def long_answer(sent: bytes) -> list[Step]:
     ]
 
 
-def _pass_on(call: HeldExchange) -> None:
-    call.on_reply = call.answer
-    call.release(None)
+def _pass_on(call: DockerHeld) -> None:
+    call.passes = True
+    call.send_request(None)
 
 
 WAYS: dict[str, tuple[list[Step], Reply | None]] = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.core.call import UNANSWERED, Reply
+from runtimeproxy.core.call import UNANSWERED, CallState, Reply
 from runtimeproxy.errors import WireError
 from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
@@ -100,7 +100,7 @@ HELD: dict[str, list[Step]] = {
     "B9: 502 within the turn, and nothing behind it is read": [
         client(CREATE[:-3]),
         ends("daemon"),
-        at_once(lambda call: call.release(None), client(CREATE[-3:] + START), to_client=AWAY + EOF, asks=1),
+        at_once(lambda call: call.send_request(None), client(CREATE[-3:] + START), to_client=AWAY + EOF, asks=1),
     ],
     "B9: an idle daemon that closes closes the client": [
         passed(PING, OK),
@@ -242,24 +242,25 @@ def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 SENT = release(to_daemon=START)
 GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
     # only held calls are told that they have ended
-    "C2: before its release": ([leaves()], ["reply", "ended"], UNANSWERED),
-    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], ["reply"], UNANSWERED),
-    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], ["reply"], Reply(agreed=True)),
-    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], ["reply"], UNANSWERED),
+    "C2: before its release": ([leaves()], True, UNANSWERED),
+    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], False, UNANSWERED),
+    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], False, Reply(agreed=True)),
+    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], False, UNANSWERED),
 }
 
 
-@pytest.mark.parametrize(("steps", "told", "reply"), GONE.values(), ids=GONE)
-def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], told: list[str], reply: Reply) -> None:
-    play, heard = converse([client(START, asks=1)]), list[str]()
-    play.call.on_ended = lambda: heard.append("ended")
-    play.call.on_reply = lambda: heard.append("reply")
+@pytest.mark.parametrize(("steps", "ended", "reply"), GONE.values(), ids=GONE)
+def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], ended: bool, reply: Reply) -> None:
+    play = converse([client(START, asks=1)])
     for step in steps:
         step.act(play)
         assert play.came() == step[1:4]
-    play.call.end()
-    assert (heard, play.call.reply, play.settled_calls) == (told, reply, [play.call]), "each once"
-    assert not play.call.release(None)
+    play.act()
+    play.call.connection_lost()
+    play.act()
+    assert (play.call.state is CallState.ENDED, play.call.reply) == (ended, reply)
+    assert play.settled_calls == [play.call], "once"
+    assert not play.call.send_request(None)
 
 
 def test_b4_http2_that_may_not_pass_ends_the_connection() -> None:

@@ -186,7 +186,7 @@ HELD: dict[str, list[Step]] = {
     "B1: EOF waits for calls that go on within the turn": [
         client(START + STOP + CREATE, asks=1),
         ends("client"),
-        at_once(lambda call: call.release(None), refuse(), to_client=ours(500), to_daemon=STOP, asks=1),
+        at_once(lambda call: call.send_request(None), refuse(), to_client=ours(500), to_daemon=STOP, asks=1),
         settled(NO_CONTENT, to_daemon=CREATE + EOF, asks=1),
     ],
     "B1: EOF inside a held body passes behind it": [  # otherwise the daemon would wait for the rest for ever
@@ -207,7 +207,9 @@ HELD: dict[str, list[Step]] = {
     ],
     # B1: reading ahead
     "B1: a held call may be refused within the turn, and the next is read": [
-        at_once(lambda call: call.refuse(500, "no"), client(START + PING), to_client=ours(500), to_daemon=PING, asks=1)
+        at_once(
+            lambda call: call.send_refusal(500, "no"), client(START + PING), to_client=ours(500), to_daemon=PING, asks=1
+        )
     ],
     "B1: behind a held call reading goes on up to the limit": [
         client(START, asks=1),
@@ -254,7 +256,7 @@ TOO_LONG: dict[str, list[Step]] = {
     ],
     "it may be whole": [client(LONG + PING, asks=1), release(to_daemon=LONG), settled(CREATED, to_daemon=PING)],
     "it may be released within the turn": [
-        at_once(lambda call: call.release(None), client(LONG[:-8]), to_daemon=LONG[:-8], asks=1),
+        at_once(lambda call: call.send_request(None), client(LONG[:-8]), to_daemon=LONG[:-8], asks=1),
         client(LONG[-8:] + PING, to_daemon=LONG[-8:]),
         settled(CREATED, to_daemon=PING),
     ],

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy.core.call import Call, CallState, Life, Reply
+from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import hookpoints, values
@@ -20,7 +20,7 @@ SUBJECT = values.Subject(values.PodRecord(POD, POD), values.ContainerRecord(CONT
 
 
 @dataclass(eq=False)
-class FakeCall(Call):
+class FakeCall(HeldCall):
     """A held call; its fields determine what it does."""
 
     operation: Operation
@@ -31,12 +31,14 @@ class FakeCall(Call):
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
     made: values.ContainerRecord | Exception | None = None
     """What the runtime reports of what a create's answer names, after ``read_seconds``."""
-    repeats_answers: bool = False
+    repeats: bool = False
+    """Whether its answer may name what a create of an earlier process made."""
     whole_key: str = ""
     """The new ``key`` after that, if it is not known before."""
     key: str | Exception = "c1"
     deadline: float | None = None
-    reply: Reply = AGREED
+    reply: Reply | None = AGREED
+    """The reply that it has ``runtime_seconds`` after its release."""
     runtime_seconds: float = 1.0
     read_seconds: float = 0.0
     prepares: bool = True
@@ -62,10 +64,13 @@ class FakeCall(Call):
     over_at: float | None = None
     told: Callable[[], None] = lambda: None
     """Called when it is answered."""
+    proceed: Callable[["FakeCall"], None] = lambda call: None
+    """Called when it has its reply."""
 
     def __post_init__(self) -> None:
         self.hook_points = hookpoints.CONCERNED[self.operation]
         self.already_sent = self.state is CallState.RELEASED
+        self._given, self.reply = self.reply, None
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
@@ -110,14 +115,20 @@ class FakeCall(Call):
     def unedited(self, store: Store) -> bool:
         return self.untouched
 
-    async def release(self, subject: values.Subject | None, adjustment: values.Adjustment) -> Reply:
+    def may_be_repeated(self) -> bool:
+        return self.repeats
+
+    def release(self, subject: values.Subject | None, adjustment: values.Adjustment) -> None:
         if subject is not None and self.edit_error is not None:
             raise self.edit_error
         self._step("release")
         self.state = CallState.RELEASED
         self.released_with = (subject, adjustment)
-        await asyncio.sleep(self.runtime_seconds)
-        return self.reply
+        asyncio.get_running_loop().call_later(self.runtime_seconds, self._settle)
+
+    def _settle(self) -> None:
+        self.reply = self._given
+        self.proceed(self)
 
     def refuse(self, error: HookError) -> None:
         self._step("refuse")
@@ -145,8 +156,8 @@ class FakeCall(Call):
             raise self.made
         return self.made
 
-    def answer(self, reply: Reply) -> None:
-        assert reply is self.reply
+    def answer(self) -> None:
+        assert self.reply is not None
         assert self.over_at is None
         if not self.answered:
             self._step("answer")

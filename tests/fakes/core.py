@@ -38,10 +38,11 @@ class Core(Parts):
 
     async def run(self, call: FakeCall) -> list[str]:
         """Run a call and return its steps without their times."""
-        await self.lifecycle.run(call)
+        await self.start(call)
         return [name for _, name in call.steps]
 
     def start(self, call: FakeCall) -> asyncio.Future[None]:
+        call.proceed = self.lifecycle.proceed
         return self.lifecycle.run(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:

@@ -1,7 +1,4 @@
-"""The core between a fake held stream and a fake runtime, for tests of CRI's calls.
-
-The held stream has the interface of cri.held.HeldStream and is released at most once.
-"""
+"""The core between calls without connections and a fake runtime, for tests of CRI's calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +7,18 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from runtimeproxy.core.call import CallState, Life, Reply
+from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
+from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.calls.base import CriCall
+from runtimeproxy.cri.calls.base import Runtime
 from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.routes import Route
+from runtimeproxy.cri.streams import Streams
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.wire import headers
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.core import Parts
 
@@ -73,34 +74,26 @@ def wire(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True) + UNKNOWN_FIELD
 
 
-@dataclass(eq=False)
-class FakeHeld:
-    """A fake HeldStream; it answers a release at once with ``given`` unless that is None."""
+class FakeFraming(CriHeld):
+    """Stands for the HTTP/2 stream of a held call; it answers a release at once with ``given`` unless that is None."""
 
-    route: Route
-    message: bytes | None
-    given: Reply | None
-    fields: dict[bytes, bytes] = field(default_factory=dict)
-    problem: str = ""
-    state: CallState = CallState.HOLDING
-    reply: Reply | None = None
-    on_reply: Callable[[], object] = lambda: None
-    on_ended: Callable[[], object] = lambda: None
-    released: list[bytes | None] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
-    answers: int = 0
-    began: float = 0.0
+    answers = 0
 
-    def release(self, message: bytes | None) -> bool:
+    def take(self, message: bytes | None, given: Reply | None, proceed: Callable[[HeldCall], None]) -> None:
+        self._message, self.given, self.proceed = message, given, proceed
+        self.released: list[bytes | None] = []
+        self.refused: list[tuple[int, str]] = []
+
+    def send_request(self, message: bytes | None) -> bool:
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
         self.released.append(message)
         if self.given is not None:
-            self.settle(self.given)
+            self.settle_with(self.given)
         return True
 
-    def refuse(self, code: int, text: str) -> bool:
+    def send_refusal(self, code: int, text: str) -> bool:
         self.state = CallState.REFUSED
         self.refused.append((code, text))
         return True
@@ -111,15 +104,14 @@ class FakeHeld:
     def free(self) -> None:
         assert self.answers, "what is counted of a request is counted until its call is over"
 
-    def settle(self, reply: Reply) -> None:
+    def settle_with(self, reply: Reply) -> None:
         self.reply = reply
-        self.on_reply()
+        self.proceed(self)
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """Simulate the end of the stream by either side while it is held."""
         self.state = CallState.ENDED
-        self.settle(Reply(agreed=False, answered=False))
-        self.on_ended()
+        self.settle_with(Reply(agreed=False, answered=False))
 
 
 @dataclass(eq=False)
@@ -171,21 +163,45 @@ class Node(Parts):
         self.loop = asyncio.get_running_loop()
         self.backend = FakeBackend()
 
-    def held(self, operation: Operation, message: bytes | Message | None = None, version: str = "v1") -> FakeHeld:
+    def shared(self) -> Runtime:
+        """Return what a connection needs of its front."""
+        backend: Any = self.backend
+        return Runtime(
+            budget=MemoryBudget(),
+            clock=self.loop.time,
+            counters={},
+            kinds=KINDS,
+            image_apart=False,
+            start_and_stop_pass=self.lifecycle.start_and_stop_pass,
+            passes_ambiguous=lambda: True,
+            restore_refusal=str,
+            backend=backend,
+            metrics=self.metrics,
+        )
+
+    def held(
+        self,
+        operation: Operation,
+        message: bytes | Message | None = None,
+        version: str = "v1",
+        timeout: bytes | None = None,
+    ) -> Any:
+        """Return a call of an operation, with the message or the usual one; ``timeout`` is its grpc-timeout."""
         given = REPLIES.get(operation)
         reply = Reply(agreed=True, message=b"" if given is None else given.SerializeToString())
         chosen = REQUESTS[operation] if message is None else message
         message = wire(chosen) if isinstance(chosen, Message) else chosen
-        return FakeHeld(Route(operation, version), message, reply, began=self.loop.time())
+        fields = [] if timeout is None else headers.walk(headers.build([(b"grpc-timeout", timeout)]))
+        kind: Any = type("FakeCall", (FakeFraming, KINDS[operation]), {})
+        call = kind(Streams(self.shared(), lambda: None), Route(operation, version), 1, fields, True)
+        call.take(message, reply, self.lifecycle.proceed)
+        return call
 
-    def call(self, held: FakeHeld) -> CriCall:
-        return KINDS[held.route.operation](held, self.backend, self.metrics, self.loop)  # type: ignore[arg-type]
+    async def run(self, call: Any) -> Any:
+        await self.lifecycle.run(call)
+        return call
 
-    async def run(self, held: FakeHeld) -> FakeHeld:
-        await self.lifecycle.run(self.call(held))
-        return held
-
-    async def do(self, operation: Operation, message: bytes | Message | None = None) -> FakeHeld:
+    async def do(self, operation: Operation, message: bytes | Message | None = None) -> Any:
         return await self.run(self.held(operation, message))
 
     def know(self, pod: PodInfo = POD, container: ContainerInfo = CONTAINER, **original: Any) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -33,6 +34,13 @@ class Copy:
         self.call: Callable[[], object] = int  # called while the client's bytes are read
         self.bulk = False  # whether large reads pass unchanged
         self.passed = 0  # the number of bytes that did
+        self.happened: deque[bytes] = deque()  # what is sent to the backend after the read
+        self.acted: list[tuple[bool, bytes]] = []  # whether bytes were read then, and what waited for the backend
+        self.is_reading: Callable[[], bool] = bool
+
+    def act(self) -> None:
+        self.acted.append((self.is_reading(), b"".join(self.to_backend)))
+        self.to_backend.append(self.happened.popleft())
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.to_client, self.to_backend
@@ -53,6 +61,7 @@ class Copy:
         if self.bulk:
             send(size)
             self.passed += size
+            self.call()
         return self.bulk
 
     backend_passes = client_passes
@@ -173,19 +182,24 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
 
 
-async def test_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
-    seen: list[tuple[bool, bytes]] = []
-
-    def go_on() -> None:
-        seen.append((rig.pair.reading, b"".join(rig.flow.to_backend)))
-        rig.flow.to_backend.append(b" and more")
-
-    rig.flow.call = lambda: rig.pair.later(go_on)
+async def test_call_goes_on_after_the_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
+    rig.flow.call = lambda: rig.flow.happened.append(b" and more")
+    rig.flow.is_reading = lambda: rig.pair.reading
     rig.client.send(b"question")
     assert await read(rig.backend) == b"question and more"
-    assert seen == [(False, b"question")]
-    rig.pair.later(go_on)
-    assert len(seen) == 2
+    assert rig.flow.acted == [(False, b"question")]
+
+
+async def test_call_goes_on_after_a_long_read_that_passes(rig: Rig) -> None:
+    """With the end of a long answer the turn of a held request begins."""
+    rig.flow.bulk = True
+    rig.flow.call = lambda: rig.flow.passed == MIB and rig.flow.happened.append(b" and more")
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB))
+    got = b""
+    while len(got) < MIB + len(b" and more"):
+        got += await read(rig.backend, MIB)
+    await sending
+    assert got.endswith(b"z and more")
 
 
 async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 import runtimeproxy
-from runtimeproxy.core.call import Call, Unreadable
+from runtimeproxy.core.call import HeldCall, Unreadable
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.model.values import HookRequest
 from tests.fakes import hookanswers
@@ -59,7 +59,7 @@ def unreachable() -> Iterator[list[object]]:
 def _is_a_calls(one: object) -> bool:
     if isinstance(one, FrameType):
         return one.f_code.co_filename.startswith(PROGRAM)
-    return isinstance(one, RuntimeProxyError | Unreadable | HookRequest) or Call in type(one).__mro__
+    return isinstance(one, RuntimeProxyError | Unreadable | HookRequest) or HeldCall in type(one).__mro__
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])

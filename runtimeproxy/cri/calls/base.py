@@ -1,21 +1,21 @@
 """The base classes of CRI's held calls: one class for each kind of operation.
 
-Owns how a held stream's message becomes a subject, how an adjustment is put into it, what its outcome is.
+Owns how a held message becomes a subject, how an adjustment is put into it, what its outcome is.
 Must not know: frames, windows, hook servers.
 Invariant: an unchanged message is released as exactly the bytes that came.
 """
 
 import logging
-from asyncio import AbstractEventLoop
 from contextlib import suppress
+from dataclasses import dataclass
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Life, Reply, Unreadable, read_once
+from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.cri.backend import Backend
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import CriHeld
+from runtimeproxy.cri.streams import Shared
 from runtimeproxy.errors import HookError, Reason
-from runtimeproxy.eventloop.fiber import Pending
 from runtimeproxy.model import hookpoints, no_effect, records
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
@@ -30,34 +30,29 @@ READ_FIRST_BYTES = 1 << 20
 runtime in memory together with every parsed form. A shorter one is parsed while the runtime works."""
 
 
-class CriCall(Call):
-    """A held call; each subclass reads one kind of message."""
+@dataclass(frozen=True, slots=True)
+class Runtime(Shared):
+    """What the calls of all connections share."""
 
-    def __init__(self, held: HeldStream, backend: Backend, metrics: Metrics, loop: AbstractEventLoop) -> None:
-        self.operation: Operation = held.route.operation
-        self.hook_points = hookpoints.CONCERNED[self.operation]
-        self._held = held
-        self._backend = backend
-        self.repeats_answers = loop.time() < backend.repeats_until
-        self._metrics = metrics
-        self._loop = loop
-        self._version = held.route.version
-        seconds = held.fields.get(b"grpc-timeout")
-        if seconds is not None and (left := grpc.read_timeout(seconds)) is not None:
-            self.deadline = held.began + left
-        self._reply: Pending[Reply] = Pending(loop=loop)
-        held.on_reply = self._take_reply
+    backend: Backend
+    metrics: Metrics
+
+
+class CriCall(CriHeld):
+    """What the calls of all operations have in common; each subclass reads one kind of message."""
+
+    shared: Runtime
+
+    def may_be_repeated(self) -> bool:
+        """Return whether CRI-O may still answer with what a create of an earlier process made."""
+        return self.shared.clock() < self.shared.backend.repeats_until
 
     @property
     def message(self) -> bytes:
         """Return the request's message. Raises Unreadable."""
-        if self._held.message is None:
-            raise Unreadable(self._held.problem)
-        return self._held.message
-
-    def _take_reply(self) -> None:
-        if not self._reply.done() and self._held.reply is not None:
-            self._reply.set_result(self._held.reply)
+        if self._message is None:
+            raise Unreadable(self.problem)
+        return self._message
 
     @read_once
     def id(self) -> str:
@@ -78,7 +73,7 @@ class CriCall(Call):
         """Return the part of what was sent that the runtime uses; the rest is logged, and recorded with the call."""
         used, lost = no_effect.used(sent, unused)
         if lost:
-            runtime = self._backend.runtime_name
+            runtime = self.shared.backend.runtime_name
             self.no_effect += ((f"sent, no effect in {runtime}", lost),)
             operation, names = self.operation.value, ", ".join(sorted(lost))
             extra = {"kind": (operation, names), "call": self.call_id}
@@ -88,47 +83,42 @@ class CriCall(Call):
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Report the resource fields that a hook server set and that an update cannot set."""
         self.no_effect += (("left out: an update cannot set it", frozenset(f"resources.{name}" for name in names)),)
-        self._metrics.left_out(self.operation.value, names, by="an update", call=self.call_id)
+        self.shared.metrics.left_out(self.operation.value, names, by="an update", call=self.call_id)
 
-    def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
-        """Edit the message and send it on; the result becomes the runtime's answer."""
-        message = self._held.message if subject is None else self.edited(subject, adjustment)
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
+        """Edit the message and send it on."""
+        message = self._message if subject is None else self.edited(subject, adjustment)
         if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
             with suppress(Unreadable):
                 self.order_key()
-        self._held.release(None if message is self._held.message else message)
-        return self._reply
+        self.send_request(None if message is self._message else message)
 
     def refuse(self, error: HookError) -> None:
         """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
         code = grpc.PERMISSION_DENIED if error.reason is Reason.REFUSED else grpc.INTERNAL
-        self._held.refuse(code, f"runtimeproxy: {self.operation.value} refused: {error}")
-
-    def answer(self, reply: Reply) -> None:
-        """Send the client the frame that ends the runtime's answer, which was held back."""
-        self._held.answer()
+        self.send_refusal(code, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def release_buffers(self) -> None:
         """Return the request's bytes to the memory budget. Of a call that changes no record the message is dropped,
         too: it may wait for minutes until its unknown outcome is read from the runtime.
         """
-        self._held.free()
+        self.free()
         if self.operation in hookpoints.UNRECORDED:
-            self._held.message = None
+            self._message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
         """Read a pod from the runtime; a record that the Store has under the full id takes precedence."""
-        info = await self._backend.pod(self._version, pod_id)
+        info = await self.shared.backend.pod(self.version, pod_id)
         return None if info is None else store.read_pod(info)
 
     async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
         """Read a container from the runtime; a record that the Store has under the full id takes precedence."""
-        info = await self._backend.container(self._version, container_id)
+        info = await self.shared.backend.container(self.version, container_id)
         return None if info is None else store.read_container(info)
 
     async def life(self, container_id: str) -> Life | None:
         """Read whether a container was started and runs, from its status."""
-        return await self._backend.container_life(self._version, container_id)
+        return await self.shared.backend.container_life(self.version, container_id)
 
 
 class PodCall(CriCall):
@@ -154,9 +144,9 @@ class PodCall(CriCall):
 
     async def settle(self) -> Reply:
         """Return the outcome of an unanswered stop or remove, read from the pod's state."""
-        if self._held.state is not CallState.RELEASED:
+        if self.state is not CallState.RELEASED:
             return NOT_DONE
-        state = await self._backend.pod_state(self._version, self.id)
+        state = await self.shared.backend.pod_state(self.version, self.id)
         if state is None:
             return GONE
         stopped = state == api_pb2.SANDBOX_NOTREADY
@@ -187,10 +177,10 @@ class ContainerCall(CriCall):
 
     async def settle(self) -> Reply:
         """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
-        if self._held.state is not CallState.RELEASED:
+        if self.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
-        state = await self._backend.container_state(self._version, self.id)
+        state = await self.shared.backend.container_state(self.version, self.id)
         if state is None:
             return NOT_DONE if starts else GONE
         ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)

@@ -39,13 +39,13 @@ class RunPodCall(CriCall):
         """Put the adjustment into the sandbox config."""
         said = edit.values_for_create(adjustment, self.asked.resources)
         if said is not adjustment:
-            self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         said, pod_id = edit.values_for_create(adjustment, self.asked.resources), translate.read_id(reply.message)
-        unused = self._backend.no_effect.get(self.operation)
+        unused = self.shared.backend.no_effect.get(self.operation)
         if unused and said.resources and self.asked.runtime_handler in no_effect.PLAIN_HANDLERS:
             return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
         return records.created_pod(subject, said, pod_id)
@@ -97,13 +97,13 @@ class CreateCall(CriCall):
         parent = records.parent_to_put_in(subject.pod, adjustment)
         said = edit.values_for_create(adjustment, self.asked[0].resources)
         if said is not adjustment:
-            self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         said = edit.values_for_create(adjustment, self.asked[0].resources)
-        if said and (unused := self._backend.no_effect.get(self.operation)):
+        if said and (unused := self.shared.backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
         return records.created_container(subject, said, translate.read_id(reply.message))
 

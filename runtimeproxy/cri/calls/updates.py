@@ -68,23 +68,23 @@ class StartCall(ContainerCall):
         """
         present = records.container_of(subject).effective.resources
         said = edit.values_for_update(
-            adjustment.resources, present, accepts_unlimited_memory=self._backend.accepts_unlimited_memory
+            adjustment.resources, present, accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory
         )
         self.leave_out(said.left_out)
-        self._metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
             return {}
-        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
+        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
         request = edit.update_request(self.id, resources, present)
         try:
-            await self._backend.update(self._version, request, seconds)
+            await self.shared.backend.update(self.version, request, seconds)
         except BaseException as error:
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
             raise
-        unused = self._backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
+        unused = self.shared.backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
         return self.used(Adjustment(resources=resources), unused).resources if unused else resources
 
 
@@ -113,10 +113,10 @@ class UpdateCall(ContainerCall):
             differing,
             present,
             self.said.asked.resources,
-            accepts_unlimited_memory=self._backend.accepts_unlimited_memory,
+            accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
         self.leave_out(said.left_out)
-        self._metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
+        self.shared.metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
         return message
@@ -127,7 +127,7 @@ class UpdateCall(ContainerCall):
         taken = edit.without_fixed_fields(said.asked.resources)
         if taken is not said.asked.resources:
             said = replace(said, asked=replace(said.asked, resources=taken))
-        if unused := self._backend.no_effect.get(self.operation):
+        if unused := self.shared.backend.no_effect.get(self.operation):
             hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
             of_kubelet = Adjustment(annotations=said.asked.annotations, resources=named(said.asked.resources))
             of_kubelet, _ = no_effect.used(of_kubelet, unused)

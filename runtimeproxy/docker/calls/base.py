@@ -5,20 +5,17 @@ Must not know: heads, chunks, connections, hook servers, what a body means.
 Invariant: an unchanged request is released as exactly the bytes that came.
 """
 
-from asyncio import AbstractEventLoop
 from dataclasses import dataclass
 
-from runtimeproxy.core.call import Call, CallState, Reply, Unreadable
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import DockerHeld, ExchangeOwner
 from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.routes import Route
 from runtimeproxy.docker.sync import EventFollower
-from runtimeproxy.errors import HookError, WireError
-from runtimeproxy.eventloop.fiber import Pending
-from runtimeproxy.model import hookpoints
-from runtimeproxy.model.hookpoints import HookPoint, Operation
+from runtimeproxy.errors import HookError
 from runtimeproxy.model.values import Adjustment, Subject
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.wire.http1 import RequestHead
 
 ERROR_STATUS = 500
 
@@ -31,59 +28,26 @@ class Daemon:
     lookup: Lookup
     events: EventFollower
     metrics: Metrics
-    loop: AbstractEventLoop
 
 
-def body_of(exchange: HeldExchange) -> bytes:
-    """Return the body of a request that is still held. Raises Unreadable."""
-    try:
-        return exchange.body()
-    except WireError as error:
-        raise Unreadable(str(error)) from None
+class DockerCall(DockerHeld):
+    """What the calls of all operations have in common; each subclass reads one kind of request."""
 
-
-class DockerCall(Call):
-    """A held call; each subclass reads one kind of request."""
-
-    def __init__(self, exchange: HeldExchange, daemon: Daemon, operation: Operation) -> None:
-        self.operation = operation
-        self.hook_points: tuple[HookPoint, ...] = hookpoints.CONCERNED[operation]
-        self._exchange = exchange
+    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
+        super().__init__(owner, head, route)
         self._daemon = daemon
-        self.already_sent = exchange.state is CallState.RELEASED
-        self._reply: Pending[Reply] = Pending(loop=daemon.loop)
-        if exchange.reply is None:
-            exchange.on_reply = self._take_reply
-        else:
-            self._take_reply()
-
-    def _take_reply(self) -> None:
-        if not self._reply.done() and self._exchange.reply is not None:
-            self._reply.set_result(self._exchange.reply)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Return the body to release; None if nothing changes."""
         return None
 
-    def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
-        """Edit the request and send it on; the result becomes the daemon's answer."""
-        self.send(None if subject is None else self.edited(subject, adjustment))
-        return self._reply
-
-    def send(self, body: bytes | None) -> bool:
-        """Send the request on, as it came if ``body`` is None; return False if it is no longer held."""
-        return self._exchange.release(body)
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
+        """Edit the request and send it on."""
+        self.send_request(None if subject is None else self.edited(subject, adjustment))
 
     def refuse(self, error: HookError) -> None:
         """Answer the client with status 500 and a message that names plugin, hook point and reason."""
-        self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
-
-    def answer(self, reply: Reply) -> None:
-        """Send the client the daemon's own answer, which was held back."""
-        self._exchange.answer()
-
-    def release_buffers(self) -> None:
-        """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
+        self.send_refusal(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Report the fields that a hook server set and that Docker's API cannot carry."""

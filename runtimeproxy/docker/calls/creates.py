@@ -2,50 +2,74 @@
 
 Owns how a create becomes a subject, how an adjustment is put into its body, what its outcome is.
 Must not know: heads, chunks, connections, hook servers.
-Invariant: the record has what the daemon was asked for, and beside it the kubelet's own values.
+Invariant: the record has what was sent to the daemon, and the kubelet's own values next to it.
 """
 
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from runtimeproxy.core.call import Reply, Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import cgroup, edit, translate
 from runtimeproxy.docker.calls.base import ERROR_STATUS, Daemon, DockerCall
 from runtimeproxy.docker.cgroup import Driver
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import ExchangeOwner
 from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.resources import POD_TYPE
+from runtimeproxy.docker.routes import Route
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import HookError
-from runtimeproxy.model import records
-from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.hookpoints import HookPoint, Operation
 from runtimeproxy.model.values import Adjustment, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.wire.http1 import RequestHead
 
-_A = TypeVar("_A", RequestedPod, RequestedContainer)
 
+class CreateCall(DockerCall):
+    """A create: its body shows whether that is a pod sandbox, a container of a pod, or another container."""
 
-class CreateCall(DockerCall, Generic[_A]):
-    """A create of a pod sandbox or a container; ``asked`` is what the body asks for, or why that cannot be read."""
-
-    _released: bytes | None = None
-    """The edited body; None if the request's own was released."""
+    operation = Operation.CREATE_CONTAINER
+    hook_points: tuple[HookPoint, ...] = ()
     is_kind_known = True
     """False if the request does not show whether it creates a pod sandbox or a container."""
+    _requested: RequestedPod | RequestedContainer | None = None
+    _released: bytes | None = None
+    """The edited body; None if the request's own was released."""
 
-    def __init__(
-        self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | str
-    ) -> None:
-        super().__init__(exchange, daemon, operation)
-        self._name = exchange.route.name
-        self.body = body
-        self._asked: _A | str = asked
+    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
+        super().__init__(daemon, owner, head, route)
+        self._name = route.name
+
+    def begin(self, passes: bool, pods_fail: bool) -> bool:
+        """Read the body, and set the operation by it. If the create ``passes``, it is sent on first: the daemon works
+        while the body is parsed. Return False if nobody needs to know of the create: it makes no pod, nor a container
+        of one.
+
+        If nothing shows what an unreadable body creates, that is a pod if ``pods_fail``: a hook server with policy Fail
+        is registered for pods.
+        """
+        body = b""
+        try:
+            body = self.body
+            if passes:
+                self.already_sent = self.send_request(None)
+            self._requested = translate.read_create(body, self._name) if translate.is_pods(body) else None
+            of_pod = isinstance(self._requested, RequestedPod)
+            is_pods = self._requested is not None
+        except Unreadable as error:
+            kind = translate.kind_of_unreadable(body, self._name)
+            self.problem, self.is_kind_known, is_pods = str(error), kind is not None, True
+            of_pod = kind == POD_TYPE or (kind is None and pods_fail)
+        if of_pod:
+            self.operation = Operation.RUN_POD_SANDBOX
+        self.hook_points = hookpoints.CONCERNED[self.operation]
+        return is_pods
 
     @property
-    def asked(self) -> _A:
+    def requested(self) -> RequestedPod | RequestedContainer:
         """Return what the request asks for. Raises Unreadable."""
-        if isinstance(self._asked, str):
-            raise Unreadable(self._asked)
-        return self._asked
+        if self._requested is None:
+            raise Unreadable(self.problem)
+        return self._requested
 
     def refuse(self, error: HookError) -> None:
         """Answer as for other calls, but name neither operation nor hook point if it is not known which one it is."""
@@ -53,7 +77,78 @@ class CreateCall(DockerCall, Generic[_A]):
             super().refuse(error)
         else:
             why = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
-            self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
+            self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
+
+    def order_key(self) -> str:
+        """Return the full name of the pod or container: it has no id yet. Raises Unreadable."""
+        requested = self.requested
+        return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the pod described in the request, or the container in its pod from the Store; None if dockerd's cgroup
+        driver is not known, as the parent needs it, or the container's pod. Raises Unreadable.
+        """
+        requested, driver = self.requested, self._daemon.lookup.driver
+        if driver is None:
+            return None
+        if isinstance(requested, RequestedContainer):
+            return self._in(store.pod(requested.container.pod_id), requested, driver)
+        pod = Lookup.pod_info(requested, driver)
+        return Subject(PodRecord(pod, pod))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Query the daemon for the cgroup driver and the container's pod as needed. Raises BackendError, Unreadable."""
+        requested, driver = self.requested, await self._daemon.lookup.known_driver()
+        if isinstance(requested, RequestedContainer):
+            return self._in(await self._daemon.lookup.pod(requested.container.pod_id), requested, driver)
+        return self.subject(store)
+
+    @staticmethod
+    def _in(pod: PodRecord | None, requested: RequestedContainer, driver: Driver) -> Subject | None:
+        """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
+        if pod is None:
+            return None
+        repeated = Lookup.pod_info(RequestedPod(PodInfo(), requested.cgroup_parent), driver)
+        subject = records.in_pod(pod, repeated, requested.container)
+        container = Lookup.container_info(requested, subject.pod, driver)
+        return replace(subject, container=ContainerRecord(container, container))
+
+    def unedited(self, store: Store) -> bool:
+        """Return whether no pod in the Store has a cgroup parent that a hook set."""
+        return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
+        self.leave_out(edit.left_out_of_create(adjustment.resources))
+        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
+        of_pod, driver = subject.container is None, self._daemon.lookup.driver
+        path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
+        parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
+        body = (edit.edit_pod if of_pod else edit.edit_container)(self.body, adjustment, parent)
+        self._released = None if body is self.body else body
+        return self._released
+
+    @property
+    def _sent(self) -> RequestedPod | RequestedContainer:
+        """Return what was sent to the daemon. An edited body is parsed again, as an edit also obeys dockerd's checks.
+        Raises Unreadable.
+        """
+        if self._released is None:
+            return self.requested
+        made = translate.read_create(self._released, self._name)
+        assert made is not None
+        return made
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the daemon gave, and the resources that were sent."""
+        made_id, sent = translate.read_created_id(reply.message), self._sent
+        if isinstance(sent, RequestedPod):
+            pod = records.created_pod(subject, adjustment, made_id).pod
+            return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
+        made = records.created_container(subject, adjustment, made_id)
+        container = records.container_of(made)
+        effective = replace(container.effective, resources=sent.container.resources)
+        return replace(made, container=replace(container, effective=effective))
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
         """Read the pod or container from the daemon."""
@@ -61,108 +156,3 @@ class CreateCall(DockerCall, Generic[_A]):
         read = await self._daemon.lookup.read(record.effective.id)
         found = None if read is None else read[1].container or read[1].pod
         return found if type(found) is type(record) else None
-
-    def _put(self, body: bytes) -> bytes | None:
-        self._released = None if body is self.body else body
-        return self._released
-
-    @property
-    def released(self) -> _A:
-        """Return what the daemon was asked for. An edited body is parsed again, as an edit also obeys dockerd's checks.
-        Raises Unreadable.
-        """
-        if self._released is None:
-            return self.asked
-        made = translate.read_create(self._released, self._name)
-        assert isinstance(made, type(self.asked))
-        return made
-
-
-class CreatePodCall(CreateCall[RequestedPod]):
-    """RunPodSandbox."""
-
-    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: RequestedPod | str) -> None:
-        super().__init__(exchange, daemon, Operation.RUN_POD_SANDBOX, body, asked)
-
-    def order_key(self) -> str:
-        """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
-        return self.asked.pod.full_name
-
-    def subject(self, store: Store) -> Subject | None:
-        """Return the pod described in the request; None until dockerd's cgroup driver is known, as its parent needs it.
-        Raises Unreadable.
-        """
-        asked, driver = self.asked, self._daemon.lookup.driver
-        if driver is None:
-            return None
-        pod = Lookup.pod_info(asked, driver)
-        return Subject(PodRecord(pod, pod))
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon for its cgroup driver and return the pod. Raises BackendError, Unreadable."""
-        await self._daemon.lookup.known_driver()
-        return self.subject(store)
-
-    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
-        """Put the adjustment into Labels and HostConfig."""
-        self.leave_out(edit.left_out_of_create(adjustment.resources))
-        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
-        path, driver = adjustment.cgroup_parent, self._daemon.lookup.driver
-        parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
-        return self._put(edit.edit_pod(self.body, adjustment, parent))
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the daemon gave."""
-        made = records.created_pod(subject, adjustment, translate.read_created_id(reply.message)).pod
-        effective = replace(made.effective, resources=self.released.pod.resources)
-        return Subject(PodRecord(made.original, effective))
-
-
-class CreateContainerCall(CreateCall[RequestedContainer]):
-    """CreateContainer: the request describes the container, the Store has its pod."""
-
-    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: RequestedContainer | str) -> None:
-        super().__init__(exchange, daemon, Operation.CREATE_CONTAINER, body, asked)
-
-    def order_key(self) -> str:
-        """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
-        return self.asked.container.full_name
-
-    def subject(self, store: Store) -> Subject | None:
-        """Return the container in its pod from the Store; None if the pod or dockerd's cgroup driver is not known."""
-        driver = self._daemon.lookup.driver
-        return None if driver is None else self._in(store.pod(self.asked.container.pod_id), driver)
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon for the cgroup driver and the pod as needed, and return the container in its pod."""
-        driver = await self._daemon.lookup.known_driver()
-        return self._in(await self._daemon.lookup.pod(self.asked.container.pod_id), driver)
-
-    def _in(self, pod: PodRecord | None, driver: Driver) -> Subject | None:
-        """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
-        if pod is None:
-            return None
-        asked = self.asked
-        repeated = Lookup.pod_info(RequestedPod(PodInfo(), asked.cgroup_parent), driver)
-        subject = records.in_pod(pod, repeated, asked.container)
-        container = Lookup.container_info(asked, subject.pod, driver)
-        return replace(subject, container=ContainerRecord(container, container))
-
-    def unedited(self, store: Store) -> bool:
-        """Return whether no pod in the Store has a cgroup parent that a hook set."""
-        return not store.has_changed_parents
-
-    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
-        """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        self.leave_out(edit.left_out_of_create(adjustment.resources))
-        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
-        parent, driver = records.parent_to_put_in(subject.pod, adjustment), self._daemon.lookup.driver
-        shown = None if parent is None or driver is None else cgroup.to_docker(parent, driver)
-        return self._put(edit.edit_container(self.body, adjustment, shown))
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the daemon gave."""
-        made = records.created_container(subject, adjustment, translate.read_created_id(reply.message))
-        container = records.container_of(made)
-        effective = replace(container.effective, resources=self.released.container.resources)
-        return replace(made, container=replace(container, effective=effective))

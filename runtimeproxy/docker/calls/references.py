@@ -12,14 +12,15 @@ from dataclasses import replace
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import edit, translate
-from runtimeproxy.docker.calls.base import Daemon, DockerCall, body_of
-from runtimeproxy.docker.exchange import HeldExchange
-from runtimeproxy.docker.routes import Action
+from runtimeproxy.docker.calls.base import Daemon, DockerCall
+from runtimeproxy.docker.exchange import ExchangeOwner
+from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints, records
 from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.values import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.wire.http1 import RequestHead
 
 UPDATE_SECONDS = 10.0
 """Seconds for the extra update of PreStartContainer: Docker's clients send no deadline."""
@@ -39,10 +40,11 @@ class ReferenceCall(DockerCall):
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
-    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
-        super().__init__(exchange, daemon, self.container_operation)
+    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
+        super().__init__(daemon, owner, head, route)
+        self.operation = self.container_operation
         self.hook_points = self.points
-        self._reference = exchange.route.reference
+        self._reference = route.reference
         self._id = ""
         self._found = False
         self._changes_seen: int | None = None
@@ -89,7 +91,7 @@ class ReferenceCall(DockerCall):
 
     async def settle(self) -> Reply:
         """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
-        if self._exchange.state is not CallState.RELEASED:
+        if self.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
         life = await self.life(self._id)
@@ -147,22 +149,6 @@ class UpdateCall(ReferenceCall):
     container_operation = Operation.UPDATE_CONTAINER_RESOURCES
     _expecting = False
 
-    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
-        super().__init__(exchange, daemon)
-        self._body: bytes | str
-        """The request's body, or a text that says why it cannot be read."""
-        try:
-            self._body = body_of(exchange)
-        except Unreadable as error:
-            self._body = str(error)
-
-    @property
-    def body(self) -> bytes:
-        """Return the request's body. Raises Unreadable."""
-        if isinstance(self._body, str):
-            raise Unreadable(self._body)
-        return self._body
-
     @read_once
     def said(self) -> EffectiveUpdate:
         """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
@@ -188,12 +174,12 @@ class UpdateCall(ReferenceCall):
         self.said = replace(self.said, put_in=update.resources)
         return None if update.body is self.body else update.body
 
-    def send(self, body: bytes | None) -> bool:
+    def send_request(self, body: bytes | None) -> bool:
         """Send the request on; expect the daemon's event of it if the record will have the update."""
-        self._expecting = self._exchange.state is CallState.HOLDING and self._is_recorded()
+        self._expecting = self.state is CallState.HOLDING and self._is_recorded()
         if self._expecting:
             self._daemon.events.expect_update(self._id)
-        return super().send(body)
+        return super().send_request(body)
 
     def _is_recorded(self) -> bool:
         """Return whether the record will have the update: the container is known and the request can be read. Otherwise
@@ -204,13 +190,12 @@ class UpdateCall(ReferenceCall):
         except Unreadable:
             return False
 
-    def _take_reply(self) -> None:
-        """Set the call's reply; an update that the daemon did not agree to has no event to expect."""
-        super()._take_reply()
-        reply = self._exchange.reply
-        if self._expecting and reply is not None and not reply.agreed:
+    def answer(self) -> None:
+        """Send the daemon's answer; an update that it did not agree to has no event to expect."""
+        if self._expecting and self.reply is not None and not self.reply.agreed:
             self._expecting = False
             self._daemon.events.no_update(self._id)
+        super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the container with the kubelet's values and the daemon's values updated separately."""

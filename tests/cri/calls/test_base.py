@@ -30,7 +30,7 @@ from runtimeproxy.model.values import (
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, FakeHeld, Node, changes, wire
+from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
@@ -72,8 +72,8 @@ async def test_long_message_is_read_before_its_release(node: Node, long: bool, m
     steps = list[str]()
     node.know()
     held = node.held(CREATE)
-    release, read = held.release, translate.read_container
-    monkeypatch.setattr(held, "release", lambda message: steps.append("released") or release(message))
+    release, read = held.send_request, translate.read_container
+    monkeypatch.setattr(held, "send_request", lambda message: steps.append("released") or release(message))
     monkeypatch.setattr(translate, "read_container", lambda message: steps.append("read") or read(message))
     await node.run(held)
     assert steps == (["read", "released"] if long else ["released", "read"])
@@ -87,7 +87,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 ) -> None:
     node.plugins.add("a", policy=policy)
     held = node.held(operation)
-    held.message, held.problem = message, problem
+    held._message, held.problem = message, problem
     await node.run(held)
     refuses = policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE))
     expected = ([], [grpc.INTERNAL]) if refuses else ([None], [])
@@ -101,10 +101,9 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 )
 async def test_update_is_read_whole_before_anything_is_asked(node: Node, operation: Operation, tail: bytes) -> None:
     held = node.held(operation)
-    assert held.message is not None
-    held.message += tail
+    held._message += tail
     with pytest.raises(Unreadable):
-        node.call(held).order_key()
+        held.order_key()
 
 
 @pytest.mark.parametrize(
@@ -119,27 +118,14 @@ async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason,
 
 @pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
 async def test_deadline_counts_from_the_headers_on(node: Node, header: bytes | None, deadline: float | None) -> None:
-    held = node.held(START)
-    held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
-    assert node.call(held).deadline == deadline
-
-
-async def test_first_answer_of_a_call_counts(node: Node) -> None:
-    held = node.held(START)
-    held.given = None
-    answered = node.call(held).release(None, Adjustment())
-    held.on_reply()
-    assert not answered.done(), "there is none yet"
-    held.settle(Reply(agreed=True))
-    held.settle(Reply(agreed=False))
-    assert await answered == Reply(agreed=True)
+    await asyncio.sleep(3.0)
+    assert node.held(START, timeout=header).deadline == deadline
 
 
 async def test_release_of_a_call_that_has_ended_does_nothing(node: Node) -> None:
     held = node.held(START)
-    ended = node.call(held)
-    held.end()
-    assert await ended.release(None, Adjustment()) == Reply(agreed=False, answered=False)
+    held.end_stream()
+    held.release(None, Adjustment())
     assert held.released == []
 
 
@@ -147,7 +133,7 @@ async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
     other = create_request()
     other.config.metadata.name = "other"
     calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
-    keys = [node.call(node.held(operation, message)).order_key() for operation, message in calls]
+    keys = [node.held(operation, message).order_key() for operation, message in calls]
     assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
 
 
@@ -184,7 +170,7 @@ async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(n
 
 
 async def test_pods_own_request_is_all_that_is_to_read(node: Node) -> None:
-    base = node.call(node.held(RUN_POD))
+    base = node.held(RUN_POD)
     assert await base.read_subject(node.store) == base.subject(node.store)
     assert node.backend.asked == []
 
@@ -316,7 +302,7 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> No
     node.know(container=replace(CONTAINER, id="c2"))
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     node.backend.known_containers["c"] = CONTAINER
-    base = node.call(node.held(UPDATE, BY_BEGINNING[UPDATE]))
+    base = node.held(UPDATE, BY_BEGINNING[UPDATE])
     await node.lifecycle.run(base)
     assert node.backend.asked == [("v1", "c")]
     assert base.order_key() == "c1", "its turn is that of the whole id"
@@ -340,7 +326,7 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operatio
         node.store.commit(Subject(PodRecord(*(replace(pod, id="p2") for pod in parents))))
         node.backend.known_pods["p"] = POD
     node.plugins.add("a")
-    base = node.call(node.held(operation, BY_BEGINNING[operation]))
+    base = node.held(operation, BY_BEGINNING[operation])
     await node.lifecycle.run(base)
     assert node.pod == PodRecord(*parents)
     assert base.order_key().startswith("p1")
@@ -401,17 +387,14 @@ async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
 async def test_update_of_a_start_has_what_is_left_of_the_callers_time(node: Node) -> None:
     node.know()
     node.plugins.add("a", SHARES, delay_seconds=1.5, points=("PreStartContainer",))
-    held = node.held(START)
-    held.fields = {b"grpc-timeout": b"8S"}
+    held = node.held(START, timeout=b"8S")
     await node.run(held)
     assert [seconds for _, _, seconds in node.backend.updates] == [6.5]
 
 
 async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -> None:
     node.know()
-    held = node.held(START)
-    held.fields = {b"grpc-timeout": b"1S"}
-    base = node.call(held)
+    base = node.held(START, timeout=b"1S")
     subject = base.subject(node.store)
     assert subject is not None
     await asyncio.sleep(1)
@@ -431,7 +414,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     node.know()
     node.backend.error = BackendError("no such cpu", BackendFailure.OTHER, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
-    base = node.call(node.held(START))
+    base = node.held(START)
     base.state_unknown = state_unknown  # as of an earlier call for the same container
     await node.lifecycle.run(base)
     assert node.store.counts() == counts
@@ -480,7 +463,7 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
 
 
-async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:
+async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> Any:
     held = node.held(operation, message, version=version)
     held.given = UNANSWERED
     return await node.run(held)
@@ -548,8 +531,8 @@ async def test_lost_remove_is_reported_once_it_is_done(node: Node, operation: Op
 async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
     node.know()
     held = node.held(operation)
-    base = node.call(held)
-    held.end()
+    base = held
+    held.end_stream()
     await node.lifecycle.run(base)
     await asyncio.sleep(300)
     assert node.backend.asked == []
@@ -562,7 +545,7 @@ async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
     node.plugins.add("a", points=("PostStopContainer",))
     node.backend.known_containers["c1"] = CONTAINER
     held = await unanswered(node, STOP)
-    assert held.message is None
+    assert held._message is None
     node.backend.container_is = api_pb2.CONTAINER_EXITED
     await asyncio.sleep(1)
     assert node.plugins.told() == [("a", "PostStopContainer")]
@@ -586,9 +569,9 @@ async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -
     node.know()
     other = node.held(UPDATE, update(cpu_shares=333))
     other.given = None
-    running = node.lifecycle.run(node.call(other))
+    running = node.lifecycle.run(other)
     await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
     node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
-    other.settle(DONE)
+    other.settle_with(DONE)
     await running
     assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)

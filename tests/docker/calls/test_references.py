@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.core import open_calls
-from runtimeproxy.core.call import NOT_DONE, UNANSWERED
+from runtimeproxy.core.call import NOT_DONE
 from runtimeproxy.docker.calls.base import DockerCall
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
 from tests.docker.bodies import ASKED, MIB
@@ -23,19 +23,19 @@ from tests.fakes.plugins import FAIL
 CANARY = "canary-4711"
 
 
-def calls_made(node: Node, state_unknown: bool = False) -> list[tuple[HeldExchange, DockerCall]]:
-    """Return a list that gets the calls the front makes from now on, with ``state_unknown`` set if it is True."""
-    made: list[tuple[HeldExchange, DockerCall]] = []
-    make = node.front.call
+def calls_made(node: Node, state_unknown: bool = False) -> list[DockerCall]:
+    """Return a list that gets the calls the front starts from now on, with ``state_unknown`` set if it is True."""
+    made: list[DockerCall] = []
+    proceed = node.front.proceed
 
-    def watched(exchange: HeldExchange) -> DockerCall | None:
-        call = make(exchange)
-        assert call is not None
-        call.state_unknown = state_unknown
-        made.append((exchange, call))
-        return call
+    def watched(call: DockerHeld) -> None:
+        if call not in made:
+            call.state_unknown = state_unknown
+            assert isinstance(call, DockerCall)
+            made.append(call)
+        proceed(call)
 
-    node.front.call = watched  # type: ignore[method-assign]
+    node.front.proceed = watched  # type: ignore[method-assign]
     return made
 
 
@@ -256,9 +256,11 @@ async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: No
     hook, made = node.plugins.gated("a"), calls_made(node)
     await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
     await until(lambda: hook.waiting == 1)
-    [(exchange, call)] = made
-    exchange.end()
-    assert await call.release(None, NO_ADJUSTMENT) == UNANSWERED
+    [call] = made
+    call.connection_lost()
+    call.release(None, NO_ADJUSTMENT)
+    for connection in node.front.connections:
+        connection.act()  # type: ignore[attr-defined]
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
     assert await call.settle() == NOT_DONE
     await until(lambda: hook.cancelled == 1)
