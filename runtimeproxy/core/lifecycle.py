@@ -101,9 +101,11 @@ class Lifecycle:
         return not self.hooked and not self._queue.queues
 
     def proceed(self, call: HeldCall) -> None:
-        """Start a call whose request is complete, or resume it when it has its reply."""
-        if not self.open_calls.resume(call) and call.reply is None:  # else its client has left before it was started
+        """Start a call whose request is complete, or resume it once it has its reply."""
+        if call.reply is None:
             self.run(call)
+        else:
+            self.open_calls.resume(call)
 
     def run(self, call: HeldCall) -> Fiber[None]:
         """Run one call from its hold to its answer; return the fiber that runs it. It runs immediately, as far as it

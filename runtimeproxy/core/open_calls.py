@@ -54,7 +54,7 @@ class OpenCalls:
         self._under_way: dict[HeldCall, asyncio.Future[None]] = {}
         """The calls under way, each with the fiber or task that runs it."""
         self._replies: dict[HeldCall, Pending[Reply]] = {}
-        """What awaits the replies of released calls."""
+        """The released calls that have no reply yet, each with what the call awaits."""
         self.creates: dict[str, None] = {}
         """The order keys of creates that the runtime may have carried out, or may still carry out."""
         self._entries: dict[_Entry, None] = {}
@@ -84,15 +84,13 @@ class OpenCalls:
             reply.set_result(call.reply)
         return reply
 
-    def resume(self, call: HeldCall) -> bool:
-        """Resume what awaits the reply of a call that now has it, or cancel it if the call has ended before its
-        release. Return False if the call is not under way."""
-        runs = self._under_way.get(call)
+    def resume(self, call: HeldCall) -> None:
+        """Resume what awaits the reply of a call that has it; cancel a call that ended before its release."""
+        runs, awaited = self._under_way.get(call), self._replies.pop(call, None)
         if runs is not None and call.state is CallState.ENDED:
             runs.cancel()
-        elif call.reply is not None and (reply := self._replies.pop(call, None)) is not None:
-            reply.set_result(call.reply)
-        return runs is not None
+        elif awaited is not None and call.reply is not None:
+            awaited.set_result(call.reply)
 
     def subjects(self) -> set[str]:
         """Return the subjects of the calls under way: ids, or full names where no id is known yet."""

@@ -5,6 +5,7 @@ Must not know: other exchanges, sockets, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol
@@ -102,8 +103,8 @@ class DockerHeld(Exchange, HeldCall):
     """A request that waits for the hook servers, and whose answer waits for the Store and the Post hooks."""
 
     head: RequestHead
-    passes = False
-    """True if the answer is sent on as soon as it is complete."""
+    is_plain = False
+    """True if the call calls no hook server and changes no record: its answer is sent on as soon as it is complete."""
 
     def __init__(self, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
         super().__init__(head)
@@ -124,6 +125,11 @@ class DockerHeld(Exchange, HeldCall):
         """The body of the daemon's answer, as it came; None once the answer is too long to be kept."""
         self.kept = bytearray()
         """The bytes of the answer that wait for the Post hooks."""
+
+    @abstractmethod
+    def begin(self) -> bool:
+        """Called when the request is complete and all requests before it are answered, to find out what it is. Return
+        False if it ``is_plain``; then it has been sent on."""
 
     # The request.
 

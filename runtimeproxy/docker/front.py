@@ -74,7 +74,14 @@ class DockerFront(FrontBase):
             on_missed=lambda: self.sync.soon(),
         )
         self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
-        daemon = Daemon(self._backend, self._lookup, self._events, metrics)
+        daemon = Daemon(
+            self._backend,
+            self._lookup,
+            self._events,
+            metrics,
+            self._creates_pass,
+            partial(manager.fail_policy_registered, BY_NAME["PreRunPodSandbox"]),
+        )
         self.kinds: Kinds = {action: partial(kind, daemon) for action, kind in _CALLS.items()}
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
@@ -161,18 +168,20 @@ class DockerFront(FrontBase):
             return known.container is not None or kind.pod_operation is not None
         return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
 
+    def _creates_pass(self) -> bool:
+        return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
+
     def proceed(self, call: DockerHeld) -> None:
-        """Start or resume a call; a create that concerns no pod just passes."""
-        if isinstance(call, CreateCall) and call.reply is None:
-            wanted = self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents
-            pods_fail = self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"])
-            if not call.begin(not wanted, pods_fail):
-                counters = self.metrics.counters
-                counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
-                call.passes = True
-                call.send_request(None)
-                return
-        self.lifecycle.proceed(call)
+        """Start a call whose request is complete, or continue it once it has its reply."""
+        if call.is_plain:
+            call.answer()
+        elif call.reply is not None:
+            self.lifecycle.open_calls.resume(call)
+        elif call.begin():
+            self.lifecycle.run(call)
+        else:
+            counters = self.metrics.counters
+            counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
 
     def fails_anywhere(self) -> bool:
         """Return whether a plugin with policy Fail is registered for any hook point."""
@@ -267,11 +276,7 @@ class DockerConnection:
         """Start the calls whose requests are complete, and resume those that have their replies."""
         happened, front = self.reader.happened, self._front
         while happened:
-            call = happened.popleft()
-            if call.passes:
-                call.answer()
-            else:
-                front.proceed(call)
+            front.proceed(happened.popleft())
 
     # The methods of docker.reader.ReaderEvents.
 

@@ -64,7 +64,7 @@ class Reader:
         self.client_done = events.client_done
         self.kinds = kinds
         self.happened: deque[DockerHeld] = deque()
-        """The held calls to start, in their turn, and those to resume: see ``Lifecycle.proceed``."""
+        """The held calls to start, in their turn, and those that have their reply: see ``DockerFront.proceed``."""
 
     # From both sides.
 
@@ -295,8 +295,8 @@ class Reader:
         body is passed as ``body`` and written by itself, since joining it with the head would copy it.
         """
         if self._daemon_ended and not self._events.redial():
-            self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
             exchange.not_sent()
+            self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
             return
         self._daemon_ended = False
         self.to_daemon.append(request)

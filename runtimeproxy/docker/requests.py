@@ -250,7 +250,9 @@ class Requests:
         self._go_on()
 
     def answered(self, exchange: Exchange) -> None:
-        """Continue parsing after a request that stopped it, now that it is answered."""
+        """Forget a request that is answered, and continue parsing if that stopped it."""
+        if self._newest is exchange and self._body is None:
+            self._newest = None
         if self._blocked_by is exchange:
             self._blocked_by = None
             self._go_on()

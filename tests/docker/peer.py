@@ -126,7 +126,7 @@ class Play:
             call = happened.popleft()
             if call.reply is not None:
                 self.settled_calls.append(call)
-                if call.passes:
+                if call.is_plain:
                     call.answer()
             else:
                 assert call not in self.calls, "reported twice"

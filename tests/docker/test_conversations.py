@@ -253,7 +253,7 @@ class Daemon:
     def _at_once(self, call: DockerHeld) -> None:
         fate, at_once = next(self._fates)
         if at_once:
-            call.passes = True
+            call.is_plain = True
             self._meet(call, fate)
         else:
             self._waiting.append((call, fate))

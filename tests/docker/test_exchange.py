@@ -228,7 +228,7 @@ def long_answer(sent: bytes) -> list[Step]:
 
 
 def _pass_on(call: DockerHeld) -> None:
-    call.passes = True
+    call.is_plain = True
     call.send_request(None)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.docker.front import DockerConnection
 from runtimeproxy.docker.reader import DAEMON_AWAY
 from runtimeproxy.docker.requests import PREFACE
 from runtimeproxy.model.values import HookAnswer
@@ -322,6 +323,30 @@ async def test_plain_create_without_a_daemon_is_502_and_counts_no_more(node: Nod
     assert node.front.budget.count == 0
 
 
+async def test_pod_create_sent_first_is_counted_when_daemon_is_away(node: Node) -> None:
+    sent = create(node)
+    client = await node.sends(sent[:-1])
+    await until(lambda: node.front.budget.count > 0)
+    await node.dockerd.stop()
+    client.send(sent[-1:])
+    assert (await client.answer()).status == 502
+    await until(lambda: not node.front.tasks)
+    assert node.metrics.counted("calls", operation="RunPodSandbox", outcome="failed") == 1
+
+
+async def test_malformed_create_is_counted_in_memory_until_answered(node: Node) -> None:
+    node.plugins.add("a")
+    injection = Injection(hang=True)
+    node.dockerd.inject(CREATE, injection)
+    body = b'{%b,"labels":{}}' % POD
+    client = await node.sends(request("POST", "/containers/create?name=odd", body))
+    await until(lambda: injection.hanging == 1)
+    assert node.front.budget.count == len(body)
+    injection.release()
+    await client.answer()
+    assert node.front.budget.count == 0
+
+
 @pytest.mark.parametrize("plugins", [(), (IGNORE,), (FAIL,)], ids=["nobody", "Ignore", "Fail"])
 async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     node: Node, plugins: tuple[FailurePolicy, ...], caplog: pytest.LogCaptureFixture
@@ -370,6 +395,18 @@ async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
     node.dockerd.state.update(container_id, {"CpuShares": 9})
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 1
+
+
+async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> None:
+    hook, client = await held(node)
+    await half_closed(node, client)
+    (connection,) = node.front.connections
+    assert isinstance(connection, DockerConnection)
+    await node.dockerd.stop()
+    hook.gate.set()
+    assert (await client.answer()).status == 502
+    await until(lambda: not (node.front.tasks or node.front.connections))
+    assert not connection.happened
 
 
 @away

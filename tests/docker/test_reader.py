@@ -1,5 +1,7 @@
 """Turns, tunnels, sides that close, what is not finished (relay-rules B2 to B4, B6, B7, B9, C1, C2, C5)."""
 
+import weakref
+
 import pytest
 
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply
@@ -237,6 +239,13 @@ def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(play, "wake", lambda: written.append(play.daemon.got()))
     play.reader.send_request(play.call, b"head", b"body")
     assert written == [b"head", b"body"]
+
+
+def test_answered_call_is_not_kept() -> None:
+    play = converse([client(CREATE, asks=1), release(to_daemon=CREATE), settled(CREATED)])
+    call = weakref.ref(play.calls.pop())
+    play.settled_calls.clear()
+    assert call() is None
 
 
 SENT = release(to_daemon=START)

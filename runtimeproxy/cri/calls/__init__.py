@@ -1,1 +1,1 @@
-"""The held calls of CRI mode: subclasses of ``core.call.Call``."""
+"""The held calls of CRI mode, a class for each operation."""

@@ -1,1 +1,1 @@
-"""The held calls of Docker mode: subclasses of ``core.call.Call``."""
+"""The held calls of Docker mode, a class for each operation."""

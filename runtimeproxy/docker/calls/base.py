@@ -5,6 +5,7 @@ Must not know: heads, chunks, connections, hook servers, what a body means.
 Invariant: an unchanged request is released as exactly the bytes that came.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtimeproxy.docker.backend import Backend
@@ -28,6 +29,10 @@ class Daemon:
     lookup: Lookup
     events: EventFollower
     metrics: Metrics
+    creates_pass: Callable[[], bool]
+    """Return whether no create is to be reported to a hook server or edited."""
+    pods_fail: Callable[[], bool]
+    """Return whether a hook server with policy Fail is registered for the create of pods."""
 
 
 class DockerCall(DockerHeld):

@@ -32,6 +32,8 @@ class CreateCall(DockerCall):
     is_kind_known = True
     """False if the request does not show whether it creates a pod sandbox or a container."""
     _requested: RequestedPod | RequestedContainer | None = None
+    _unreadable = ""
+    """Why there is no ``requested``."""
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
@@ -39,36 +41,36 @@ class CreateCall(DockerCall):
         super().__init__(daemon, owner, head, route)
         self._name = route.name
 
-    def begin(self, passes: bool, pods_fail: bool) -> bool:
-        """Read the body, and set the operation by it. If the create ``passes``, it is sent on first: the daemon works
-        while the body is parsed. Return False if nobody needs to know of the create: it makes no pod, nor a container
-        of one.
+    def begin(self) -> bool:
+        """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
+        needs an edit, the request is sent on first: the daemon works while the body is parsed.
 
-        If nothing shows what an unreadable body creates, that is a pod if ``pods_fail``: a hook server with policy Fail
-        is registered for pods.
+        An unreadable body may not show what it creates. That counts as a pod if hook servers may refuse pods.
         """
         body = b""
         try:
             body = self.body
-            if passes:
+            if self._daemon.creates_pass():
                 self.already_sent = self.send_request(None)
             self._requested = translate.read_create(body, self._name) if translate.is_pods(body) else None
             of_pod = isinstance(self._requested, RequestedPod)
-            is_pods = self._requested is not None
+            self.is_plain = self._requested is None
         except Unreadable as error:
             kind = translate.kind_of_unreadable(body, self._name)
-            self.problem, self.is_kind_known, is_pods = str(error), kind is not None, True
-            of_pod = kind == POD_TYPE or (kind is None and pods_fail)
-        if of_pod:
-            self.operation = Operation.RUN_POD_SANDBOX
+            self._unreadable, self.is_kind_known = str(error), kind is not None
+            of_pod = kind == POD_TYPE or (kind is None and self._daemon.pods_fail())
+        if self.is_plain:
+            self.send_request(None)
+            return False
+        self.operation = Operation.RUN_POD_SANDBOX if of_pod else Operation.CREATE_CONTAINER
         self.hook_points = hookpoints.CONCERNED[self.operation]
-        return is_pods
+        return True
 
     @property
     def requested(self) -> RequestedPod | RequestedContainer:
         """Return what the request asks for. Raises Unreadable."""
         if self._requested is None:
-            raise Unreadable(self.problem)
+            raise Unreadable(self._unreadable)
         return self._requested
 
     def refuse(self, error: HookError) -> None:

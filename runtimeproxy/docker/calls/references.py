@@ -49,9 +49,13 @@ class ReferenceCall(DockerCall):
         self._found = False
         self._changes_seen: int | None = None
         """``EventFollower.changes`` when the daemon was asked for the subject; None if it was not asked."""
-        known = daemon.lookup.known(self._reference)
+
+    def begin(self) -> bool:
+        """Set the operation if the subject is known."""
+        known = self._daemon.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
+        return True
 
     def order_key(self) -> str:
         """Return the subject's id, or the reference as long as the id is not known."""

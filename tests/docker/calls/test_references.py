@@ -229,6 +229,20 @@ async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node
     assert node.container(container_id).effective.resources == replace(ASKED, cpu_shares=8)
 
 
+async def test_reference_is_looked_up_once_the_request_is_complete(node: Node) -> None:
+    node.plugins.add("a")
+    _, container_id = await node.made()
+    node.forget()
+    sent = request("POST", f"{node.prefix}/containers/{container_id}/update", b'{"CpuShares":7}')
+    client = await node.sends(sent[:-1])
+    await until(lambda: node.front.budget.count > 0)
+    assert (await node.act("update", container_id, {"CpuShares": 5})).status == 200
+    read = len(node.dockerd.requests(INSPECT))
+    client.send(sent[-1:])
+    assert (await client.answer()).status == 200
+    assert len(node.dockerd.requests(INSPECT)) == read
+
+
 NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
 NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dockerd reads it as it is
 
