@@ -2,7 +2,7 @@
 
 The straight line of one held call, the same for both modes (docs/architecture.rst follows it file by file):
 
-1. ``relay.pair`` moves bytes between a client and the runtime. Beside it ``cri.reader`` reads the frames of HTTP/2, or
+1. ``relay.connection`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames of HTTP/2, or
    ``docker.reader`` the heads of HTTP/1.1.
 2. A head that names a held operation makes the held call: an object of ``cri.calls``, which extends ``cri.held``, or of
    ``docker.calls``, which extends ``docker.exchange``. It collects the request.

@@ -134,8 +134,8 @@ class HeldCall(ABC):
     """True if the runtime ends and removes the containers of a pod together with it."""
     prepares: bool = False
     """True if ``prepare`` may have to change something at the runtime before the request is released."""
-    repeats_answers: bool = False
-    """True if a create's answer has to be read from the runtime, since it ``may_be_repeated``."""
+    reads_made: bool = False
+    """True if ``read_made`` has to be called for a create's answer, since it ``may_be_repeated``."""
     already_sent: bool = False
     """True if the front has already sent the request unchanged, because no hook server was to be asked."""
     number: int = 0
@@ -203,8 +203,8 @@ class HeldCall(ABC):
 
     @abstractmethod
     def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
-        """Edit the held request and send it on, unless the call is no longer held. ``Lifecycle.proceed`` is called when
-        the call has its ``reply``."""
+        """Edit the held request and send it on, unless the call is no longer held. The connection calls
+        ``Lifecycle.proceed`` once the call has its ``reply``."""
 
     @abstractmethod
     def refuse(self, error: HookError) -> None:

@@ -22,9 +22,6 @@ class MemoryBudget:
         self.count += length
         return self.count <= self.limit
 
-    def free(self, length: int) -> None:
-        """Subtract bytes that are no longer kept."""
+    def credit(self, length: int) -> None:
+        """Subtract bytes that are no longer kept; DATA do so themselves when they have left (``wire.flow``)."""
         self.count -= length
-
-    credit = free
-    """Called as a source of DATA (``wire.flow``) when bytes have left."""

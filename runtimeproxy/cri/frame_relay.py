@@ -44,11 +44,6 @@ ACKS_AT_ONCE = 16
 class FrameRelay(ABC):
     """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
-    # The methods of ``Stream`` for this direction's frames.
-    _special_headers: Callable[[Stream], Callable[[HeaderBlock], None]]
-    _special_data: Callable[[Stream], Callable[[Data], None]]
-    _special_window: Callable[[Stream], Callable[[int], None]]
-    _special_reset: Callable[[Stream], Callable[[bytes], None]]
     piped = False
     _unread = False
     """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
@@ -218,7 +213,7 @@ class FrameRelay(ABC):
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
         if special is not None:
-            self._special_data(special)(data)
+            self.special_data(special, data)
             return
         if end:
             self.ended(stream)
@@ -250,7 +245,7 @@ class FrameRelay(ABC):
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
         elif special is not None:
-            self._special_headers(special)(block)
+            self.special_headers(special, block)
         else:
             self.headers(block)
 
@@ -279,7 +274,7 @@ class FrameRelay(ABC):
         if not stream:
             self.source.open_window(increment)
         elif stream in self.streams:
-            self._special_window(self.streams[stream])(increment)
+            self.special_window(self.streams[stream], increment)
         else:  # it passes; it came here because frames of other streams wait for the peer's credit
             self.sink.out.append(frame)
 
@@ -287,7 +282,7 @@ class FrameRelay(ABC):
         code = http2.read_u32(payload)
         special = self.streams.get(stream)
         if special is not None:
-            self._special_reset(special)(frame)
+            self.special_reset(special, frame)
             return
         self._reader.open.pop(stream, None)
         self.source.drop(stream)
@@ -348,6 +343,20 @@ class FrameRelay(ABC):
     @abstractmethod
     def headers(self, block: HeaderBlock) -> None:
         """Called for a complete HEADERS block of a passing or a new stream: send it on, or handle it."""
+
+    # Frames of a stream that does not pass unchanged go to its methods for this direction.
+
+    @abstractmethod
+    def special_headers(self, stream: Stream, block: HeaderBlock) -> None: ...
+
+    @abstractmethod
+    def special_data(self, stream: Stream, data: Data) -> None: ...
+
+    @abstractmethod
+    def special_window(self, stream: Stream, increment: int) -> None: ...
+
+    @abstractmethod
+    def special_reset(self, stream: Stream, frame: bytes) -> None: ...
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
         """Called with the entries of each SETTINGS frame as they were passed on."""

@@ -25,11 +25,11 @@ from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import WireError
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase
-from runtimeproxy.relay.pair import Pair
 from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
@@ -93,28 +93,20 @@ class CriFront(FrontBase):
         await self.backend.close()
 
 
-class CriConnection:
-    """One client's connection: its reader, its pair, its held calls."""
+class CriConnection(Connection):
+    """One client's connection to the runtime, and those to the image service for it."""
 
     def __init__(self, front: CriFront, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
         self.images: set[ImageConnection] = set()
-        self._client_ended = False
         self._runtime_gone = False
         self._leaving = False
-        self._parted = False
         self._piped = False
         self._unread = Unread()
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(front.shared, self.wake)
-        self.happened = self.reader.happened
-        self._senders = (self.reader.client_out, self.reader.runtime_out)
-        self.pair = Pair(front.loop, client, backend, self, front.buffer)
-
-    # The methods of relay.pair.Flow.
-
-    def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        return self.reader.client_out.out, self.reader.runtime_out.out
+        to_client, to_runtime = self._senders = self.reader.client_out, self.reader.runtime_out
+        super().__init__(front.loop, client, backend, front.buffer, (to_client.out, to_runtime.out), self.reader.ready)
 
     def client_bytes(self, data: bytes) -> None:
         answers = self.reader.client_out.out
@@ -125,7 +117,7 @@ class CriConnection:
             if len(answers) > before:  # DATA do not count: the client's credit bounds them
                 length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
                 if length:
-                    self._unread.add(length, self.pair.delivered)
+                    self._unread.add(length, self.delivered)
             for image in self.images:
                 image.check()
         except WireError as error:
@@ -151,20 +143,16 @@ class CriConnection:
         what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
         log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})
         self.reader.leave(side == "client", code, str(error))
-        self.pair.flush()
-        self.pair.close()
+        self.flush()
+        self.close()
 
-    def client_ended(self) -> bool:
-        """End the calls that are not yet released, and let the pair pass the EOF on."""
-        self._client_ended = True
+    def client_eof(self) -> bool:
+        """End the calls that are not yet released, and let the EOF pass."""
         self.reader.client_gone()
-        self.act()
+        self.act_on_ready()
         return False
 
-    def client_gone(self) -> None:
-        """Do nothing: ``client_ended`` has already ended the kubelet's connection at EOF."""
-
-    def backend_ended(self) -> bool:
+    def backend_eof(self) -> bool:
         """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5).
 
         Its other calls end at once, and new streams are refused, so that the client opens another connection. Returns
@@ -174,7 +162,7 @@ class CriConnection:
             return False
         reader = self.reader
         waits = reader.keeps_answers
-        if not self._client_ended:  # the runtime closed first: its state may change meanwhile
+        if not self.client_ended:  # the runtime closed first: its state may change meanwhile
             self.front.sync.soon()
             waits = waits or reader.client_out.congested
         self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
@@ -182,7 +170,7 @@ class CriConnection:
             reader.goaway.runtime_gone()
             reader.goaway.drain(refusing=True)
         reader.runtime_gone()
-        self.act()
+        self.act_on_ready()
         if self._runtime_gone:
             self.wake()
         return self._runtime_gone
@@ -192,7 +180,7 @@ class CriConnection:
         if self._acks is not None:
             self._acks.cancel()
         self.reader.runtime_gone()
-        self.act()
+        self.act_on_ready()
         self.reader.closed()
         for image in list(self.images):
             image.close()
@@ -213,39 +201,32 @@ class CriConnection:
         """Count the open streams; bytes that wait for a slow client, and a pipe, count as an answer that has begun."""
         if self._piped and not self._parted:
             return Unfinished(answers=1)
-        if self._parted or self.pair.client_ended:
+        if self._parted or self.client_ended:
             return Unfinished()
         calls, answers, streams = self.reader.goaway.unfinished()
         calls += sum(len(image.link.streams) for image in self.images)
-        return Unfinished(calls, answers or int(not self.pair.delivered), streams)
+        return Unfinished(calls, answers or int(not self.delivered), streams)
 
     def part(self) -> None:
         """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
-        if not self._parted:
-            if not self._piped:
-                self.reader.goaway.drain(refusing=True)
-            self._parted = True
-            self.pair.finish_client()
+        if not self._parted and not self._piped:
+            self.reader.goaway.drain(refusing=True)
+        super().part()
 
-    def close(self) -> None:
-        self.pair.close()
-
-    def act(self) -> None:
-        """Act on what the reader has read: start and resume calls, dial the image endpoint, or ask whether to pipe."""
-        happened, front = self.reader.happened, self.front
-        while happened:
-            match happened.popleft():
-                case CriHeld() as call:
-                    front.lifecycle.proceed(call)
-                case ImageLink() as link:
-                    image = ImageConnection(self, link)
-                    self.images.add(image)
-                    image.write()
-                    front.keep(front.loop.create_task(image.dial()))
-                case NotHttp2(data):  # read no more until it is known whether its bytes may pass (relay-rules A14)
-                    self._piped = True
-                    self.pair.hold_client(True)
-                    front.keep(front.loop.create_task(self._pipe(data)))
+    def act(self, event: object) -> None:
+        """Start or resume a call, dial the image endpoint, or find out whether to pipe."""
+        match event:
+            case CriHeld():
+                self.front.lifecycle.proceed(event)
+            case ImageLink():
+                image = ImageConnection(self, event)
+                self.images.add(image)
+                image.write()
+                self.front.keep(self.front.loop.create_task(image.dial()))
+            case NotHttp2(data):  # read no more until it is known whether its bytes may pass (relay-rules A14)
+                self._piped = True
+                self.hold_client(True)
+                self.front.keep(self.front.loop.create_task(self._pipe(data)))
 
     async def _pipe(self, data: bytes) -> None:
         """Pipe the client to the runtime if that serves CRI. Another one, such as dockerd, could be made to create
@@ -255,21 +236,21 @@ class CriConnection:
             return
         self.front.metrics.count("connections_piped")
         self.reader.pipe(data)
-        self.pair.hold_client(False)
-        self.pair.flush()
+        self.hold_client(False)
+        self.flush()
 
     def wake(self) -> None:
-        """Write what waits; while the pair reads bytes do nothing, since it writes afterwards."""
-        if self.pair.reading:
+        """Write what waits; during a read do nothing, since that writes afterwards."""
+        if self._reading:
             return
         self._send_acks_along()
-        self.pair.flush()
+        self.flush()
         for image in self.images:
             image.write()
         if self._runtime_gone and not self.reader.keeps_answers:  # the last answer has been sent
             if not self._leaving:  # also limits the wait for a client that gives no credit
                 self._leaving = True
-                self.pair.linger()
+                self.linger()
             if not self.reader.client_out.congested:
                 self.part()
 
@@ -286,10 +267,10 @@ class CriConnection:
     def _acknowledge(self) -> None:
         """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
         self._acks = None
-        for sender, slow in zip(self._senders, self.pair.slow, strict=True):
+        for sender, slow in zip(self._senders, self.slow, strict=True):
             if not slow:
                 sender.acknowledge()
-        self.pair.flush()
+        self.flush()
         if any(sender.acks for sender in self._senders):
             self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
 
@@ -320,7 +301,7 @@ class ImageConnection:
             sock.close()  # the client left while we waited
             return
         self._endpoint = Endpoint(front.loop, sock, self, front.buffer)
-        self._connection.pair.attach(self._endpoint)
+        self._connection.attach(self._endpoint)
         self._endpoint.write(b"".join(self._undialled))
         self._undialled.clear()
 
@@ -359,7 +340,7 @@ class ImageConnection:
         self._end()
 
     def drained(self, endpoint: Endpoint) -> None:
-        self._connection.pair.read_on(endpoint)
+        self._connection.read_on(endpoint)
 
     def _end(self) -> None:
         self.link.close()
@@ -372,5 +353,5 @@ class ImageConnection:
         self._connection.images.discard(self)
         if self._endpoint is not None:
             self._endpoint.close()
-            self._connection.pair.detach(self._endpoint)
+            self._connection.detach(self._endpoint)
             self._endpoint = None

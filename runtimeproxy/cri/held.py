@@ -103,7 +103,7 @@ class CriHeld(HeldCall):
         except WireError as error:
             self.problem = str(error)
         self._whole = True
-        owner.happened.append(self)
+        owner.ready.append(self)
 
     def _follow(self, data: Data) -> None:
         if self.state is CallState.RELEASED:
@@ -304,11 +304,11 @@ class CriHeld(HeldCall):
     def _settle(self, reply: Reply) -> None:
         if self.reply is None:
             self.reply = reply
-            self.owner.happened.append(self)
+            self.owner.ready.append(self)
 
     def free(self) -> None:
         """Return the request's bytes to the memory budget: they are no longer kept."""
-        self.shared.budget.free(self._counted)
+        self.shared.budget.credit(self._counted)
         self._counted = 0
 
     def _free_request(self) -> None:

@@ -8,12 +8,11 @@ refused or an image call passes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from runtimeproxy.core.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.frame_relay import FrameRelay
-from runtimeproxy.cri.frames import HeaderBlock
+from runtimeproxy.cri.frames import Data, HeaderBlock, Stream
 from runtimeproxy.cri.goaway import ENDLESS, Goaway
 from runtimeproxy.cri.held import END, CriHeld, held_calls
 from runtimeproxy.cri.image import ImageLink
@@ -104,7 +103,7 @@ class Reader(Streams):
         """Send a request to the image endpoint, over a new link if there is none."""
         if self.image is None or self.image.closing:
             self.image = ImageLink(self, self.client_settings)
-            self.happened.append(self.image)
+            self.ready.append(self.image)
         stream = self.image.open(block)
         if stream is not None:
             self.streams[block.stream] = stream
@@ -116,8 +115,6 @@ class Reader(Streams):
 class FromClient(FrameRelay):
     """The direction from the client to the runtime."""
 
-    _special_headers, _special_data = attrgetter("client_headers"), attrgetter("client_data")
-    _special_window, _special_reset = attrgetter("client_window"), attrgetter("client_reset")
     _unread = True
     _reader: Reader
 
@@ -132,7 +129,7 @@ class FromClient(FrameRelay):
             return super().opening(data)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
-            self._reader.happened.append(NotHttp2(data))
+            self._reader.ready.append(NotHttp2(data))
             return b""
         self.sink.out.append(data[:missing])
         self._unread = len(self._preface) < len(http2.PREFACE)
@@ -225,6 +222,18 @@ class FromClient(FrameRelay):
             reader.check_open()
         return held
 
+    def special_headers(self, stream: Stream, block: HeaderBlock) -> None:
+        stream.client_headers(block)
+
+    def special_data(self, stream: Stream, data: Data) -> None:
+        stream.client_data(data)
+
+    def special_window(self, stream: Stream, increment: int) -> None:
+        stream.client_window(increment)
+
+    def special_reset(self, stream: Stream, frame: bytes) -> None:
+        stream.client_reset(frame)
+
     def settings(self, entries: list[tuple[int, int]]) -> None:
         """Keep the client's settings for the image endpoint, and send them to one that is connected."""
         self._reader.client_settings.update(entries)
@@ -235,9 +244,19 @@ class FromClient(FrameRelay):
 class FromRuntime(FrameRelay):
     """The direction from the runtime to the client."""
 
-    _special_headers, _special_data = attrgetter("runtime_headers"), attrgetter("runtime_data")
-    _special_window, _special_reset = attrgetter("runtime_window"), attrgetter("runtime_reset")
     _reader: Reader
+
+    def special_headers(self, stream: Stream, block: HeaderBlock) -> None:
+        stream.runtime_headers(block)
+
+    def special_data(self, stream: Stream, data: Data) -> None:
+        stream.runtime_data(data)
+
+    def special_window(self, stream: Stream, increment: int) -> None:
+        stream.runtime_window(increment)
+
+    def special_reset(self, stream: Stream, frame: bytes) -> None:
+        stream.runtime_reset(frame)
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         headers.check(block)

@@ -64,7 +64,7 @@ class Streams:
         """Passing streams that the runtime has not ended."""
         self.highest = 0
         """Highest id of a stream that was sent to the runtime."""
-        self.happened: deque[Any] = deque()
+        self.ready: deque[object] = deque()
         """What the connection has to act on after the read: held calls to start or to resume, and ``reader`` events."""
         self._retired: deque[int] = deque()
 

@@ -5,34 +5,27 @@ Must not know: the client's bytes, sockets, hook servers.
 Invariant: an answer passes as it comes; only that of a held call is kept until its Post hooks are done.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, Known
+from runtimeproxy.docker.exchange import DockerHeld, Exchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import Framing, ResponseHead
 
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
+
 _CONTINUE = 100
 _SWITCHING = 101
-
-
-class AnswerSink(Protocol):
-    """Receives the answers that were read; ``docker.reader.Reader`` implements it."""
-
-    to_client: list[bytes]
-
-    def awaited(self) -> Exchange | None: ...
-    def answered(self, exchange: Exchange) -> None: ...
-    def closes(self) -> None: ...
-    def become_tunnel(self) -> None: ...
 
 
 class Answers:
     """Reads the answers of the daemon on one connection."""
 
-    def __init__(self, sink: AnswerSink, known: Known) -> None:
-        self._taker = sink
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        known = reader.shared.known
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0
@@ -51,7 +44,7 @@ class Answers:
         """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
         if self._no_more:
             return
-        exchange = self._taker.awaited()
+        exchange = self._reader.awaited()
         if (
             exchange is not None
             and exchange.plain
@@ -60,8 +53,8 @@ class Answers:
             and self._body is None
             and not self._rest
         ):
-            self._taker.to_client.append(data)
-            self._taker.answered(exchange)
+            self._reader.to_client.append(data)
+            self._reader.answered(exchange)
             return
         if self._rest:
             self._rest += data
@@ -77,7 +70,7 @@ class Answers:
                 break
             at = end
         if self._head_bytes:
-            self._taker.to_client.append(data[-self._head_bytes :])
+            self._reader.to_client.append(data[-self._head_bytes :])
             self._head_bytes = 0
         if at < size:
             self._rest += data[at:]
@@ -85,7 +78,7 @@ class Answers:
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
-        body, exchange = self._body, self._taker.awaited()
+        body, exchange = self._body, self._reader.awaited()
         if body is None or exchange is None or isinstance(exchange, DockerHeld) or not body.passes(buffer, size):
             return False
         send(size)
@@ -94,11 +87,11 @@ class Answers:
 
     def _read_head(self, data: bytes, at: int) -> int:
         if self._tunnel:
-            self._taker.to_client.append(data[at:])
+            self._reader.to_client.append(data[at:])
             return len(data)
         if self._no_more:
             return len(data)
-        exchange = self._taker.awaited()
+        exchange = self._reader.awaited()
         if exchange is None:
             raise WireError(f"an answer without a request{_another_protocol(data, at)}")
         try:
@@ -122,34 +115,34 @@ class Answers:
             self._begin_tunnel(exchange, head)
         elif head.status < 200:
             if head.status != _CONTINUE or not exchange.continued:
-                self._taker.to_client.append(head.raw)
+                self._reader.to_client.append(head.raw)
         else:
             self._begin_final(exchange, head)
 
     def _begin_final(self, exchange: Exchange, head: ResponseHead) -> None:
         if head.closes:
-            self._taker.closes()
+            self._reader.closes()
         self._body = follow(head.framing, head.length)
         if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
         elif self._body is None:
-            self._taker.to_client.append(head.raw)
+            self._reader.to_client.append(head.raw)
         else:
             self._head_bytes = len(head.raw)
         if self._body is None:
-            self._taker.answered(exchange)
+            self._reader.answered(exchange)
 
     def _begin_tunnel(self, exchange: Exchange, head: ResponseHead) -> None:
         """Pass all bytes from now on, whatever the status (relay-rules B2)."""
-        self._taker.to_client.append(head.raw)
+        self._reader.to_client.append(head.raw)
         self._tunnel = True
-        self._taker.become_tunnel()  # before the call continues: the client already gets this head
+        self._reader.become_tunnel()  # before the call continues: the client already gets this head
         if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
             exchange.reply_whole()
 
     def _read_body(self, data: bytes, at: int) -> int:
-        body, exchange = self._body, self._taker.awaited()
+        body, exchange = self._body, self._reader.awaited()
         assert body is not None and exchange is not None
         end = body.feed(data, at)
         start, self._head_bytes = at - self._head_bytes, 0
@@ -157,14 +150,14 @@ class Answers:
         if isinstance(exchange, DockerHeld):
             part = exchange.collect_reply(part)
         if part:
-            self._taker.to_client.append(part)
+            self._reader.to_client.append(part)
         self._end_if_done(body, exchange)
         return end
 
     def _end_if_done(self, body: Body, exchange: Exchange) -> None:
         if body.done:
             self._body = None
-            self._taker.answered(exchange)
+            self._reader.answered(exchange)
 
     def stop(self) -> None:
         """Ignore all further bytes of the daemon."""

@@ -6,9 +6,10 @@ Invariant: a held request leaves once and whole, or not at all; its answer waits
 """
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
@@ -18,8 +19,8 @@ from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
-Kinds = Mapping[Action, Callable[[Any, RequestHead, Route], "DockerHeld"]]
-"""What makes a held call of a request, by its action; the first parameter is an ``ExchangeOwner``."""
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
@@ -30,6 +31,24 @@ _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: fro
 
 _AFTER_A_POST = 2
 """dockerd's server skips 4 bytes of CR and LF after a POST, and after no other request."""
+
+
+class ReaderEvent(Enum):
+    """What the connection has to do after a read."""
+
+    PAUSE = "read no more from the client"
+    RESUME = "read from the client again"
+    CLIENT_DONE = "pass the client's EOF on: all that came before it was sent"
+    FINISH = "end the connection: the last answer was sent"
+    HTTP2 = "count a client that speaks HTTP/2; it passes if the reader is a tunnel"
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """A request that the proxy answers itself as malformed or ambiguous."""
+
+    status: int
+    why: str
 
 
 class Exchange:
@@ -88,15 +107,18 @@ class Known:
             self.requests.keep(raw, exchange, len(raw))
 
 
-class ExchangeOwner(Protocol):
-    """The reader of a held exchange's connection; ``docker.reader.Reader`` implements it."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the connections of a front share."""
 
     budget: MemoryBudget
-    happened: deque["DockerHeld"]
-
-    def send_request(self, exchange: "DockerHeld", request: bytes, body: bytes = b"") -> None: ...
-    def send_refusal(self, exchange: "DockerHeld", status: int, message: str, close: bool) -> None: ...
-    def answer(self, exchange: "DockerHeld") -> None: ...
+    known: Known
+    kinds: "Mapping[Action, type[DockerHeld]]"
+    """The class of held call for each action."""
+    intercepts: Callable[[Route], bool]
+    """Return whether to hold a request."""
+    passes_http2: Callable[[], bool]
+    """Return whether a client that speaks HTTP/2 may pass, bypassing the hook servers."""
 
 
 class DockerHeld(Exchange, HeldCall):
@@ -106,9 +128,10 @@ class DockerHeld(Exchange, HeldCall):
     is_plain = False
     """True if the call calls no hook server and changes no record: its answer is sent on as soon as it is complete."""
 
-    def __init__(self, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
+    def __init__(self, reader: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
-        self._owner = owner
+        self._reader = reader
+        self.shared = reader.shared
         self.route = route
         self.problem = ""
         """Why the request cannot be read; "" if it can."""
@@ -141,7 +164,7 @@ class DockerHeld(Exchange, HeldCall):
         else:
             length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
             self._counted += length
-            if not self._owner.budget.add(length):
+            if not self.shared.budget.add(length):
                 self.problem = NO_ROOM
         return not self.problem
 
@@ -192,9 +215,9 @@ class DockerHeld(Exchange, HeldCall):
         if self.problem:
             self._free()
         if len(body) > JOINED_BYTES:
-            self._owner.send_request(self, raw, body)
+            self._reader.send_request(self, raw, body)
         else:
-            self._owner.send_request(self, raw + body)
+            self._reader.send_request(self, raw + body)
         return True
 
     def send_refusal(self, status: int, message: str) -> bool:
@@ -203,7 +226,7 @@ class DockerHeld(Exchange, HeldCall):
             return False
         self.state = CallState.REFUSED
         self._free()
-        self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
+        self._reader.send_refusal(self, status, message, self.head.closes or not self._whole)
         return True
 
     def connection_lost(self) -> None:
@@ -216,7 +239,7 @@ class DockerHeld(Exchange, HeldCall):
 
     def _free(self) -> None:
         """Drop the request's bytes and return them to the memory budget."""
-        self._owner.budget.free(self._counted)
+        self.shared.budget.credit(self._counted)
         self._counted = 0
         self._forget_body()
 
@@ -265,11 +288,11 @@ class DockerHeld(Exchange, HeldCall):
     def answer(self) -> None:
         """Send the client the daemon's answer, which was held back."""
         self._free()
-        self._owner.answer(self)
+        self._reader.answer(self)
 
     def release_buffers(self) -> None:
         """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
 
     def _settle(self, reply: Reply) -> None:
         self.reply = reply
-        self._owner.happened.append(self)
+        self._reader.ready.append(self)

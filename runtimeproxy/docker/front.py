@@ -19,7 +19,7 @@ from runtimeproxy.docker.bad_gateway import BadGateway
 from runtimeproxy.docker.calls.base import Daemon, DockerCall
 from runtimeproxy.docker.calls.creates import CreateCall
 from runtimeproxy.docker.calls.references import BY_REFERENCE
-from runtimeproxy.docker.exchange import DockerHeld, Kinds, Known
+from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
@@ -30,12 +30,11 @@ from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Oper
 from runtimeproxy.model.values import Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.dial import dial_now
 from runtimeproxy.relay.drain import Unfinished, answers_ended
 from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.relay.pair import Pair
-from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ class DockerFront(FrontBase):
         self.lifecycle = lifecycle
         self.manager = manager
         self.budget = MemoryBudget()
-        self.known = Known(counters=metrics.counters)
         self.hangups = Hangups(loop)
         self._backend = Backend(daemon_endpoint)
         self._lookup = Lookup(self._backend, lifecycle.store)
@@ -74,15 +72,19 @@ class DockerFront(FrontBase):
             on_missed=lambda: self.sync.soon(),
         )
         self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
-        daemon = Daemon(
-            self._backend,
-            self._lookup,
-            self._events,
-            metrics,
-            self._creates_pass,
-            partial(manager.fail_policy_registered, BY_NAME["PreRunPodSandbox"]),
+        self.shared = Daemon(
+            budget=self.budget,
+            known=Known(counters=metrics.counters),
+            kinds=_CALLS,
+            intercepts=self.intercepts,
+            passes_http2=self.passes_http2,
+            backend=self._backend,
+            lookup=self._lookup,
+            events=self._events,
+            metrics=metrics,
+            creates_pass=self._creates_pass,
+            pods_fail=partial(manager.fail_policy_registered, BY_NAME["PreRunPodSandbox"]),
         )
-        self.kinds: Kinds = {action: partial(kind, daemon) for action, kind in _CALLS.items()}
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
         """Connections that bypass the hook servers, since their client speaks HTTP/2 (relay-rules B4)."""
@@ -147,7 +149,7 @@ class DockerFront(FrontBase):
 
     def _end_http2(self) -> None:
         """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""
-        if self.http2 and self.fails_anywhere():
+        if self.http2 and self._fails_anywhere():
             log.warning("connections that speak HTTP/2 are closed, as a plugin has policy Fail: %d", len(self.http2))
             for connection in tuple(self.http2):
                 connection.close()
@@ -171,6 +173,20 @@ class DockerFront(FrontBase):
     def _creates_pass(self) -> bool:
         return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
 
+    def passes_http2(self) -> bool:
+        """Count a client that speaks HTTP/2 and return whether it passes, bypassing the hook servers (relay-rules B4).
+        It does unless a plugin has policy Fail.
+        """
+        self.metrics.count("http2_tunnels")
+        passes = not self._fails_anywhere()
+        consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
+        log.warning("a client speaks HTTP/2 to dockerd: its %s", consequence)
+        return passes
+
+    def _fails_anywhere(self) -> bool:
+        """Return whether a plugin with policy Fail is registered for any hook point."""
+        return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+
     def proceed(self, call: DockerHeld) -> None:
         """Start a call whose request is complete, or continue it once it has its reply."""
         if call.is_plain:
@@ -183,56 +199,66 @@ class DockerFront(FrontBase):
             counters = self.metrics.counters
             counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
 
-    def fails_anywhere(self) -> bool:
-        """Return whether a plugin with policy Fail is registered for any hook point."""
-        return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
+class DockerConnection(Connection):
+    """One client's connection to dockerd."""
 
-class DockerConnection:
-    """One client's connection: its reader, its pair, its held calls."""
+    bulk = True
 
     def __init__(self, front: DockerFront, client: socket.socket, backend: socket.socket) -> None:
         self._front = front
-        self.intercepts = front.intercepts
         self._finished = False
         self._shut = False
         self._end_is_ours = False
         """True once EOF was read that ``drain`` caused, not the client, after complete requests."""
-        self._parted = False
-        self.reader = Reader(self, front.budget, front.known, front.kinds)
-        self.happened = self.reader.happened
-        self.client_bytes = self.reader.client_bytes
-        self.backend_bytes = self.reader.daemon_bytes
-        self.pair = Pair(front.loop, client, backend, self, front.buffer, front.hangups, self.reader)
+        reader = self.reader = Reader(front.shared, self.wake, self._redial)
+        self.client_bytes, self.backend_bytes = reader.client_bytes, reader.daemon_bytes
+        self.client_passes, self.backend_passes = reader.client_passes, reader.backend_passes
+        outputs = reader.to_client, reader.to_daemon
+        super().__init__(front.loop, client, backend, front.buffer, outputs, reader.ready, front.hangups)
 
-    # The methods of relay.pair.Flow.
+    def act(self, event: object) -> None:
+        """Start or resume a call, or do what the reader found."""
+        match event:
+            case DockerHeld():
+                self._front.proceed(event)
+            case RefusedRequest(status, why):
+                self._front.metrics.count("requests_refused")
+                log.warning("a request was answered %d: %s", status, why)
+            case ReaderEvent.PAUSE | ReaderEvent.RESUME:
+                self.hold_client(event is ReaderEvent.PAUSE)
+            case ReaderEvent.CLIENT_DONE if not self._end_is_ours:
+                self.client_done()
+            case ReaderEvent.FINISH:
+                self._finished = True
+                self.finish_client()
+                self.linger()
+            case ReaderEvent.HTTP2 if self.reader.tunnel:
+                self._front.http2.add(self)
 
-    def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        return self.reader.to_client, self.reader.to_daemon
-
-    def client_ended(self) -> bool:
+    def client_eof(self) -> bool:
         """Return True at the client's EOF if it must not be passed on now. It waits for a held call. One that ``drain``
         caused is not passed on at all: a daemon may end the calls of a client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.between_requests
         waits = self.reader.client_ended()
-        self.act()
+        self.act_on_ready()
         return waits or self._end_is_ours
 
     def client_gone(self) -> None:
         """End the held calls of a client that has closed."""
         self.reader.client_gone()
-        self.act()
+        self.act_on_ready()
 
-    def backend_ended(self) -> bool:
+    def backend_eof(self) -> bool:
         """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5). It stays for the
         other direction of a tunnel, for a held call, and for an answer that is not sent yet.
         """
         if self.reader.tunnel:
-            self.pair.half_close()
+            self.half_close()
             return True
         stays = self.reader.daemon_ended()
-        self.act()
+        self.act_on_ready()
         return stays or self._finished
 
     def closed(self) -> None:
@@ -241,7 +267,17 @@ class DockerConnection:
         self._front.connections.discard(self)
         self._front.http2.discard(self)
 
-    # Draining the connection.
+    def _redial(self) -> bool:
+        try:
+            backend = dial_now(self._front.backend_endpoint)
+        except OSError as error:
+            self._front.tell_away(error)
+            return False
+        if backend is None:
+            return False
+        self._front.tell_reached()
+        self.replace_backend(backend)
+        return True
 
     def drain(self, refusing: bool) -> None:
         """Accept no more requests once the client is inside none, and part when all are answered. A client that has
@@ -249,7 +285,7 @@ class DockerConnection:
         """
         if not self._shut and self.reader.between_requests and (refusing or self.reader.was_asked):
             self._shut = True
-            self.pair.shut_client()
+            self.shut_client()
         if self._shut and not self.unfinished():
             self.part()
 
@@ -260,72 +296,5 @@ class DockerConnection:
         if self._parted:
             return Unfinished()
         calls, answers, streams = self.reader.unfinished()
-        unread = self._shut and not self.pair.client_ended
-        return Unfinished(calls or int(unread), answers or int(not self.pair.delivered), streams)
-
-    def part(self) -> None:
-        """Half-close toward the client after the last answer, and close once the client has closed."""
-        if not self._parted:
-            self._parted = True
-            self.pair.finish_client()
-
-    def close(self) -> None:
-        self.pair.close()
-
-    def act(self) -> None:
-        """Start the calls whose requests are complete, and resume those that have their replies."""
-        happened, front = self.reader.happened, self._front
-        while happened:
-            front.proceed(happened.popleft())
-
-    # The methods of docker.reader.ReaderEvents.
-
-    def speaks_http2(self) -> bool:
-        """Return whether a client that speaks HTTP/2 passes, bypassing the hook servers (relay-rules B4). It does
-        unless a plugin has policy Fail.
-        """
-        self._front.metrics.count("http2_tunnels")
-        passes = not self._front.fails_anywhere()
-        if passes:
-            self._front.http2.add(self)
-        consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
-        log.warning("a client speaks HTTP/2 to dockerd: its %s", consequence)
-        return passes
-
-    def refused(self, error: BadMessage) -> None:
-        """Count and log a request that the proxy answered itself as malformed or ambiguous."""
-        self._front.metrics.count("requests_refused")
-        log.warning("a request was answered %d: %s", error.status, error)
-
-    def redial(self) -> bool:
-        try:
-            backend = dial_now(self._front.backend_endpoint)
-        except OSError as error:
-            self._front.tell_away(error)
-            return False
-        if backend is None:
-            return False
-        self._front.tell_reached()
-        self.pair.replace_backend(backend)
-        return True
-
-    def read_client(self, further: bool) -> None:
-        """Resume or pause reading from the client."""
-        self.pair.hold_client(not further)
-
-    def wake(self) -> None:
-        """Start and resume calls and write the bytes that wait for both sides; the pair does that after a read."""
-        if not self.pair.reading:
-            self.act()
-            self.pair.flush()
-
-    def client_done(self) -> None:
-        """Pass the client's EOF on now, unless ``drain`` caused it."""
-        if not self._end_is_ours:
-            self.pair.client_done()
-
-    def finish(self) -> None:
-        """Half-close toward the client after the last answer, and close once the client has, or after a time."""
-        self._finished = True
-        self.pair.finish_client()
-        self.pair.linger()
+        unread = self._shut and not self.client_ended
+        return Unfinished(calls or int(unread), answers or int(not self.delivered), streams)

@@ -6,13 +6,12 @@ Invariant: what is not held leaves as exactly the bytes that came, in order and 
 """
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
 
-from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.docker.answers import Answers
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, Kinds, Known, OwnAnswer
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, OwnAnswer, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.requests import Requests
-from runtimeproxy.docker.routes import EVENTS, Route
+from runtimeproxy.docker.routes import EVENTS
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
@@ -20,51 +19,28 @@ from runtimeproxy.wire.http1 import BadMessage
 DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
 
 
-class ReaderEvents(Protocol):
-    """Receives a Reader's events; the front's connection implements it."""
-
-    def intercepts(self, route: Route) -> bool: ...
-    def speaks_http2(self) -> bool:
-        """Called when the client speaks HTTP/2: return whether its bytes may pass."""
-
-    def refused(self, error: BadMessage) -> None: ...
-    def redial(self) -> bool:
-        """Called to make a new connection to the daemon: return False if that fails."""
-
-    def read_client(self, further: bool) -> None: ...
-    def client_done(self) -> None:
-        """Called when all that came before the client's EOF was sent: pass the EOF on."""
-
-    def wake(self) -> None:
-        """Called when there are bytes to send, also outside of any reading: write them."""
-
-    def finish(self) -> None:
-        """Called after the last answer: end the connection once that is sent."""
-
-
 class Reader:
-    """One connection; ``to_client`` and ``to_daemon`` collect the bytes to send."""
+    """One connection; ``to_client`` and ``to_daemon`` collect the bytes to send. ``wake`` is called when there is
+    something to do or to send, also outside of a read; ``redial`` to make a new connection to the daemon: it returns
+    False if that fails."""
 
-    def __init__(self, events: ReaderEvents, budget: MemoryBudget, known: Known, kinds: Kinds) -> None:
+    def __init__(self, shared: Shared, wake: Callable[[], None], redial: Callable[[], bool]) -> None:
+        self.shared = shared
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
-        self.budget = budget
+        self.ready: deque[object] = deque()
+        """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
         self.tunnel = False
         """True once the connection is a tunnel: bytes pass unread."""
-        self._events = events
+        self._wake = wake
+        self._redial = redial
         self._pending: deque[Exchange] = deque()
         self._finished = False
         self._refused = False
         """True once the client sent an unreadable request: nothing that it sends passes any more, not even a tunnel."""
         self._daemon_ended = False
-        self._requests = Requests(self, known)
-        self._answers = Answers(self, known)
-        self.intercepts = events.intercepts
-        self.read_client = events.read_client
-        self.client_done = events.client_done
-        self.kinds = kinds
-        self.happened: deque[DockerHeld] = deque()
-        """The held calls to start, in their turn, and those that have their reply: see ``DockerFront.proceed``."""
+        self._requests = Requests(self)
+        self._answers = Answers(self)
 
     # From both sides.
 
@@ -162,11 +138,12 @@ class Reader:
         are answered (relay-rules B7).
         """
         if self.is_turn_of(exchange):
-            self.happened.append(exchange)
+            self.ready.append(exchange)
 
     def speaks_http2(self) -> bool:
         """Turn the connection of a client that speaks HTTP/2 into a tunnel, or end it (relay-rules B4)."""
-        self.tunnel = self._events.speaks_http2()
+        self.tunnel = self.shared.passes_http2()
+        self.ready.append(ReaderEvent.HTTP2)
         if not self.tunnel:
             self._finish()
         return self.tunnel
@@ -176,7 +153,7 @@ class Reader:
         ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
         """
         self._refused = True
-        self._events.refused(error)
+        self.ready.append(RefusedRequest(error.status, str(error)))
         if inside is not None:
             if self._has_begun(inside):
                 self._finish()  # a second answer is not possible
@@ -235,9 +212,9 @@ class Reader:
         rest += self._requests.stop()
         if rest:
             self.to_daemon.append(rest)
-        self._events.read_client(True)
+        self.ready.append(ReaderEvent.RESUME)
         if self._requests.end_waits:
-            self._events.client_done()
+            self.ready.append(ReaderEvent.CLIENT_DONE)
 
     # Turns.
 
@@ -261,7 +238,7 @@ class Reader:
                 self._continue(first)
                 self._requests.turn()
             else:
-                self.happened.append(first)
+                self.ready.append(first)
 
     def _answer_last(self, answer: bytes) -> None:
         """Send an answer of the proxy's own to the first request, and end the connection after it."""
@@ -272,7 +249,7 @@ class Reader:
     def _finish(self) -> None:
         self._finished = True
         self._stop()
-        self._events.finish()
+        self.ready.append(ReaderEvent.FINISH)
 
     def _stop(self) -> None:
         """Stop reading both sides."""
@@ -294,17 +271,18 @@ class Reader:
         """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
         body is passed as ``body`` and written by itself, since joining it with the head would copy it.
         """
-        if self._daemon_ended and not self._events.redial():
+        if self._daemon_ended and not self._redial():
             exchange.not_sent()
             self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
+            self._wake()
             return
         self._daemon_ended = False
         self.to_daemon.append(request)
         if body:
-            self._events.wake()
+            self._wake()
             self.to_daemon.append(body)
         self._requests.released()
-        self._events.wake()
+        self._wake()
 
     def send_refusal(self, exchange: DockerHeld, status: int, message: str, close: bool) -> None:
         """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
@@ -312,14 +290,14 @@ class Reader:
         answer = http1.response(status, message, close=close)
         if close:
             self._answer_last(answer)
-            return
-        self.to_client.append(answer)
-        self._done(exchange)
-        self._events.wake()
+        else:
+            self.to_client.append(answer)
+            self._done(exchange)
+        self._wake()
 
     def answer(self, exchange: DockerHeld) -> None:
         """Send the client the answer to a held call."""
         if self._pending and self._pending[0] is exchange and exchange.reply is not None:
             self.to_client.append(bytes(exchange.kept))
             self._done(exchange)
-            self._events.wake()
+            self._wake()

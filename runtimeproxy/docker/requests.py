@@ -6,16 +6,17 @@ Invariant: nothing is parsed after a request that is held or that may become a t
 not collected before its turn (relay-rules B3, B7).
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtimeproxy.core.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, ExchangeOwner, Kinds, Known
-from runtimeproxy.docker.routes import Route
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, ReaderEvent
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 READ_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait unparsed after a request that stops the parsing, before reading pauses (relay-rules B1)."""
@@ -26,28 +27,13 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 _EMPTY_LINE = b"\r\n"
 
 
-class RequestSink(ExchangeOwner, Protocol):
-    """Receives the requests that were read; ``docker.reader.Reader`` implements it."""
-
-    to_daemon: list[bytes]
-    kinds: Kinds
-    intercepts: Callable[[Route], bool]
-    read_client: Callable[[bool], None]
-    client_done: Callable[[], None]
-
-    def begun(self, exchange: Exchange) -> None: ...
-    def is_turn_of(self, exchange: Exchange) -> bool: ...
-    def held_whole(self, exchange: DockerHeld) -> None: ...
-    def speaks_http2(self) -> bool: ...
-    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
-
-
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, sink: RequestSink, known: Known) -> None:
-        self._taker = sink
-        self._known = known
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        self._shared = reader.shared
+        known = self._known = self._shared.known
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self._rest = bytearray()
         self._seen = 0
@@ -69,11 +55,11 @@ class Requests:
         """Read the client's bytes, split at any point."""
         if len(data) <= self._known_bytes and data in self._known_requests and self._between:
             self.began = True
-            self._taker.to_daemon.append(data)
+            self._reader.to_daemon.append(data)
             exchange = self._known_requests[data]
             self._empty_lines = exchange.empty_lines
             self._counters[exchange.series] += 1
-            self._taker.begun(exchange)
+            self._reader.begun(exchange)
         elif self._no_more and self._body is None:
             return
         elif self._blocked_by is not None:
@@ -163,30 +149,30 @@ class Requests:
         if len(data) < len(PREFACE):
             return at
         self._no_more = True
-        if self._taker.speaks_http2():
-            self._taker.to_daemon.append(data)
+        if self._reader.speaks_http2():
+            self._reader.to_daemon.append(data)
         return len(data)
 
     def _begin(self, head: RequestHead) -> None:
         """Pass a request's head on, or hold the request."""
         route = routes.route(head.method, head.target)
-        if route is not None and self._taker.intercepts(route):
-            exchange = self._taker.kinds[route.action](self._taker, head, route)
+        if route is not None and self._shared.intercepts(route):
+            exchange = self._shared.kinds[route.action](self._reader, head, route)
             self._body = follow(head.framing, head.length, exchange.keep)
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
-            self._taker.begun(exchange)
-            if self._collecting is not None and not self._taker.is_turn_of(exchange):
+            self._reader.begun(exchange)
+            if self._collecting is not None and not self._reader.is_turn_of(exchange):
                 self._blocked_by = exchange  # hooks cannot be asked before its turn, so its body is not collected yet
         else:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
-            self._taker.to_daemon.append(head.raw)
+            self._reader.to_daemon.append(head.raw)
             target = head.target if head.target[0] == "/" else routes.without_authority(head.target)
             found = routes.passing(f"{head.method} {target}")
             series = self._newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
-            self._taker.begun(self._newest)
+            self._reader.begun(self._newest)
             if route is None and self._body is None and not self._newest.may_tunnel:
                 self._known.add_request(self._newest)
         self._empty_lines = self._newest.empty_lines
@@ -199,7 +185,7 @@ class Requests:
         end = body.feed(data, at)
         part = data[at:end] if at or end < len(data) else data
         if self._collecting is None:
-            self._taker.to_daemon.append(part)
+            self._reader.to_daemon.append(part)
         elif not self._collecting.collect(part):
             self.hold_up(self._collecting)
         self._end_if_done(body)
@@ -225,14 +211,14 @@ class Requests:
         self._collecting = None
         if self._blocked_by is None:
             self._blocked_by = exchange
-            self._taker.held_whole(exchange)
+            self._reader.held_whole(exchange)
 
     def _give_up(self, error: BadMessage) -> None:
         inside = self._newest if self._body is not None else None
         self.stop()
-        self._taker.unreadable(error, inside)
+        self._reader.unreadable(error, inside)
 
-    # Called by the RequestSink.
+    # Called by the reader.
 
     def collecting(self, exchange: Exchange) -> bool:
         """Return whether the body of a held request is still to come."""
@@ -265,14 +251,14 @@ class Requests:
             self._cut()
         if self.end_waits and not self._unsent:
             self.end_waits = False
-            self._taker.client_done()
+            self._reader.ready.append(ReaderEvent.CLIENT_DONE)
 
     def _read_ahead(self) -> None:
         """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
         further = self._blocked_by is None or len(self._rest) <= READ_AHEAD_BYTES
         if further != self._further:
             self._further = further
-            self._taker.read_client(further)
+            self._reader.ready.append(ReaderEvent.RESUME if further else ReaderEvent.PAUSE)
 
     def end(self) -> bool:
         """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is

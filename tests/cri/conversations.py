@@ -269,8 +269,8 @@ class RunningPlay(Play):
         super().__init__(shared=replace(core.node.shared(), clock=lambda: 0.0))  # PINGs are answered at once
 
     def act(self) -> None:
-        while self.reader.happened:
-            self._core.loop.call_soon(self._core.node.lifecycle.proceed, self.reader.happened.popleft())
+        while self.reader.ready:
+            self._core.loop.call_soon(self._core.node.lifecycle.proceed, self.reader.ready.popleft())
 
 
 @dataclass

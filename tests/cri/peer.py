@@ -306,9 +306,9 @@ class Play:
 
     def act(self) -> None:
         """Record what the reader has read."""
-        happened = self.reader.happened
-        while happened:
-            match happened.popleft():
+        ready = self.reader.ready
+        while ready:
+            match ready.popleft():
                 case CriHeld() as call:
                     (self._calls if call.reply is None else self.settled).append(call)
                 case ImageLink() as link:

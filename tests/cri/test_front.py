@@ -17,10 +17,10 @@ from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
 from runtimeproxy.cri.goaway import GONE
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.relay import pair
+from runtimeproxy.relay import connection
+from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
-from runtimeproxy.relay.pair import Pair
 from runtimeproxy.wire import flow
 from runtimeproxy.wire.flow import CREDIT_STEP, FlowControlledSender
 from tests.cri import peer
@@ -134,8 +134,8 @@ class Scene:
         await self.turns()
 
     def close(self) -> None:
-        for connection in tuple(self.front.connections):
-            connection.close()
+        for one in tuple(self.front.connections):
+            one.close()
         for sock in self.sockets:
             sock.close()
 
@@ -218,7 +218,7 @@ async def test_ack_leaves_alone_after_a_moment(scene: Scene, writes: Writes) -> 
 async def test_who_takes_nothing_is_sent_no_acks(scene: Scene, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
-    monkeypatch.setattr(Pair, "slow", property(lambda _: (slow, False)))
+    monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
     pings = [Ping(b"%08d" % number) for number in range(ACKS_AT_ONCE + 1)]
     assert await writes.after(scene.client, *pings, seconds=4 * ACK_SECONDS) == [[pings[-1]]], "the others wait"
     slow = False
@@ -264,7 +264,7 @@ async def test_c5_connection_ends_behind_the_answer_once_there_is_credit(congest
 
 
 async def test_c5_credit_is_waited_for_a_moment(congested: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "LINGER_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.02)
     await leave(congested)
     assert not congested.ended()
     async with asyncio.timeout(20):
@@ -294,7 +294,7 @@ async def test_c5_client_that_has_left_is_not_waited_for(congested: Scene) -> No
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the client seem to read nothing, and lower the limit for answers to its own frames."""
     monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
-    monkeypatch.setattr(Pair, "delivered", property(lambda _: False))
+    monkeypatch.setattr(Connection, "delivered", property(lambda _: False))
 
 
 async def test_data_that_credit_lets_out_are_no_answer_to_the_clients_frames(congested: Scene, unread: None) -> None:
@@ -434,7 +434,7 @@ async def test_a10_image_service_is_not_read_for_a_client_that_does_not_read(pul
     answering = asyncio.ensure_future(answer())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(answering), 1)
-    assert pulling.connection.pair._client.waiting < 2 * HIGH_WATER + 256 * 1024
+    assert pulling.connection._client.waiting < 2 * HIGH_WATER + 256 * 1024
     got = 0
     while got < pieces * len(FULL.payload):
         got += len(await asyncio.wait_for(pulling.loop.sock_recv(pulling.client, 1 << 20), 20))

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, Known
+from runtimeproxy.core.memory_budget import MemoryBudget
+from runtimeproxy.docker.exchange import Exchange, Known, Shared
 from runtimeproxy.docker.requests import Requests
-from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import bodies
 from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
@@ -36,10 +36,13 @@ class Connection:
     inside: bool = False
     """True if it was refused inside a body: an answer of the daemon may have begun then."""
     http2: bool = False
+    ready: list[object] = field(default_factory=list)
     _begun: list[tuple[Exchange, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._requests = Requests(self, Known())
+        self.shared = Shared(MemoryBudget(), Known(), {}, lambda route: False, bool)
+        reader: Any = self
+        self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
         """Read bytes in pieces of these sizes, and the rest in one."""
@@ -73,13 +76,7 @@ class Connection:
     def targets(self) -> list[str]:
         return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
 
-    # The methods of docker.requests.RequestSink.
-
-    def intercepts(self, route: Route) -> bool:
-        return False
-
-    def held_whole(self, exchange: DockerHeld) -> None:
-        raise AssertionError("a request is held")
+    # What ``Requests`` calls of its reader.
 
     def begun(self, exchange: Exchange) -> None:
         """Record where the request's body begins."""
@@ -91,12 +88,6 @@ class Connection:
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
         self.rule, self.inside = error.rule, inside is not None
-
-    def read_client(self, further: bool) -> None:
-        """Do nothing: reading never pauses."""
-
-    def client_done(self) -> None:
-        """Do nothing: there is no daemon."""
 
 
 def _payload(head: RequestHead, raw: bytes) -> bytes:

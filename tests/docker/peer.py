@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import DockerHeld, Known
+from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.wire.bodies import Send
-from runtimeproxy.wire.http1 import BadMessage
 from tests.docker.messages import error
 from tests.docker.replies import EOF, ours
 
@@ -66,16 +65,20 @@ class Play:
     """A reader between a scripted client and a scripted daemon, and its connection; calls in ``holds`` are held."""
 
     def __init__(
-        self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, known: Known | None = None
+        self,
+        holds: Iterable[Action] = tuple(Action),
+        limit: int = PROCESS_LIMIT,
+        known: Known | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.holds = frozenset(holds)
-        self.budget = MemoryBudget(limit)
+        self.budget = budget or MemoryBudget(limit)
         self.known = known or Known()
         self.shared = False
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
         self.calls: list[DockerHeld] = []
         self.settled_calls: list[DockerHeld] = []
-        self.refusals: list[BadMessage] = []
+        self.refusals: list[RefusedRequest] = []
         self.http2_may_pass = True
         self.http2_clients = self.redials = self.daemons = 0
         """Counts of HTTP/2 clients and of redials, and how many redials succeed."""
@@ -83,55 +86,52 @@ class Play:
         self.at_once: Callable[[DockerHeld], object] = lambda exchange: None
         """Called with each held call within the read that completes it."""
         self._told = (0, False, False)
-        self.reader = Reader(self, self.budget, self.known, dict.fromkeys(Action, PlainHeld))
+        shared = Shared(self.budget, self.known, dict.fromkeys(Action, PlainHeld), self.intercepts, self.passes_http2)
+        self.reader = Reader(shared, self.wake, self.redial)
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
 
-    # The methods of docker.reader.ReaderEvents.
+    # What the reader calls.
 
     def intercepts(self, route: Route) -> bool:
         return route.action in self.holds
 
-    def speaks_http2(self) -> bool:
-        self.http2_clients += 1
+    def passes_http2(self) -> bool:
         return self.http2_may_pass
-
-    def refused(self, error: BadMessage) -> None:
-        self.refusals.append(error)
 
     def redial(self) -> bool:
         self.redials += 1
         return self.redials <= self.daemons
-
-    def read_client(self, further: bool) -> None:
-        self.reading = further
-
-    def client_done(self) -> None:
-        self.daemon.sees_end()
 
     def wake(self) -> None:
         self.act()
         self.client.settle()
         self.daemon.settle()
 
-    def finish(self) -> None:
-        self.client.sees_end()
-
     # For tests.
 
     def act(self) -> None:
-        """Record the calls that would be started or resumed."""
-        happened = self.reader.happened
-        while happened:
-            call = happened.popleft()
-            if call.reply is not None:
-                self.settled_calls.append(call)
-                if call.is_plain:
-                    call.answer()
-            else:
-                assert call not in self.calls, "reported twice"
-                self.calls.append(call)
-                self.at_once(call)
+        """Do what the connection would do, and record the calls that it would start or resume."""
+        while self.reader.ready:
+            match self.reader.ready.popleft():
+                case DockerHeld() as call if call.reply is not None:
+                    self.settled_calls.append(call)
+                    if call.is_plain:
+                        call.answer()
+                case DockerHeld() as call:
+                    assert call not in self.calls, "reported twice"
+                    self.calls.append(call)
+                    self.at_once(call)
+                case RefusedRequest() as refused:
+                    self.refusals.append(refused)
+                case ReaderEvent.HTTP2:
+                    self.http2_clients += 1
+                case ReaderEvent.CLIENT_DONE:
+                    self.daemon.sees_end()
+                case ReaderEvent.FINISH:
+                    self.client.sees_end()
+                case event:
+                    self.reading = event is ReaderEvent.RESUME
 
     def _of_client(self, data: bytes) -> None:
         if not self._passes(data, self.reader.client_passes, self.daemon):

@@ -69,8 +69,8 @@ def test_unreadable_request(steps: list[Step], problem: str) -> None:
 
 
 def test_all_held_requests_share_one_limit() -> None:
-    first, second = held(CREATE, limit=2 * len(BODY) - 1), Play()
-    second.reader.budget = first.budget
+    first = held(CREATE, limit=2 * len(BODY) - 1)
+    second = Play(budget=first.budget)
     second.client.sends(CREATE[:-1])
     assert not second.calls
     second.client.sends(CREATE[-1:])

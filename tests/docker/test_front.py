@@ -287,7 +287,7 @@ async def half_closed(node: Node, client: Client) -> None:
     """Half-close the only connection, and wait until its EOF has been read."""
     client.half_close()
     (connection,) = node.front.connections
-    await until(lambda: connection.pair.client_ended)
+    await until(lambda: connection.client_ended)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -406,7 +406,7 @@ async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> Non
     hook.gate.set()
     assert (await client.answer()).status == 502
     await until(lambda: not (node.front.tasks or node.front.connections))
-    assert not connection.happened
+    assert not connection.reader.ready
 
 
 @away

@@ -1,4 +1,4 @@
-"""One end of a connection on a real socket pair: what test_pair.py does not test (relay-rules C8)."""
+"""One end of a connection on a real socket pair: what test_connection.py does not test (relay-rules C8)."""
 
 import asyncio
 import socket

@@ -12,18 +12,17 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import dial, drain, front_base
 from runtimeproxy.relay.drain import Drainable, Unfinished
 from runtimeproxy.relay.front_base import FrontBase
-from runtimeproxy.relay.pair import Pair
 from tests.fakes.descriptors import no_descriptors
 from tests.observe.events import shown_of
 from tests.patience import SECONDS, read, until
+from tests.relay.test_connection import Copy
 from tests.relay.test_dial import fill_backlog, scarce
-from tests.relay.test_pair import Copy
 
 LONG_SECONDS = 60.0
 """Most seconds that a drain may take; what does not wait for it ends long before."""
 
 
-class Connection(Pair):
+class Connection(Copy):
     front: "Front"
 
     def drain(self, refusing: bool) -> None:
@@ -44,7 +43,7 @@ class Front(FrontBase):
     parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
-        made = Connection(self.loop, client, backend, Copy(), self.buffer)
+        made = Connection(client, backend, None)
         made.front = self
         return made
 

@@ -9,21 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.exchange import DockerHeld, ExchangeOwner
+from runtimeproxy.docker.exchange import DockerHeld, Shared
 from runtimeproxy.docker.lookup import Lookup
-from runtimeproxy.docker.routes import Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import HookError
 from runtimeproxy.model.values import Adjustment, Subject
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.wire.http1 import RequestHead
 
 ERROR_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
-    """What the calls of all connections share."""
+class Daemon(Shared):
+    """What the connections of a front and their calls share."""
 
     backend: Backend
     lookup: Lookup
@@ -38,9 +36,7 @@ class Daemon:
 class DockerCall(DockerHeld):
     """What the calls of all operations have in common; each subclass reads one kind of request."""
 
-    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
-        super().__init__(owner, head, route)
-        self._daemon = daemon
+    shared: Daemon
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Return the body to release; None if nothing changes."""
@@ -58,4 +54,4 @@ class DockerCall(DockerHeld):
         """Report the fields that a hook server set and that Docker's API cannot carry."""
         kinds = frozenset(name if name == "annotations" else f"resources.{name}" for name in names)
         self.no_effect += (("left out: Docker cannot set it", kinds),)
-        self._daemon.metrics.left_out(self.operation.value, names, by="Docker", call=self.call_id)
+        self.shared.metrics.left_out(self.operation.value, names, by="Docker", call=self.call_id)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from runtimeproxy.core.call import Reply, Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import cgroup, edit, translate
-from runtimeproxy.docker.calls.base import ERROR_STATUS, Daemon, DockerCall
+from runtimeproxy.docker.calls.base import ERROR_STATUS, DockerCall
 from runtimeproxy.docker.cgroup import Driver
-from runtimeproxy.docker.exchange import ExchangeOwner
 from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.resources import POD_TYPE
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
@@ -37,8 +37,8 @@ class CreateCall(DockerCall):
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
-    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
-        super().__init__(daemon, owner, head, route)
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
         self._name = route.name
 
     def begin(self) -> bool:
@@ -50,7 +50,7 @@ class CreateCall(DockerCall):
         body = b""
         try:
             body = self.body
-            if self._daemon.creates_pass():
+            if self.shared.creates_pass():
                 self.already_sent = self.send_request(None)
             self._requested = translate.read_create(body, self._name) if translate.is_pods(body) else None
             of_pod = isinstance(self._requested, RequestedPod)
@@ -58,7 +58,7 @@ class CreateCall(DockerCall):
         except Unreadable as error:
             kind = translate.kind_of_unreadable(body, self._name)
             self._unreadable, self.is_kind_known = str(error), kind is not None
-            of_pod = kind == POD_TYPE or (kind is None and self._daemon.pods_fail())
+            of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
         if self.is_plain:
             self.send_request(None)
             return False
@@ -90,7 +90,7 @@ class CreateCall(DockerCall):
         """Return the pod described in the request, or the container in its pod from the Store; None if dockerd's cgroup
         driver is not known, as the parent needs it, or the container's pod. Raises Unreadable.
         """
-        requested, driver = self.requested, self._daemon.lookup.driver
+        requested, driver = self.requested, self.shared.lookup.driver
         if driver is None:
             return None
         if isinstance(requested, RequestedContainer):
@@ -100,9 +100,9 @@ class CreateCall(DockerCall):
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Query the daemon for the cgroup driver and the container's pod as needed. Raises BackendError, Unreadable."""
-        requested, driver = self.requested, await self._daemon.lookup.known_driver()
+        requested, driver = self.requested, await self.shared.lookup.known_driver()
         if isinstance(requested, RequestedContainer):
-            return self._in(await self._daemon.lookup.pod(requested.container.pod_id), requested, driver)
+            return self._in(await self.shared.lookup.pod(requested.container.pod_id), requested, driver)
         return self.subject(store)
 
     @staticmethod
@@ -122,8 +122,8 @@ class CreateCall(DockerCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
         self.leave_out(edit.left_out_of_create(adjustment.resources))
-        self._daemon.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
-        of_pod, driver = subject.container is None, self._daemon.lookup.driver
+        self.shared.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
+        of_pod, driver = subject.container is None, self.shared.lookup.driver
         path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
         parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
         body = (edit.edit_pod if of_pod else edit.edit_container)(self.body, adjustment, parent)
@@ -155,6 +155,6 @@ class CreateCall(DockerCall):
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
         """Read the pod or container from the daemon."""
         record = made.container or made.pod
-        read = await self._daemon.lookup.read(record.effective.id)
+        read = await self.shared.lookup.read(record.effective.id)
         found = None if read is None else read[1].container or read[1].pod
         return found if type(found) is type(record) else None

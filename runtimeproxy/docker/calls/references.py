@@ -12,8 +12,8 @@ from dataclasses import replace
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import edit, translate
-from runtimeproxy.docker.calls.base import Daemon, DockerCall
-from runtimeproxy.docker.exchange import ExchangeOwner
+from runtimeproxy.docker.calls.base import DockerCall
+from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints, records
@@ -40,8 +40,8 @@ class ReferenceCall(DockerCall):
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
-    def __init__(self, daemon: Daemon, owner: ExchangeOwner, head: RequestHead, route: Route) -> None:
-        super().__init__(daemon, owner, head, route)
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
         self.operation = self.container_operation
         self.hook_points = self.points
         self._reference = route.reference
@@ -52,7 +52,7 @@ class ReferenceCall(DockerCall):
 
     def begin(self) -> bool:
         """Set the operation if the subject is known."""
-        known = self._daemon.lookup.known(self._reference)
+        known = self.shared.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
         return True
@@ -65,20 +65,20 @@ class ReferenceCall(DockerCall):
         """Return the subject from the Store; None if it is not there. If a dockerd event has made the Store forget it
         since the call found it, the call is ``state_unknown``.
         """
-        known = self._daemon.lookup.known(self._id) if self._id else None
+        known = self.shared.lookup.known(self._id) if self._id else None
         self.state_unknown |= self._found and known is None
         # A subject that only this call has read is not in the Store to be forgotten, but may have changed as well.
-        self.state_unknown |= self._changes_seen not in (None, self._daemon.events.changes)
+        self.state_unknown |= self._changes_seen not in (None, self.shared.events.changes)
         self._found |= known is not None
         return known
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Read from the daemon what the reference names. Raises BackendError, Unreadable."""
-        self._changes_seen = self._daemon.events.changes
-        found = await self._daemon.lookup.read(self._reference)
+        self._changes_seen = self.shared.events.changes
+        found = await self.shared.lookup.read(self._reference)
         if found is None:
             return None
-        self._found |= self._daemon.lookup.known(found[0]) is not None
+        self._found |= self.shared.lookup.known(found[0]) is not None
         return self._take(*found)
 
     def _take(self, full_id: str, subject: Subject) -> Subject | None:
@@ -91,7 +91,7 @@ class ReferenceCall(DockerCall):
 
     async def life(self, container_id: str) -> Life | None:
         """Read whether a container was started and runs."""
-        return await self._daemon.lookup.life(container_id)
+        return await self.shared.lookup.life(container_id)
 
     async def settle(self) -> Reply:
         """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
@@ -134,14 +134,14 @@ class StartCall(ReferenceCall):
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out)
-        self._daemon.metrics.normalised(update.respelt, adjustment.owners)
+        self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
             return {}
-        self._daemon.events.expect_update(self._id)
+        self.shared.events.expect_update(self._id)
         try:
-            await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
+            await self.shared.backend.update(self._id, update.body, UPDATE_SECONDS)
         except BaseException as error:
-            self._daemon.events.no_update(self._id)
+            self.shared.events.no_update(self._id)
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
             raise
         return update.resources
@@ -174,7 +174,7 @@ class UpdateCall(ReferenceCall):
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
         update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
         self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
-        self._daemon.metrics.normalised(update.respelt, adjustment.owners)
+        self.shared.metrics.normalised(update.respelt, adjustment.owners)
         self.said = replace(self.said, put_in=update.resources)
         return None if update.body is self.body else update.body
 
@@ -182,7 +182,7 @@ class UpdateCall(ReferenceCall):
         """Send the request on; expect the daemon's event of it if the record will have the update."""
         self._expecting = self.state is CallState.HOLDING and self._is_recorded()
         if self._expecting:
-            self._daemon.events.expect_update(self._id)
+            self.shared.events.expect_update(self._id)
         return super().send_request(body)
 
     def _is_recorded(self) -> bool:
@@ -198,7 +198,7 @@ class UpdateCall(ReferenceCall):
         """Send the daemon's answer; an update that it did not agree to has no event to expect."""
         if self._expecting and self.reply is not None and not self.reply.agreed:
             self._expecting = False
-            self._daemon.events.no_update(self._id)
+            self.shared.events.no_update(self._id)
         super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:

@@ -274,7 +274,7 @@ async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: No
     call.connection_lost()
     call.release(None, NO_ADJUSTMENT)
     for connection in node.front.connections:
-        connection.act()  # type: ignore[attr-defined]
+        connection.act_on_ready()  # type: ignore[attr-defined]
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
     assert await call.settle() == NOT_DONE
     await until(lambda: hook.cancelled == 1)

@@ -1,17 +1,19 @@
-"""Two connections whose bytes flow into each other.
+"""A client's connection and the proxy's own connection to the backend for it: their bytes flow into each other.
 
-Owns the pairing of a client with the backend: back-pressure, half-close, the order of closing.
-Must not know: what the bytes mean; a ``Flow`` reads them and decides what is sent.
+Owns back-pressure, half-close, the order of closing, and when what was read is acted on.
+Must not know: what the bytes mean; a subclass reads them and decides what is sent.
 Invariant: a side that does not read stops reading from the other side; EOF is passed on after everything before it.
 """
 
 import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
@@ -27,75 +29,39 @@ LINGER_SECONDS = 1.0
 """How many seconds a client may still send after its last answer, so that it reads that before it sees the end."""
 
 
-class Flow(Protocol):
-    """Interface of the code that reads the bytes of a pair."""
+class Connection(ABC):
+    """A client and the backend for it. A subclass reads their bytes into ``to_client`` and ``to_backend``, and lists in
+    ``ready`` what is to be done after the read, so that its output leaves in the same write."""
 
-    @property
-    def happened(self) -> deque[Any]:
-        """What is left to do after a read, so that its output leaves in the same write."""
-
-    def act(self) -> None:
-        """Called after a read: do that."""
-
-    def client_bytes(self, data: bytes) -> None:
-        """Called with bytes from the client. Raises WireError."""
-
-    def backend_bytes(self, data: bytes) -> None:
-        """Called with bytes from the backend. Raises WireError."""
-
-    def client_ended(self) -> bool:
-        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``Pair.client_done`` must
-        follow.
-        """
-
-    def client_gone(self) -> None:
-        """Called if the pair watches for hang-ups: the client closed its socket, perhaps before ``client_ended``."""
-
-    def backend_ended(self) -> bool:
-        """Called at the backend's EOF. Return True if the connection goes on; ``Pair.backend_done`` ends it."""
-
-    def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the lists of bytes to send to the client and to the backend; the pair empties them."""
-
-    def closed(self) -> None:
-        """Called after both connections were closed."""
-
-
-class Bulk(Protocol):
-    """Interface for large reads: each sends the first ``size`` bytes of a reused buffer if they pass unchanged."""
-
-    def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the client: send all of it by ``send``, or do nothing. Return whether it was
-        sent.
-        """
-
-    def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Called with a large read from the backend, in the same way."""
-
-
-class Pair:
-    """A client's connection and the proxy's connection to the backend for it."""
+    client_bytes: Callable[[bytes], None]
+    """Called with bytes from the client. Raises WireError."""
+    backend_bytes: Callable[[bytes], None]
+    """Called with bytes from the backend. Raises WireError."""
+    client_passes: Callable[[bytearray, int, Send], bool]
+    """Called with a large read from the client, the first so many bytes of a reused buffer, if ``bulk``: send all of it
+    by ``Send`` if it passes unchanged, or do nothing. Return whether it was sent."""
+    backend_passes: Callable[[bytearray, int, Send], bool]
+    """Called with a large read from the backend, in the same way."""
+    bulk = False
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         client: socket.socket,
         backend: socket.socket,
-        flow: Flow,
         buffer: ReadBuffer,
+        outputs: tuple[list[bytes], list[bytes]],
+        ready: deque[object],
         hangups: Hangups | None = None,
-        bulk: Bulk | None = None,
     ) -> None:
-        self._bulk = bulk
+        self._loop = loop
         self._buffer = buffer
         self._client_socket = client
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
-        self._client = self._endpoint(loop, client, REQUEST_BYTES if bulk is None else 0)
-        self._backend = self._endpoint(loop, backend)  # its answers are long
-        self._flow = flow
-        self._loop = loop
-        self._to_client, self._to_backend = flow.outputs()
-        self._happened = flow.happened
+        self._client = self._endpoint(client, 0 if self.bulk else REQUEST_BYTES)
+        self._backend = self._endpoint(backend)  # its answers are long
+        self._to_client, self._to_backend = outputs
+        self._ready = ready
         self._hangups = hangups
         self._others: list[Endpoint] = []
         self._backend_ended = False
@@ -104,50 +70,94 @@ class Pair:
         """True once the client's EOF was read."""
         self._client_gone = False
         self._client_held = False
+        self._parted = False
         self._closed = False
-        self.reading = False
-        """True while the flow reads bytes; both sides are written after that."""
+        self._reading = False
+        """True while a subclass reads bytes; both sides are written after that."""
         self._client.resume()
         self._backend.resume()
 
-    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, most: int = 0) -> Endpoint:
-        return Endpoint(loop, sock, self, self._buffer, None if self._bulk is None else self._passes, most)
+    # What a subclass does.
+
+    @abstractmethod
+    def act(self, event: object) -> None:
+        """Called after the read with what it found, in order."""
+
+    @abstractmethod
+    def client_eof(self) -> bool:
+        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``client_done`` must
+        follow.
+        """
+
+    def client_gone(self) -> None:  # noqa: B027
+        """Called if hang-ups are watched: the client closed its socket, perhaps before ``client_eof``."""
+
+    @abstractmethod
+    def backend_eof(self) -> bool:
+        """Called at the backend's EOF. Return True if the connection goes on; ``backend_done`` ends it."""
+
+    @abstractmethod
+    def closed(self) -> None:
+        """Called after both connections were closed."""
+
+    @abstractmethod
+    def drain(self, refusing: bool) -> None:
+        """Called repeatedly, as ``relay.drain.Drainable`` says."""
+
+    @abstractmethod
+    def unfinished(self) -> Unfinished:
+        """Called repeatedly: return what the client still waits for."""
+
+    # Reading and writing.
+
+    def _endpoint(self, sock: socket.socket, most: int = 0) -> Endpoint:
+        return Endpoint(self._loop, sock, self, self._buffer, self._passes if self.bulk else None, most)
 
     def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
         """Send bytes that pass unchanged, unless others are queued before them."""
-        assert self._bulk is not None
         if endpoint is self._client:
-            other, waiting, passes = self._backend, self._to_backend, self._bulk.client_passes
+            other, waiting, passes = self._backend, self._to_backend, self.client_passes
         else:
-            other, waiting, passes = self._client, self._to_client, self._bulk.backend_passes
+            other, waiting, passes = self._client, self._to_client, self.backend_passes
         if waiting or not passes(buffer, size, other.write_shared):
             return False
         if other.slow:
             endpoint.pause()
-        if self._happened:  # the end of an answer began the turn of the next request
-            self._flow.act()
+        if self._ready:  # the end of an answer began the turn of the next request
+            self.act_on_ready()
         self.flush()
         return True
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Pass bytes to the flow, resume the calls they are for, and send the output of both."""
-        take = self._flow.client_bytes if endpoint is self._client else self._flow.backend_bytes
-        self.reading = True
+        """Read bytes, act on what was found, and write the output of both."""
+        self._reading = True
         try:
-            take(data)
+            (self.client_bytes if endpoint is self._client else self.backend_bytes)(data)
         except WireError as error:
             side = "client" if endpoint is self._client else "runtime"
             log.warning("connection closed: the %s broke the protocol: %s", side, error)
             self.flush()
             self.close()
         finally:
-            self.reading = False
-        if self._happened:
-            self._flow.act()
+            self._reading = False
+        if self._ready:
+            self.act_on_ready()
         self.flush()
 
+    def wake(self) -> None:
+        """Act on what was read and write what waits; during a read that is done after it."""
+        if not self._reading:
+            self.act_on_ready()
+            self.flush()
+
+    def act_on_ready(self) -> None:
+        """Act on what was read, in order."""
+        ready = self._ready
+        while ready:
+            self.act(ready.popleft())
+
     def flush(self) -> None:
-        """Send the flow's output to both sides."""
+        """Write what waits for both sides."""
         if self._to_client:
             self._client.write(b"".join(self._to_client) if len(self._to_client) > 1 else self._to_client[0])
             self._to_client.clear()
@@ -191,7 +201,7 @@ class Pair:
     # Further connections whose answers go to the client.
 
     def attach(self, other: Endpoint) -> None:
-        """Read another connection, whose answers the flow sends to the client, only while the client takes them."""
+        """Read another connection, whose answers go to the client, only while the client takes them."""
         self._others.append(other)
         self.read_on(other)
 
@@ -218,16 +228,16 @@ class Pair:
             if self._hangups is not None and self._client.hung_up:
                 self._hung_up()
                 return
-            if not self._flow.client_ended():
+            if not self.client_eof():
                 self.client_done()
             if self._hangups is not None and not self._closed:
                 self._client.watch(self._hangups, self._hung_up)
-        elif endpoint is self._backend and not self._flow.backend_ended():
+        elif endpoint is self._backend and not self.backend_eof():
             self.backend_done()
 
     def _hung_up(self) -> None:
         self._client_gone = True
-        self._flow.client_gone()
+        self.client_gone()
         self._close_if_done()
 
     def client_done(self) -> None:
@@ -251,7 +261,7 @@ class Pair:
         self._close_if_done()
 
     def backend_done(self) -> None:
-        """Pass the backend's EOF on and end the pair, after everything for the client was given."""
+        """Pass the backend's EOF on and end the connection, after everything for the client was given."""
         self._backend_ended = True
         self.flush()
         self._client.finish()
@@ -271,7 +281,7 @@ class Pair:
     def replace_backend(self, backend: socket.socket) -> None:
         """Continue with another connection to the backend, after the first one has ended."""
         self._backend.close()
-        self._backend = self._endpoint(self._loop, backend)
+        self._backend = self._endpoint(backend)
         self._backend.resume()
         self.hold_client(self._client_held)  # the client may have been paused because the first backend was slow
 
@@ -284,8 +294,8 @@ class Pair:
         self._client_socket.shutdown(socket.SHUT_RD)
 
     def finish_client(self) -> None:
-        """Shut down writing to the client after everything queued; the flow must drop what the client still sends. The
-        pair closes when the client has ended too.
+        """Shut down writing to the client after everything queued; what it still sends must be dropped. Both sides
+        close when the client has ended too.
         """
         self.flush()
         self._client.finish()
@@ -293,6 +303,12 @@ class Pair:
         self._half_closed = True
         self.hold_client(False)
         self._close_if_done()
+
+    def part(self) -> None:
+        """Half-close toward the client after what was sent to it, and close once the client has closed."""
+        if not self._parted:
+            self._parted = True
+            self.finish_client()
 
     def linger(self) -> None:
         """Close both sides after LINGER_SECONDS, or later, once everything was sent to the client. A client whose send
@@ -317,10 +333,10 @@ class Pair:
         return self._client.slow, self._backend.slow
 
     def close(self) -> None:
-        """Close both sides at once."""
+        """Close both sides at once; what is queued is lost."""
         if self._closed:
             return
         self._closed = True
         self._client.close()
         self._backend.close()
-        self._flow.closed()
+        self.closed()

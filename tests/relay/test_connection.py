@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay import pair
+from runtimeproxy.relay import connection
+from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
@@ -22,28 +24,29 @@ from tests.patience import read, until
 MIB = 2**20
 
 
-class Copy:
-    """A flow that copies, and does what a test asks on special bytes."""
+class Copy(Connection):
+    """A connection that copies, and does what a test asks on special bytes."""
 
-    def __init__(self) -> None:
+    bulk = True
+
+    def __init__(self, client: socket.socket, backend: socket.socket, hangups: Hangups | None) -> None:
         self.to_client: list[bytes] = []
         self.to_backend: list[bytes] = []
         self.events: list[str] = []
         self.keeps = False  # whether the connection goes on after the backend's EOF
         self.waits = False  # whether the client's EOF waits
         self.call: Callable[[], object] = int  # called while the client's bytes are read
-        self.bulk = False  # whether large reads pass unchanged
+        self.passing = False  # whether large reads pass unchanged
         self.passed = 0  # the number of bytes that did
-        self.happened: deque[bytes] = deque()  # what is sent to the backend after the read
+        self.ready: deque[object] = deque()  # what is sent to the backend after the read
         self.acted: list[tuple[bool, bytes]] = []  # whether bytes were read then, and what waited for the backend
-        self.is_reading: Callable[[], bool] = bool
+        loop, outputs = asyncio.get_running_loop(), (self.to_client, self.to_backend)
+        super().__init__(loop, client, backend, ReadBuffer(), outputs, self.ready, hangups)
 
-    def act(self) -> None:
-        self.acted.append((self.is_reading(), b"".join(self.to_backend)))
-        self.to_backend.append(self.happened.popleft())
-
-    def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        return self.to_client, self.to_backend
+    def act(self, event: object) -> None:
+        assert isinstance(event, bytes)
+        self.acted.append((self._reading, b"".join(self.to_backend)))
+        self.to_backend.append(event)
 
     def client_bytes(self, data: bytes) -> None:
         if data == b"nonsense":
@@ -58,27 +61,33 @@ class Copy:
         self.to_client.append(data)
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        if self.bulk:
+        if self.passing:
             send(size)
             self.passed += size
             self.call()
-        return self.bulk
+        return self.passing
 
     backend_passes = client_passes
 
-    def client_ended(self) -> bool:
+    def client_eof(self) -> bool:
         self.events.append("client ended")
         return self.waits
 
     def client_gone(self) -> None:
         self.events.append("client gone")
 
-    def backend_ended(self) -> bool:
+    def backend_eof(self) -> bool:
         self.events.append("backend ended")
         return self.keeps
 
     def closed(self) -> None:
         self.events.append("closed")
+
+    def drain(self, refusing: bool) -> None:
+        raise NotImplementedError
+
+    def unfinished(self) -> Unfinished:
+        raise NotImplementedError
 
 
 class Rig:
@@ -87,10 +96,8 @@ class Rig:
     def __init__(self, watches: bool = False) -> None:
         self.client, near = socket.socketpair()
         self.backend, far = socket.socketpair()
-        self.flow = Copy()
-        loop = asyncio.get_running_loop()
-        self.hangups = Hangups(loop)
-        self.pair = pair.Pair(loop, near, far, self.flow, ReadBuffer(), self.hangups if watches else None, self.flow)
+        self.hangups = Hangups(asyncio.get_running_loop())
+        self.pair = Copy(near, far, self.hangups if watches else None)
         for sock in (self.client, self.backend):
             sock.setblocking(False)
 
@@ -110,7 +117,7 @@ class Rig:
             assert await read(sock) == data
 
     async def until(self, event: str) -> None:
-        await until(lambda: event in self.flow.events)
+        await until(lambda: event in self.pair.events)
 
     def another_backend(self) -> socket.socket:
         """Replace the backend that has ended by another one; return that one."""
@@ -148,7 +155,7 @@ class Rig:
 
     async def stays_open(self) -> bool:
         await asyncio.sleep(0.02)
-        return "closed" not in self.flow.events
+        return "closed" not in self.pair.events
 
     def close(self) -> None:
         self.pair.close()
@@ -179,21 +186,21 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     rig.backend.close()
     await rig.ended(rig.client)
     await rig.until("closed")
-    assert rig.flow.events == ["client ended", "backend ended", "closed"]
+    assert rig.pair.events == ["client ended", "backend ended", "closed"]
 
 
 async def test_call_goes_on_after_the_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
-    rig.flow.call = lambda: rig.flow.happened.append(b" and more")
-    rig.flow.is_reading = lambda: rig.pair.reading
+    rig.pair.call = lambda: rig.pair.ready.append(b" and more")
+    rig.pair.is_reading = lambda: rig.pair.reading
     rig.client.send(b"question")
     assert await read(rig.backend) == b"question and more"
-    assert rig.flow.acted == [(False, b"question")]
+    assert rig.pair.acted == [(False, b"question")]
 
 
 async def test_call_goes_on_after_a_long_read_that_passes(rig: Rig) -> None:
     """With the end of a long answer the turn of a held request begins."""
-    rig.flow.bulk = True
-    rig.flow.call = lambda: rig.flow.passed == MIB and rig.flow.happened.append(b" and more")
+    rig.pair.passing = True
+    rig.pair.call = lambda: rig.pair.passed == MIB and rig.pair.ready.append(b" and more")
     sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB))
     got = b""
     while len(got) < MIB + len(b" and more"):
@@ -203,13 +210,13 @@ async def test_call_goes_on_after_a_long_read_that_passes(rig: Rig) -> None:
 
 
 async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
-    rig.flow.keeps = True
+    rig.pair.keeps = True
     rig.backend.close()
     await rig.until("backend ended")
-    rig.flow.to_client.append(b"kept answer")
+    rig.pair.to_client.append(b"kept answer")
     rig.pair.backend_done()
     await rig.ended(rig.client, b"kept answer")
-    assert rig.flow.events == ["backend ended", "closed"]
+    assert rig.pair.events == ["backend ended", "closed"]
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
@@ -224,7 +231,7 @@ async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> Non
 @pytest.mark.parametrize("slow", ["client", "backend"])
 async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
     """What waits stays bounded, and everything arrives once the slow side reads (fault matrix S7)."""
-    rig.flow.bulk = bulk
+    rig.pair.passing = bulk
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     loop = asyncio.get_running_loop()
     sending = asyncio.create_task(loop.sock_sendall(fast_socket, b"z" * 8 * MIB))
@@ -248,22 +255,22 @@ async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: s
     sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(sender, data))
     got = bytearray()
     while len(got) < len(data):
-        rig.flow.bulk = not rig.flow.bulk
+        rig.pair.passing = not rig.pair.passing
         got += await read(receiver, 300_000)
     await sending
     assert got == data
-    assert 0 < rig.flow.passed < len(data)
+    assert 0 < rig.pair.passed < len(data)
 
 
 async def test_waiting_bytes_go_before_bytes_that_could_pass(rig: Rig) -> None:
-    rig.flow.bulk = True
-    rig.flow.to_client.append(b"before")
+    rig.pair.passing = True
+    rig.pair.to_client.append(b"before")
     rig.backend.send(b"z" * 50_000)
     got = b""
     while len(got) < 50_006:
         got += await read(rig.client)
     assert got == b"before" + b"z" * 50_000
-    assert rig.flow.passed == 0
+    assert rig.pair.passed == 0
 
 
 async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
@@ -276,10 +283,10 @@ async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
 
 
 async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
-    rig.flow.waits = True
+    rig.pair.waits = True
     rig.client.shutdown(socket.SHUT_WR)
     await rig.until("client ended")
-    rig.flow.to_backend.append(b"held till now")
+    rig.pair.to_backend.append(b"held till now")
     rig.pair.client_done()
     await rig.ended(rig.backend, b"held till now")
     await rig.answers()
@@ -287,7 +294,7 @@ async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
 
 @pytest.mark.parametrize("first", ["client", "backend"])
 async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -> None:
-    watching.flow.keeps = True
+    watching.pair.keeps = True
     if first == "client":
         watching.client.shutdown(socket.SHUT_WR)
         await watching.ended(watching.backend)
@@ -295,7 +302,7 @@ async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -
         assert await watching.stays_open()
     watching.backend.shutdown(socket.SHUT_WR)
     await watching.until("backend ended")
-    watching.flow.to_client.append(b"last output")
+    watching.pair.to_client.append(b"last output")
     watching.pair.half_close()
     await watching.ended(watching.client, b"last output")
     if first == "backend":
@@ -307,7 +314,7 @@ async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -
 
 
 async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
-    rig.flow.keeps = True
+    rig.pair.keeps = True
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
     rig.pair.half_close()
@@ -320,14 +327,14 @@ async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -
 
 async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
     """It read nothing any more: the client need not find that out by itself."""
-    watching.flow.keeps = True
+    watching.pair.keeps = True
     watching.backend.send(b"last output")
     watching.backend.close()
     await watching.until("backend ended")
     watching.pair.half_close()
     await watching.ended(watching.client, b"last output")
     await watching.until("closed")
-    assert watching.flow.events == ["backend ended", "closed"]
+    assert watching.pair.events == ["backend ended", "closed"]
 
 
 async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
@@ -352,7 +359,7 @@ async def test_client_is_read_when_the_backend_has_drained_and_it_is_not_held(ri
     await until(lambda: not rig.pair._backend.waiting)
     rig.client.shutdown(socket.SHUT_WR)
     await asyncio.sleep(0.02)
-    assert not rig.flow.events, "its EOF is behind bytes that are not read"
+    assert not rig.pair.events, "its EOF is behind bytes that are not read"
     rig.pair.hold_client(False)
     assert await reading == sent
 
@@ -362,20 +369,20 @@ async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
     watching.client.send(b"last question")
     watching.client.close()
     await watching.until("closed")
-    assert watching.flow.events == ["client gone", "closed"]
+    assert watching.pair.events == ["client gone", "closed"]
     assert watching.pair.client_ended
     await watching.ended(watching.backend, b"last question")
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
 async def test_client_that_half_closed_may_hang_up_later(watching: Rig, waits: bool) -> None:
-    watching.flow.waits = waits
+    watching.pair.waits = waits
     watching.client.shutdown(socket.SHUT_WR)
     await watching.until("client ended")
     assert await watching.stays_open()
     watching.client.close()
     await watching.until("closed")
-    assert watching.flow.events == ["client ended", "client gone", "closed"]
+    assert watching.pair.events == ["client ended", "client gone", "closed"]
 
 
 async def to_nobody(sock: socket.socket) -> int:
@@ -395,16 +402,16 @@ async def to_nobody(sock: socket.socket) -> int:
 @pytest.mark.parametrize("paused", [True, False])
 async def test_backend_that_reads_nothing_learns_that_the_client_left(watching: Rig, paused: bool, bulk: bool) -> None:
     """What the client sent before comes first, so nobody else can tell it; directly, it would know (EPIPE)."""
-    watching.flow.bulk = bulk
+    watching.pair.passing = bulk
     sent = await watching.fill(watching.client) if paused else 0
     sent += await watching.send_until_some_waits(watching.client)
     watching.client.close()
     assert await to_nobody(watching.backend) < MIB
     assert await watching.stays_open(), "the client's bytes wait"
-    assert ("client gone" in watching.flow.events) == (not paused), "behind bytes that are not read its end is unseen"
+    assert ("client gone" in watching.pair.events) == (not paused), "behind bytes that are not read its end is unseen"
     assert await watching.read_to_end(watching.backend) == sent
     await watching.until("closed")
-    assert watching.flow.events == ["client gone", "closed"]
+    assert watching.pair.events == ["client gone", "closed"]
 
 
 async def test_backend_that_leaves_too_ends_what_neither_takes(watching: Rig) -> None:
@@ -420,7 +427,7 @@ async def test_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
     watching.client.shutdown(socket.SHUT_RD)
     await to_nobody(watching.backend)
     await watching.asks()
-    assert watching.flow.events == []
+    assert watching.pair.events == []
     watching.client.close()
     await watching.until("closed")
 
@@ -434,20 +441,20 @@ async def test_without_a_watch_the_backend_is_read_on(rig: Rig) -> None:
 
 
 async def test_another_backend_takes_the_place_of_one_that_ended(rig: Rig) -> None:
-    rig.flow.keeps = True
+    rig.pair.keeps = True
     rig.backend.close()
     await rig.until("backend ended")
     rig.another_backend()
     await rig.asks()
     await rig.answers()
-    rig.flow.keeps = False
+    rig.pair.keeps = False
     rig.backend.close()
     await rig.ended(rig.client)
     await rig.until("closed")
 
 
 async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(rig: Rig) -> None:
-    rig.flow.keeps = True
+    rig.pair.keeps = True
     await rig.fill(rig.client)
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
@@ -457,7 +464,7 @@ async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(r
 
 
 async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Rig) -> None:
-    rig.flow.to_client.append(b"last answer")
+    rig.pair.to_client.append(b"last answer")
     rig.pair.finish_client()
     await rig.ended(rig.backend)
     await rig.ended(rig.client, b"last answer")
@@ -468,8 +475,8 @@ async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Ri
 
 
 async def test_client_that_stays_is_given_up_when_it_has_everything(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "LINGER_SECONDS", 0.01)
-    rig.flow.to_client.append(b"z" * 4 * MIB)
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.01)
+    rig.pair.to_client.append(b"z" * 4 * MIB)
     rig.pair.finish_client()
     rig.pair.linger()
     assert await rig.stays_open()
@@ -492,17 +499,17 @@ async def test_held_client_may_talk_into_the_void_behind_the_last_answer(rig: Ri
 async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
     rig.pair.close()
     rig.pair.close()
-    rig.flow.to_client.append(b"late")
+    rig.pair.to_client.append(b"late")
     rig.pair.client_done()
     rig.pair.half_close()
     rig.pair.backend_done()
     rig.pair.hold_client(False)
-    assert rig.flow.events == ["closed"]
+    assert rig.pair.events == ["closed"]
     await rig.ended(rig.client)
 
 
 async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> None:
-    rig.flow.waits = True
+    rig.pair.waits = True
     rig.client.send(b"sent before")
     rig.pair.shut_client()
     with pytest.raises(BrokenPipeError):
@@ -513,7 +520,7 @@ async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> 
     await rig.answers()
     rig.pair.finish_client()
     await rig.ended(rig.client)
-    assert "closed" in rig.flow.events
+    assert "closed" in rig.pair.events
 
 
 async def test_client_that_is_not_read_to_its_end_sees_the_answer_and_eof(rig: Rig) -> None:
