@@ -29,6 +29,10 @@ Each becomes a Python object, and 16 MiB may hold millions. Even the environment
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
 
+UPDATE_SECONDS = 10.0
+"""Seconds for the extra update of PreStartContainer where the caller gave no deadline."""
+
+
 class CallState(Enum):
     """State of a held call."""
 
@@ -192,6 +196,14 @@ class HeldCall(ABC):
         PreStartContainer's extra update. Returns the resources that were set. Raises BackendError if the runtime
         rejects the change; if its outcome is unknown, ``state_unknown`` is set."""
         return {}
+
+    def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
+        """Note the fields that a hook server set and that ``by``, the API of the request, cannot set; ``report`` is
+        ``Metrics.left_out``."""
+        if names:
+            kinds = frozenset(name if name == "annotations" else f"resources.{name}" for name in names)
+            self.no_effect += ((f"left out: {by} cannot set it", kinds),)
+            report(self.operation.value, names, by, self.call_id)
 
     def may_be_repeated(self) -> bool:
         """Return whether the runtime may answer a create with what a create of an earlier process made."""

@@ -14,8 +14,7 @@ from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
-from runtimeproxy.cri.calls.base import Runtime
-from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.calls import KINDS, Runtime
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink

@@ -16,9 +16,7 @@ from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.bad_gateway import BadGateway
-from runtimeproxy.docker.calls.base import Daemon, DockerCall
-from runtimeproxy.docker.calls.creates import CreateCall
-from runtimeproxy.docker.calls.references import BY_REFERENCE
+from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, Daemon, DockerCall
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader

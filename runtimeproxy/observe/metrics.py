@@ -168,10 +168,9 @@ class Metrics:
         """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
         for field in fields:
             self.count("fields_left_out", operation, field)
-        if fields:
-            names = ", ".join(fields)
-            extra = {"kind": (operation, names), "call": call}
-            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=extra)
+        names = ", ".join(fields)
+        extra = {"kind": (operation, names), "call": call}
+        log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=extra)
 
     def normalised(self, fields: Iterable[str], owners: Mapping[str, str]) -> None:
         """Count resource fields that the runtime is given another value for than the hook server set, with the same

@@ -63,6 +63,16 @@ class Message:
         return "c1"
 
 
+def test_left_out_fields_are_noted_and_reported() -> None:
+    call, reported = FakeCall(Operation.CREATE_CONTAINER), list[tuple[object, ...]]()
+    call.call_id = "ab12-1"
+    call.leave_out((), "Docker", lambda *values: reported.append(values))
+    call.leave_out(("annotations", "unified"), "Docker", lambda *values: reported.append(values))
+    assert reported == [("CreateContainer", ("annotations", "unified"), "Docker", "ab12-1")]
+    kinds = frozenset({"annotations", "resources.unified"})
+    assert call.no_effect == (("left out: Docker cannot set it", kinds),)
+
+
 def test_readable_message_is_read_once() -> None:
     message, other = Message(readable=True), Message(readable=True)
     assert (message.id, message.id, message.reads, other.reads) == ("c1", "c1", 1, 0)

@@ -13,7 +13,7 @@ from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
 from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.cri.frame_relay import FrameRelay
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink

@@ -10,8 +10,7 @@ from google.protobuf.message import Message
 from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.calls.base import Runtime
-from runtimeproxy.cri.calls.table import KINDS
+from runtimeproxy.cri.calls import KINDS, Runtime
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.cri.streams import Streams

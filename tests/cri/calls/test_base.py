@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from runtimeproxy.core.call import DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.cri import api_pb2, translate
-from runtimeproxy.cri.calls import base
-from runtimeproxy.cri.calls.table import KINDS
-from runtimeproxy.cri.calls.updates import UPDATE_SECONDS
+from runtimeproxy.core.call import DONE, UNANSWERED, UPDATE_SECONDS, Reply, Unreadable
+from runtimeproxy.cri import api_pb2, calls, translate
+from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import Operation, Stage
@@ -68,7 +66,7 @@ async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, opera
 @pytest.mark.parametrize("long", [False, True])
 async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one is parsed while the runtime works."""
-    monkeypatch.setattr(base, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
+    monkeypatch.setattr(calls, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
     steps = list[str]()
     node.know()
     held = node.held(CREATE)

@@ -8,7 +8,7 @@ import pytest
 
 from runtimeproxy.core import open_calls
 from runtimeproxy.core.call import NOT_DONE
-from runtimeproxy.docker.calls.base import DockerCall
+from runtimeproxy.docker.calls import DockerCall
 from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources

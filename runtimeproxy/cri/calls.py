@@ -1,0 +1,423 @@
+"""CRI's held calls: a class for each kind of operation.
+
+Owns how a held message becomes a subject, how an adjustment is put into it, what its outcome is.
+Must not know: frames, windows, hook servers.
+Invariant: an unchanged message is released as exactly the bytes that came.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from runtimeproxy.core.call import (
+    DONE,
+    GONE,
+    NOT_DONE,
+    UNANSWERED,
+    UPDATE_SECONDS,
+    CallState,
+    Life,
+    Reply,
+    Unreadable,
+    read_once,
+)
+from runtimeproxy.core.store import Store
+from runtimeproxy.cri import api_pb2, edit, translate
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.held import CriHeld
+from runtimeproxy.cri.streams import Shared
+from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
+from runtimeproxy.model import hookpoints, no_effect, records
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.no_effect import Fields
+from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.values import (
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    ResourceValue,
+    Subject,
+    named,
+)
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.wire import grpc
+
+log = logging.getLogger(__name__)
+
+READ_FIRST_BYTES = 1 << 20
+"""A longer message is parsed before it is released, since parsing it afterwards would keep the bytes queued for the
+runtime in memory together with every parsed form. A shorter one is parsed while the runtime works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime(Shared):
+    """What the calls of all connections share."""
+
+    backend: Backend
+    metrics: Metrics
+
+
+class CriCall(CriHeld):
+    """What the calls of all operations have in common; each subclass reads one kind of message."""
+
+    shared: Runtime
+
+    def may_be_repeated(self) -> bool:
+        """Return whether CRI-O may still answer with what a create of an earlier process made."""
+        return self.shared.clock() < self.shared.backend.repeats_until
+
+    @property
+    def message(self) -> bytes:
+        """Return the request's message. Raises Unreadable."""
+        if self._message is None:
+            raise Unreadable(self.problem)
+        return self._message
+
+    @read_once
+    def id(self) -> str:
+        """Return the id in the request's first field. Raises Unreadable. Runtimes also accept the beginning of an id,
+        as crictl's users type it; once the subject is known this is the full id.
+        """
+        return translate.read_id(self.message)
+
+    def order_key(self) -> str:
+        """Return the subject's id. Raises Unreadable."""
+        return self.id
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Return the message to release: the same object if nothing changes."""
+        return self.message
+
+    def used(self, sent: Adjustment, unused: Fields) -> Adjustment:
+        """Return the part of what was sent that the runtime uses; the rest is logged, and recorded with the call."""
+        used, lost = no_effect.used(sent, unused)
+        if lost:
+            runtime = self.shared.backend.runtime_name
+            self.no_effect += ((f"sent, no effect in {runtime}", lost),)
+            operation, names = self.operation.value, ", ".join(sorted(lost))
+            extra = {"kind": (operation, names), "call": self.call_id}
+            log.info("%s: %s: sent, no effect in %s", operation, names, runtime, extra=extra)
+        return used
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
+        """Edit the message and send it on."""
+        message = self._message if subject is None else self.edited(subject, adjustment)
+        if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
+            with suppress(Unreadable):
+                self.order_key()
+        self.send_request(None if message is self._message else message)
+
+    def refuse(self, error: HookError) -> None:
+        """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
+        code = grpc.PERMISSION_DENIED if error.reason is Reason.REFUSED else grpc.INTERNAL
+        self.send_refusal(code, f"runtimeproxy: {self.operation.value} refused: {error}")
+
+    def release_buffers(self) -> None:
+        """Return the request's bytes to the memory budget. Of a call that changes no record the message is dropped,
+        too: it may wait for minutes until its unknown outcome is read from the runtime.
+        """
+        self.free()
+        if self.operation in hookpoints.UNRECORDED:
+            self._message = None
+
+    async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
+        """Read a pod from the runtime; a record that the Store has under the full id takes precedence."""
+        info = await self.shared.backend.pod(self.version, pod_id)
+        return None if info is None else store.read_pod(info)
+
+    async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
+        """Read a container from the runtime; a record that the Store has under the full id takes precedence."""
+        info = await self.shared.backend.container(self.version, container_id)
+        return None if info is None else store.read_container(info)
+
+    async def life(self, container_id: str) -> Life | None:
+        """Read whether a container was started and runs, from its status."""
+        return await self.shared.backend.container_life(self.version, container_id)
+
+
+class PodCall(CriCall):
+    """StopPodSandbox, RemovePodSandbox: the request names a pod by its id."""
+
+    removes_containers = True
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the pod from the Store, by its id or the beginning of it."""
+        pod = store.pod(self.id)
+        if pod is None:
+            self.id = store.whole_pod_id(self.id)
+            pod = store.pod(self.id)
+        return None if pod is None else Subject(pod)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Read the pod from the runtime."""
+        pod = await self.read_pod(self.id, store)
+        if pod is None:
+            return None
+        self.id = pod.effective.id
+        return Subject(pod)
+
+    async def settle(self) -> Reply:
+        """Return the outcome of an unanswered stop or remove, read from the pod's state."""
+        if self.state is not CallState.RELEASED:
+            return NOT_DONE
+        state = await self.shared.backend.pod_state(self.version, self.id)
+        if state is None:
+            return GONE
+        stopped = state == api_pb2.SANDBOX_NOTREADY
+        return DONE if stopped and self.operation is Operation.STOP_POD_SANDBOX else UNANSWERED
+
+
+class ContainerCall(CriCall):
+    """StopContainer, RemoveContainer: the request names a container by its id."""
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the container, by its id or the beginning of it, and its pod from the Store."""
+        container = store.container(self.id)
+        if container is None:
+            self.id = store.whole_container_id(self.id)
+            container = store.container(self.id)
+        pod = None if container is None else store.pod(container.effective.pod_id)
+        return None if pod is None else Subject(pod, container)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Read from the runtime what the Store lacks of the container and its pod."""
+        container = store.container(self.id) or await self.read_container(self.id, store)
+        if container is None:
+            return None
+        self.id = container.effective.id
+        pod_id = container.effective.pod_id
+        pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
+        return None if pod is None else records.subject_of_read(pod, container)
+
+    async def settle(self) -> Reply:
+        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
+        if self.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
+        state = await self.shared.backend.container_state(self.version, self.id)
+        if state is None:
+            return NOT_DONE if starts else GONE
+        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else UNANSWERED
+
+
+class RunPodCall(CriCall):
+    """RunPodSandbox: the request describes the pod."""
+
+    @read_once
+    def asked(self) -> PodInfo:
+        """Return the pod that the kubelet asks for. Raises Unreadable."""
+        return translate.read_pod(self.message)
+
+    def order_key(self) -> str:
+        """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
+        return self.asked.full_name
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the pod described in the request. Raises Unreadable."""
+        return Subject(PodRecord(self.asked, self.asked))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Return the pod described in the request: the runtime does not have it yet. Raises Unreadable."""
+        return self.subject(store)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the sandbox config."""
+        said = edit.values_for_create(adjustment, self.asked.resources)
+        if said is not adjustment:
+            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        return edit.edit_pod(self.message, said)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        said, pod_id = edit.values_for_create(adjustment, self.asked.resources), translate.read_id(reply.message)
+        unused = self.shared.backend.no_effect.get(self.operation)
+        if unused and said.resources and self.asked.runtime_handler in no_effect.PLAIN_HANDLERS:
+            return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
+        return records.created_pod(subject, said, pod_id)
+
+    async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
+        """Read the pod from the runtime."""
+        return await self.read_pod(made.pod.effective.id, store)
+
+
+class CreateCall(CriCall):
+    """CreateContainer: the request describes the container, the Store has its pod."""
+
+    @read_once
+    def asked(self) -> tuple[ContainerInfo, PodInfo | None]:
+        """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
+        return translate.read_container(self.message)
+
+    def order_key(self) -> str:
+        """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
+        container, _ = self.asked
+        return container.full_name
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the container in its pod from the Store; None if the Store lacks the pod."""
+        container, _ = self.asked
+        return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Return the container in its pod, read from the runtime."""
+        container, _ = self.asked
+        return self._in(await self.read_pod(container.pod_id, store))
+
+    def _in(self, pod: PodRecord | None) -> Subject | None:
+        """Return the container in ``pod``, with the pod's full id; None without a pod."""
+        if pod is None:
+            return None
+        container, asked_pod = self.asked
+        if container.pod_id != pod.effective.id:  # the request has the beginning of the id
+            container = replace(container, pod_id=pod.effective.id)
+            self.asked = container, asked_pod
+        return records.in_pod(pod, asked_pod, container)
+
+    def unedited(self, store: Store) -> bool:
+        """Return whether no pod in the Store has a cgroup parent that a hook set."""
+        return not store.has_changed_parents
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
+        parent = records.parent_to_put_in(subject.pod, adjustment)
+        said = edit.values_for_create(adjustment, self.asked[0].resources)
+        if said is not adjustment:
+            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        return edit.edit_container(self.message, said, parent)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        said = edit.values_for_create(adjustment, self.asked[0].resources)
+        if said and (unused := self.shared.backend.no_effect.get(self.operation)):
+            said = self.used(said, unused)
+        return records.created_container(subject, said, translate.read_id(reply.message))
+
+    async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
+        """Read the container from the runtime."""
+        return await self.read_container(records.container_of(made).effective.id, store)
+
+
+class UpdatePodCall(PodCall):
+    """UpdatePodSandboxResources: it has no hook point and is held only to update the pod's record."""
+
+    @read_once
+    def asked(self) -> tuple[Resources | None, Resources | None]:
+        """Return the overhead and the resources that the request asks for. Raises Unreadable."""
+        return translate.read_pod_update(self.message)
+
+    def order_key(self) -> str:
+        """Return the pod's id. Raises Unreadable if any part of the request cannot be read."""
+        _ = self.asked
+        return self.id
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Return the pod with the overhead and resources that the request sets, in original and effective values."""
+        overhead, resources = self.asked
+
+        def updated(pod: PodInfo) -> PodInfo:
+            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
+
+        pod = subject.pod
+        reported = None if resources else pod.reported
+        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read, reported))
+
+
+class StartCall(ContainerCall):
+    """StartContainer: resources that a Pre hook sets go to the runtime in an UpdateContainerResources before it."""
+
+    prepares = True
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
+
+        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
+        call is ``state_unknown`` from then on.
+        """
+        present = records.container_of(subject).effective.resources
+        said = edit.values_for_update(
+            adjustment.resources, present, accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory
+        )
+        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        resources = {name: value for name, value in said.resources.items() if value}
+        if not resources:
+            return {}
+        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
+        if seconds <= 0:
+            raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
+        request = edit.update_request(self.id, resources, present)
+        try:
+            await self.shared.backend.update(self.version, request, seconds)
+        except BaseException as error:
+            self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
+            raise
+        unused = self.shared.backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
+        return self.used(Adjustment(resources=resources), unused).resources if unused else resources
+
+
+class UpdateCall(ContainerCall):
+    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets what differs (hook-api)."""
+
+    @read_once
+    def said(self) -> EffectiveUpdate:
+        """Return what the request asks for, and what ``edited`` added to it. Raises Unreadable."""
+        return EffectiveUpdate(RequestedUpdate(*translate.read_update(self.message)))
+
+    def order_key(self) -> str:
+        """Return the container's id. Raises Unreadable if any part of the request cannot be read."""
+        _ = self.said
+        return self.id
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Return the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.said.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put each field into the message whose value would differ in the runtime after the unedited message."""
+        differing = records.differing(subject, self.said.asked, adjustment)
+        present = records.container_of(subject).effective.resources
+        said = edit.values_for_update(
+            differing,
+            present,
+            self.said.asked.resources,
+            accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
+        )
+        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
+        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
+        self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
+        return message
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Return the container with the kubelet's values and the runtime's values updated separately."""
+        said = self.said
+        taken = edit.without_fixed_fields(said.asked.resources)
+        if taken is not said.asked.resources:
+            said = replace(said, asked=replace(said.asked, resources=taken))
+        if unused := self.shared.backend.no_effect.get(self.operation):
+            hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
+            of_kubelet = Adjustment(annotations=said.asked.annotations, resources=named(said.asked.resources))
+            of_kubelet, _ = no_effect.used(of_kubelet, unused)
+            resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
+            request = RequestedUpdate(said.asked.container_id, resources, of_kubelet.annotations)
+            said = EffectiveUpdate(request, hooked.resources, hooked.annotations)
+        return records.updated(subject, said, adjustment)
+
+
+KINDS: dict[Operation, type[CriCall]] = {
+    Operation.RUN_POD_SANDBOX: RunPodCall,
+    Operation.STOP_POD_SANDBOX: PodCall,
+    Operation.REMOVE_POD_SANDBOX: PodCall,
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodCall,
+    Operation.CREATE_CONTAINER: CreateCall,
+    Operation.START_CONTAINER: StartCall,
+    Operation.UPDATE_CONTAINER_RESOURCES: UpdateCall,
+    Operation.STOP_CONTAINER: ContainerCall,
+    Operation.REMOVE_CONTAINER: ContainerCall,
+}

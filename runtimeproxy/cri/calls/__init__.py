@@ -1,1 +1,0 @@
-"""The held calls of CRI mode, a class for each operation."""

@@ -1,0 +1,410 @@
+"""Docker's held calls: a class for creates and one for each action on an existing container.
+
+Owns how a held request becomes a subject, how an adjustment is put into its body, what its outcome is, the update
+before a start, and which update events are the proxy's.
+Must not know: heads, chunks, connections, hook servers.
+Invariant: an unchanged request is released as exactly the bytes that came. An update's event is expected only where the
+record will have the update; otherwise the event causes the container to be read again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from runtimeproxy.core.call import (
+    DONE,
+    GONE,
+    NOT_DONE,
+    UNANSWERED,
+    UPDATE_SECONDS,
+    CallState,
+    Life,
+    Reply,
+    Unreadable,
+    read_once,
+)
+from runtimeproxy.core.store import Store
+from runtimeproxy.docker import cgroup, edit, translate
+from runtimeproxy.docker.backend import Backend
+from runtimeproxy.docker.cgroup import Driver
+from runtimeproxy.docker.exchange import DockerHeld, Shared
+from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.resources import POD_TYPE
+from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.docker.sync import EventFollower
+from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
+from runtimeproxy.errors import BackendError, HookError
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
+from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.values import (
+    NO_RESOURCES,
+    Adjustment,
+    ContainerRecord,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    ResourceValue,
+    Subject,
+)
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.wire.http1 import RequestHead
+
+ERROR_STATUS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon(Shared):
+    """What the connections of a front and their calls share."""
+
+    backend: Backend
+    lookup: Lookup
+    events: EventFollower
+    metrics: Metrics
+    creates_pass: Callable[[], bool]
+    """Return whether no create is to be reported to a hook server or edited."""
+    pods_fail: Callable[[], bool]
+    """Return whether a hook server with policy Fail is registered for the create of pods."""
+
+
+class DockerCall(DockerHeld):
+    """What the calls of all operations have in common; each subclass reads one kind of request."""
+
+    shared: Daemon
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Return the body to release; None if nothing changes."""
+        return None
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
+        """Edit the request and send it on."""
+        self.send_request(None if subject is None else self.edited(subject, adjustment))
+
+    def refuse(self, error: HookError) -> None:
+        """Answer the client with status 500 and a message that names plugin, hook point and reason."""
+        self.send_refusal(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
+
+
+class CreateCall(DockerCall):
+    """A create: its body shows whether that is a pod sandbox, a container of a pod, or another container."""
+
+    operation = Operation.CREATE_CONTAINER
+    hook_points: tuple[HookPoint, ...] = ()
+    is_kind_known = True
+    """False if the request does not show whether it creates a pod sandbox or a container."""
+    _requested: RequestedPod | RequestedContainer | None = None
+    _unreadable = ""
+    """Why there is no ``requested``."""
+    _released: bytes | None = None
+    """The edited body; None if the request's own was released."""
+
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
+        self._name = route.name
+
+    def begin(self) -> bool:
+        """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
+        needs an edit, the request is sent on first: the daemon works while the body is parsed.
+
+        An unreadable body may not show what it creates. That counts as a pod if hook servers may refuse pods.
+        """
+        body = b""
+        try:
+            body = self.body
+            if self.shared.creates_pass():
+                self.already_sent = self.send_request(None)
+            self._requested = translate.read_create(body, self._name) if translate.is_pods(body) else None
+            of_pod = isinstance(self._requested, RequestedPod)
+            self.is_plain = self._requested is None
+        except Unreadable as error:
+            kind = translate.kind_of_unreadable(body, self._name)
+            self._unreadable, self.is_kind_known = str(error), kind is not None
+            of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
+        if self.is_plain:
+            self.send_request(None)
+            return False
+        self.operation = Operation.RUN_POD_SANDBOX if of_pod else Operation.CREATE_CONTAINER
+        self.hook_points = hookpoints.CONCERNED[self.operation]
+        return True
+
+    @property
+    def requested(self) -> RequestedPod | RequestedContainer:
+        """Return what the request asks for. Raises Unreadable."""
+        if self._requested is None:
+            raise Unreadable(self._unreadable)
+        return self._requested
+
+    def refuse(self, error: HookError) -> None:
+        """Answer as for other calls, but name neither operation nor hook point if it is not known which one it is."""
+        if self.is_kind_known:
+            super().refuse(error)
+        else:
+            why = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
+            self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
+
+    def order_key(self) -> str:
+        """Return the full name of the pod or container: it has no id yet. Raises Unreadable."""
+        requested = self.requested
+        return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the pod described in the request, or the container in its pod from the Store; None if dockerd's cgroup
+        driver is not known, as the parent needs it, or the container's pod. Raises Unreadable.
+        """
+        requested, driver = self.requested, self.shared.lookup.driver
+        if driver is None:
+            return None
+        if isinstance(requested, RequestedContainer):
+            return self._in(store.pod(requested.container.pod_id), requested, driver)
+        pod = Lookup.pod_info(requested, driver)
+        return Subject(PodRecord(pod, pod))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Query the daemon for the cgroup driver and the container's pod as needed. Raises BackendError, Unreadable."""
+        requested, driver = self.requested, await self.shared.lookup.known_driver()
+        if isinstance(requested, RequestedContainer):
+            return self._in(await self.shared.lookup.pod(requested.container.pod_id), requested, driver)
+        return self.subject(store)
+
+    @staticmethod
+    def _in(pod: PodRecord | None, requested: RequestedContainer, driver: Driver) -> Subject | None:
+        """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
+        if pod is None:
+            return None
+        repeated = Lookup.pod_info(RequestedPod(PodInfo(), requested.cgroup_parent), driver)
+        subject = records.in_pod(pod, repeated, requested.container)
+        container = Lookup.container_info(requested, subject.pod, driver)
+        return replace(subject, container=ContainerRecord(container, container))
+
+    def unedited(self, store: Store) -> bool:
+        """Return whether no pod in the Store has a cgroup parent that a hook set."""
+        return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
+        self.leave_out(edit.left_out_of_create(adjustment.resources), "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
+        of_pod, driver = subject.container is None, self.shared.lookup.driver
+        path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
+        parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
+        body = (edit.edit_pod if of_pod else edit.edit_container)(self.body, adjustment, parent)
+        self._released = None if body is self.body else body
+        return self._released
+
+    @property
+    def _sent(self) -> RequestedPod | RequestedContainer:
+        """Return what was sent to the daemon. An edited body is parsed again, as an edit also obeys dockerd's checks.
+        Raises Unreadable.
+        """
+        if self._released is None:
+            return self.requested
+        made = translate.read_create(self._released, self._name)
+        assert made is not None
+        return made
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the daemon gave, and the resources that were sent."""
+        made_id, sent = translate.read_created_id(reply.message), self._sent
+        if isinstance(sent, RequestedPod):
+            pod = records.created_pod(subject, adjustment, made_id).pod
+            return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
+        made = records.created_container(subject, adjustment, made_id)
+        container = records.container_of(made)
+        effective = replace(container.effective, resources=sent.container.resources)
+        return replace(made, container=replace(container, effective=effective))
+
+    async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
+        """Read the pod or container from the daemon."""
+        record = made.container or made.pod
+        read = await self.shared.lookup.read(record.effective.id)
+        found = None if read is None else read[1].container or read[1].pod
+        return found if type(found) is type(record) else None
+
+
+class ReferenceCall(DockerCall):
+    """A call on an existing container or pod sandbox, named by id, id prefix or name."""
+
+    container_operation: Operation
+    pod_operation: Operation | None = None
+    """The operation if the reference names a pod sandbox; None if such a call has no hook points and just passes."""
+    points: tuple[HookPoint, ...]
+    """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+
+    def __init_subclass__(cls) -> None:
+        """Set ``points`` of a subclass: the hook points of both its operations."""
+        of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
+        cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
+
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
+        self.operation = self.container_operation
+        self.hook_points = self.points
+        self._reference = route.reference
+        self._id = ""
+        self._found = False
+        self._changes_seen: int | None = None
+        """``EventFollower.changes`` when the daemon was asked for the subject; None if it was not asked."""
+
+    def begin(self) -> bool:
+        """Set the operation if the subject is known."""
+        known = self.shared.lookup.known(self._reference)
+        if known is not None:
+            self._take(self._reference, known)
+        return True
+
+    def order_key(self) -> str:
+        """Return the subject's id, or the reference as long as the id is not known."""
+        return self._id or self._reference
+
+    def subject(self, store: Store) -> Subject | None:
+        """Return the subject from the Store; None if it is not there. If a dockerd event has made the Store forget it
+        since the call found it, the call is ``state_unknown``.
+        """
+        known = self.shared.lookup.known(self._id) if self._id else None
+        self.state_unknown |= self._found and known is None
+        # A subject that only this call has read is not in the Store to be forgotten, but may have changed as well.
+        self.state_unknown |= self._changes_seen not in (None, self.shared.events.changes)
+        self._found |= known is not None
+        return known
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Read from the daemon what the reference names. Raises BackendError, Unreadable."""
+        self._changes_seen = self.shared.events.changes
+        found = await self.shared.lookup.read(self._reference)
+        if found is None:
+            return None
+        self._found |= self.shared.lookup.known(found[0]) is not None
+        return self._take(*found)
+
+    def _take(self, full_id: str, subject: Subject) -> Subject | None:
+        """Set the call's id and operation by its subject and return that; None if the call has no operation."""
+        operation = self.pod_operation if subject.container is None else self.container_operation
+        if operation is None:
+            return None
+        self._id, self.operation = full_id, operation
+        return subject
+
+    async def life(self, container_id: str) -> Life | None:
+        """Read whether a container was started and runs."""
+        return await self.shared.lookup.life(container_id)
+
+    async def settle(self) -> Reply:
+        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
+        if self.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
+        life = await self.life(self._id)
+        if life is None:
+            return NOT_DONE if starts else GONE
+        done = life.started if starts else not life.running
+        return DONE if done and self.operation not in REMOVES else UNANSWERED
+
+
+class StopCall(ReferenceCall):
+    """StopContainer, StopPodSandbox."""
+
+    container_operation = Operation.STOP_CONTAINER
+    pod_operation = Operation.STOP_POD_SANDBOX
+
+
+class RemoveCall(ReferenceCall):
+    """RemoveContainer, RemovePodSandbox."""
+
+    container_operation = Operation.REMOVE_CONTAINER
+    pod_operation = Operation.REMOVE_POD_SANDBOX
+
+
+class StartCall(ReferenceCall):
+    """StartContainer: resources that a Pre hook sets go to the daemon in an update before it."""
+
+    container_operation = Operation.START_CONTAINER
+    prepares = True
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
+
+        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
+        call is ``state_unknown`` from then on.
+        """
+        container = records.container_of(subject).effective
+        update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        if not update.resources:
+            return {}
+        self.shared.events.expect_update(self._id)
+        try:
+            await self.shared.backend.update(self._id, update.body, UPDATE_SECONDS)
+        except BaseException as error:
+            self.shared.events.no_update(self._id)
+            self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return update.resources
+
+
+class UpdateCall(ReferenceCall):
+    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets what differs (hook-api)."""
+
+    container_operation = Operation.UPDATE_CONTAINER_RESOURCES
+    _expecting = False
+
+    @read_once
+    def said(self) -> EffectiveUpdate:
+        """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
+        return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
+
+    def order_key(self) -> str:
+        """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
+        _ = self.said
+        return super().order_key()
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Return the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.said.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put each field into the body whose value would differ in the daemon after the unedited request."""
+        effective = records.container_of(subject).effective.resources or NO_RESOURCES
+        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that a hook only repeated changes with it
+            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
+        update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
+        left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
+        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        self.said = replace(self.said, put_in=update.resources)
+        return None if update.body is self.body else update.body
+
+    def send_request(self, body: bytes | None) -> bool:
+        """Send the request on; expect the daemon's event of it if the record will have the update."""
+        self._expecting = self.state is CallState.HOLDING and self._is_recorded()
+        if self._expecting:
+            self.shared.events.expect_update(self._id)
+        return super().send_request(body)
+
+    def _is_recorded(self) -> bool:
+        """Return whether the record will have the update: the container is known and the request can be read. Otherwise
+        the update's event causes the container to be read again.
+        """
+        try:
+            return bool(self._id and self.said)
+        except Unreadable:
+            return False
+
+    def answer(self) -> None:
+        """Send the daemon's answer; an update that it did not agree to has no event to expect."""
+        if self._expecting and self.reply is not None and not self.reply.agreed:
+            self._expecting = False
+            self.shared.events.no_update(self._id)
+        super().answer()
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Return the container with the kubelet's values and the daemon's values updated separately."""
+        return records.updated(subject, self.said, adjustment)
+
+
+BY_REFERENCE: dict[Action, type[ReferenceCall]] = {
+    Action.START: StartCall,
+    Action.STOP: StopCall,
+    Action.UPDATE: UpdateCall,
+    Action.REMOVE: RemoveCall,
+}

@@ -1,1 +1,0 @@
-"""The held calls of Docker mode, a class for each operation."""
