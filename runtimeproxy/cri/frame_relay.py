@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
-from runtimeproxy.cri.frames import Data, HeaderBlock, Stream
 from runtimeproxy.cri.routes import PASSING_OTHER
-from runtimeproxy.cri.streams import Streams
+from runtimeproxy.cri.streams import Data, HeaderBlock, Stream, Streams
 from runtimeproxy.errors import WireError
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import headers, http2

@@ -18,12 +18,14 @@ from runtimeproxy.cri.calls import KINDS, Runtime
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.policy import Policy
 from runtimeproxy.cri.reader import NotHttp2, Reader
 from runtimeproxy.cri.sync import CriState
-from runtimeproxy.errors import WireError
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 ACK_SECONDS = 0.02
 """Seconds for which ACKs of PINGs wait for other frames; a peer that measures the round trip sees a longer one."""
+RESTORE = About("RestorePod")
 NO_HTTP2 = "the client does not speak HTTP/2, and the runtime does not serve CRI: is --backend-runtime-mode right?"
 
 
@@ -53,10 +56,10 @@ class CriFront(FrontBase):
         super().__init__(runtime_endpoint, metrics, loop, lifecycle.running)
         self.image_endpoint = image_endpoint
         self.lifecycle = lifecycle
+        self.manager = manager
         self.backend = Backend(runtime_endpoint)
         self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, metrics)
         self.budget = MemoryBudget()
-        policy = Policy(lifecycle, manager, metrics)
         self.shared = Runtime(
             budget=self.budget,
             clock=loop.time,
@@ -64,8 +67,8 @@ class CriFront(FrontBase):
             kinds=KINDS,
             image_apart=image_endpoint != runtime_endpoint,
             start_and_stop_pass=lifecycle.start_and_stop_pass,
-            passes_ambiguous=policy.passes_ambiguous,
-            restore_refusal=policy.restore_refusal,
+            passes_ambiguous=self.passes_ambiguous,
+            restore_refusal=self.restore_refusal,
             backend=self.backend,
             metrics=metrics,
         )
@@ -90,6 +93,35 @@ class CriFront(FrontBase):
         """Stop reading the runtime's state and close the connection for it."""
         await self.sync.stop()
         await self.backend.close()
+
+    # What passes although no hook server can be called for it.
+
+    def passes_ambiguous(self) -> bool:
+        """Count a request without exactly one :path, and return whether it passes: not if any plugin has policy
+        Fail."""
+        self.metrics.count("requests_ambiguous")
+        return not any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+
+    def restore_refusal(self) -> str:
+        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. It is refused if
+        a hook server with policy Fail is registered for the create of pods or containers."""
+        metrics = self.metrics
+        for point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
+            for plugin in self.manager.plugins_for(point):
+                if plugin.policy is FailurePolicy.FAIL:
+                    why = "RestorePod would start a pod without calling it"
+                    error = HookError(plugin.name, point.name, Reason.UNHOOKED, why)
+                    reason = error.reason.value
+                    metrics.count("hook_fail_closed", plugin.name, point.name, reason)
+                    metrics.events.add(
+                        EventKind.REFUSED, RESTORE, hook_server=plugin.name, hook=point.name, reason=reason
+                    )
+                    log.warning("%s (policy %s)", error.logged, plugin.policy.value)
+                    return f"runtimeproxy: RestorePod refused: {error}"
+        metrics.events.add(EventKind.UNHOOKED, RESTORE, text="passed without hooks")
+        if self.lifecycle.hooked:
+            log.warning("RestorePod passed without hooks: hook servers are not called for the create of its containers")
+        return ""
 
 
 class CriConnection(Connection):

@@ -10,9 +10,8 @@ from collections.abc import MutableMapping
 
 from runtimeproxy.cri.held import held_calls
 from runtimeproxy.cri.image import ImageStream
-from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
-from runtimeproxy.cri.streams import Open, Streams
+from runtimeproxy.cri.streams import Open, Streams, refusal
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, http2
 

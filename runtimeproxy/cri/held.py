@@ -12,10 +12,8 @@ from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCal
 from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
-from runtimeproxy.cri.frames import Data, HeaderBlock
-from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import Route
-from runtimeproxy.cri.streams import Streams
+from runtimeproxy.cri.streams import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import Operation

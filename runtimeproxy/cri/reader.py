@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from runtimeproxy.core.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.frame_relay import FrameRelay
-from runtimeproxy.cri.frames import Data, HeaderBlock, Stream
 from runtimeproxy.cri.goaway import ENDLESS, Goaway
 from runtimeproxy.cri.held import END, CriHeld, held_calls
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.local_answer import refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
-from runtimeproxy.cri.streams import Open, Shared, Streams
+from runtimeproxy.cri.streams import Data, HeaderBlock, Open, Shared, Stream, Streams, refusal
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
