@@ -6,8 +6,11 @@ Invariant: different keys never wait for one another; nobody waits longer than i
 """
 
 import asyncio
+from functools import partial
 
+from runtimeproxy.eventloop.batch import batch
 from runtimeproxy.eventloop.deadlines import Deadlines
+from runtimeproxy.eventloop.fiber import Pending
 
 
 class Turn:
@@ -22,7 +25,7 @@ class Turn:
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.first: asyncio.Future[None] | None = None
+        self.first: Pending[None] | None = None
         """Done once the turn is the first; None if it was the first from the beginning, as most are."""
 
 
@@ -39,7 +42,7 @@ class KeyedQueue:
         turn = Turn(key)
         queue = self.queues.setdefault(key, {})
         if queue:
-            turn.first = asyncio.get_running_loop().create_future()
+            turn.first = Pending(loop=asyncio.get_running_loop())
         queue[turn] = None
         return turn
 
@@ -48,23 +51,23 @@ class KeyedQueue:
         if turn.first is None or seconds <= 0:
             return
         first = turn.first
-        late = self._deadlines.add(asyncio.get_running_loop().time() + seconds, lambda: _done(first))
+        late = self._deadlines.add(first.get_loop().time() + seconds, partial(_done, first))
         try:
             await first
         finally:
             self._deadlines.cancel(late)
 
     def leave(self, turn: Turn) -> None:
-        """Remove a turn from its queue and wake the next one. The next one goes on in a later iteration of the event
-        loop: otherwise thousands would run nested in one another."""
+        """Remove a turn from its queue and wake the next one. That continues after the read that is being handled, or
+        in a later iteration of the event loop: otherwise thousands would run nested in one another."""
         queue = self.queues[turn.key]
         del queue[turn]
         if not queue:
             del self.queues[turn.key]
-        elif (first := next(iter(queue)).first) is not None:
-            _done(first)
+        elif (first := next(iter(queue)).first) is not None and not batch.follows(wake := partial(_done, first)):
+            first.get_loop().call_soon(wake)
 
 
-def _done(first: "asyncio.Future[None]") -> None:
+def _done(first: Pending[None]) -> None:
     if not first.done():
         first.set_result(None)

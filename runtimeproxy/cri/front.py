@@ -21,6 +21,7 @@ from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import NotHttp2, Reader
 from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.eventloop.batch import batch
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics
@@ -272,7 +273,7 @@ class CriConnection(Connection):
 
     def wake(self) -> None:
         """Write what waits; during a read do nothing, since that writes afterwards."""
-        if self._reading:
+        if self._reading or batch.defers(self.wake):
             return
         self._send_acks_along()
         self.flush()

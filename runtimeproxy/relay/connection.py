@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.eventloop.batch import batch
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
@@ -152,9 +153,7 @@ class Connection(ABC):
 
     def act_on_ready(self) -> None:
         """Act on what was read, in order."""
-        ready = self._ready
-        while ready:
-            self.act(ready.popleft())
+        batch.resume(self._ready, self.act)
 
     def flush(self) -> None:
         """Write what waits for both sides."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.eventloop.batch import batch
 from runtimeproxy.eventloop.deadlines import Deadline, Deadlines
 from runtimeproxy.eventloop.fiber import Pending
 from runtimeproxy.relay.dial import (
@@ -346,10 +347,13 @@ class _Link:
 
     def _flush(self) -> None:
         """Send what is queued, together with the answers to the peer's PINGs."""
-        out = self._calls.out
+        if batch.defers(self._flush):
+            return
         self._calls.sender.acknowledge()
-        self._endpoint.write(b"".join(out))
-        out.clear()
+        out = self._calls.out
+        if out:
+            self._endpoint.write(b"".join(out))
+            out.clear()
         if self._endpoint.waiting and self._endpoint.slow:
             self._endpoint.pause()
 
@@ -372,20 +376,24 @@ class _Link:
         elif calls.acks and self._acks is None:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
-        for stream, outcome in ended:
-            call = self._open.pop(stream)
-            if call.done():
-                continue
-            if isinstance(outcome, CallFailed):
-                call.set_exception(outcome)
-            else:
-                call.set_result(outcome)
+        if ended:
+            batch.resume(deque(ended), self._end)
         if failure is not None:
             self.end(failure)
         if self._waiting:
             self._wake()
         if not self.alive:
             self._close_if_done()
+
+    def _end(self, ended: tuple[int, bytes | CallFailed]) -> None:
+        stream, outcome = ended
+        call = self._open.pop(stream)
+        if call.done():
+            return
+        if isinstance(outcome, CallFailed):
+            call.set_exception(outcome)
+        else:
+            call.set_result(outcome)
 
     def ended(self, endpoint: Endpoint) -> None:
         """Handle the peer's EOF: calls in flight fail."""

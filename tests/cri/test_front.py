@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,9 +191,11 @@ async def test_call_that_is_refused_while_it_is_read_is_told_in_one_write_a_side
 async def test_what_goes_on_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
     scene.do = lambda held: held.send_request(None)
     scene.answers = True
-    asked, answered = [CREATED[0], Headers(3, peer.VERSION), CREATED[1]], [Headers(3, REPLY), *ANSWER]
-    assert await writes.after(scene.client, *CREATED, Headers(3, peer.VERSION)) == [asked]
-    assert await writes.after(scene.runtime, *answered) == [answered]
+    other = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
+    created = [CREATED[0], Headers(3, peer.VERSION), other[0], CREATED[1], other[1]]
+    assert await writes.after(scene.client, *CREATED, Headers(3, peer.VERSION), *other[:2]) == [created]
+    answered = [Headers(3, REPLY), *ANSWER[:2], *other[2:4], END, other[4]]
+    assert await writes.after(scene.runtime, Headers(3, REPLY), *ANSWER, *other[2:]) == [answered]
 
 
 async def test_ack_leaves_with_the_next_write(scene: Scene, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ import grpc
 import pytest
 import uvloop
 
+from runtimeproxy.eventloop.batch import batch
+from runtimeproxy.eventloop.fiber import Fiber
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
+from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.rpc import connection as unary
 from runtimeproxy.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
@@ -130,6 +134,31 @@ def test_client_works_on_uvloop(path: str) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario())
+
+
+async def test_requests_ready_in_one_read_leave_in_one_write(
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await answered(client, server)
+    requests: list[int] = []
+    write = Endpoint.write
+
+    def count(end: Endpoint, data: bytes) -> None:
+        requests.append(data.count(METHOD.encode()))
+        write(end, data)
+
+    async def call_twice() -> None:
+        await client.call(METHOD, b"", LONG_SECONDS)
+        await client.call(METHOD, b"", LONG_SECONDS)
+
+    monkeypatch.setattr(Endpoint, "write", count)
+    fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
+    batch.resume(deque(fibers), lambda fiber: fiber.start(call_twice()))
+    for _ in range(2):
+        streams = [await connection.request() for _ in fibers]
+        connection.send(b"".join(answer(stream, b"") for stream in streams))
+    await asyncio.gather(*fibers)
+    assert requests == [len(fibers), len(fibers)]
 
 
 async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
