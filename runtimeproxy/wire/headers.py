@@ -108,7 +108,8 @@ def _pairs(block: bytes) -> tuple[Header, ...]:
     return tuple(find(walk(block)))
 
 
-def walk(block: bytes) -> list[Field]:
+@partial(_remembered, count=REMEMBERED_PAIRS)
+def walk(block: bytes) -> Sequence[Field]:
     """Return the encoded fields of a block. Raises WireError if it does not stand alone."""
     fields: list[Field] = []
     at, end, left = 0, len(block), FIELDS_LIMIT
