@@ -249,6 +249,10 @@ class RunPodCall(CriCall):
 class CreateCall(CriCall):
     """CreateContainer: the request describes the container, the Store has its pod."""
 
+    _pod: PodRecord | None = None
+    _subject: Subject | None = None
+    """The container in ``_pod``, so that it is made only once."""
+
     @read_once
     def asked(self) -> tuple[ContainerInfo, PodInfo | None]:
         """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
@@ -273,11 +277,14 @@ class CreateCall(CriCall):
         """Return the container in ``pod``, with the pod's full id; None without a pod."""
         if pod is None:
             return None
+        if self._subject is not None and self._pod is pod:
+            return self._subject
         container, asked_pod = self.asked
         if container.pod_id != pod.effective.id:  # the request has the beginning of the id
             container = replace(container, pod_id=pod.effective.id)
             self.asked = container, asked_pod
-        return records.in_pod(pod, asked_pod, container)
+        self._pod, self._subject = pod, records.in_pod(pod, asked_pod, container)
+        return self._subject
 
     def unedited(self, store: Store) -> bool:
         """Return whether no pod in the Store has a cgroup parent that a hook set."""

@@ -152,7 +152,7 @@ class CriHeld(HeldCall):
 
     def runtime_headers(self, block: HeaderBlock) -> None:
         """Pass the reply's headers, or hold back the block that ends it."""
-        self._reply_fields.update(headers.find(headers.walk(block.alone), REPLY_FIELDS, bounds.FIELD_BYTES))
+        self._reply_fields.update(_reply_fields(block.alone))
         if self.state is CallState.RELEASED and not block.end:
             block.send(self.owner.client_out, self.stream)
         else:
@@ -313,6 +313,11 @@ class CriHeld(HeldCall):
         self.free()
         self.owner.client_out.credit(self._late_length)
         self._request, self._late, self._late_length = b"", b"", 0
+
+
+@headers.remembered
+def _reply_fields(block: bytes) -> Sequence[headers.Header]:
+    return headers.find(headers.walk(block), REPLY_FIELDS, bounds.FIELD_BYTES)
 
 
 def held_calls(streams: Streams) -> list[CriHeld]:

@@ -18,7 +18,8 @@ Late = Callable[[], object]
 class Deadline:
     """A deadline; ``late`` is its callback, None once it was cancelled."""
 
-    late: Late | None = None
+    __slots__ = ("late",)
+    late: Late | None
 
 
 class Deadlines:

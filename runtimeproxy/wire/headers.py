@@ -41,18 +41,18 @@ class AmbiguousPath(WireError):
     """A request has no :path, or two."""
 
 
-def _remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
+def remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
     """Cache the results for the latest short inputs: peers repeat theirs, and computing costs more than a look-up."""
-    remembered = lru_cache(maxsize=count)(function)
+    cached = lru_cache(maxsize=count)(function)
 
     @wraps(function)
     def call(octets: bytes) -> T:
-        return remembered(octets) if len(octets) <= REMEMBERED_BYTES else function(octets)
+        return cached(octets) if len(octets) <= REMEMBERED_BYTES else function(octets)
 
     return call
 
 
-@_remembered
+@remembered
 def unhuffman(encoded: bytes) -> bytes:
     """Return a decoded Huffman string. Raises WireError."""
     try:
@@ -61,7 +61,7 @@ def unhuffman(encoded: bytes) -> bytes:
         raise WireError("broken Huffman string in a header block") from None
 
 
-@_remembered
+@remembered
 def check(block: bytes) -> None:
     """Check that a block stands alone and its lengths are valid. Raises WireError."""
     walk(block)
@@ -103,12 +103,12 @@ def read(block: bytes) -> list[Header]:
     return list(_pairs(block))
 
 
-@partial(_remembered, count=REMEMBERED_PAIRS)
+@partial(remembered, count=REMEMBERED_PAIRS)
 def _pairs(block: bytes) -> tuple[Header, ...]:
     return tuple(find(walk(block)))
 
 
-@partial(_remembered, count=REMEMBERED_PAIRS)
+@partial(remembered, count=REMEMBERED_PAIRS)
 def walk(block: bytes) -> Sequence[Field]:
     """Return the encoded fields of a block. Raises WireError if it does not stand alone."""
     fields: list[Field] = []
