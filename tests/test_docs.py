@@ -21,8 +21,8 @@ from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
 from runtimeproxy.cli.commands.table import Commands
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import no_effect
+from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
-from runtimeproxy.model.values import RESOURCE_FIELDS
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node

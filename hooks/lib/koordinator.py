@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn
 
-from runtimeproxy.model.values import LEAST_QUOTA
+from runtimeproxy.model.fields import LEAST_QUOTA
 
 from ..sdk import Malformed
 from ..sdk.edits import is_text

@@ -21,8 +21,7 @@ from typing import Any
 import yaml
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.model.merge import is_cpuset
-from runtimeproxy.model.values import LEAST_QUOTA
+from runtimeproxy.model.fields import LEAST_QUOTA, is_cpuset
 
 DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
 MAX_BYTES = 1024 * 1024

@@ -12,17 +12,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
-from runtimeproxy.model.merge import RESOURCE_RULES, env_rule, key_rule
-from runtimeproxy.model.values import (
+from runtimeproxy.model.fields import (
     MAP_FIELDS,
     NO_RESOURCES,
     NUMBER_FIELDS,
     RESOURCE_FIELDS,
+    ROWS,
     TEXT_FIELDS,
     Resources,
     is_echo,
     tidy,
 )
+from runtimeproxy.model.merge import env_rule, key_rule
 
 from .errors import NotSayable
 
@@ -128,10 +129,10 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _number_refusal(name: str, sent: Resources, value: object) -> str:
-    holds, rule = RESOURCE_RULES[name]
-    if _is_number(value) and (value == getattr(sent, name) or holds(tidy(name, value))):
+    row = ROWS[name]
+    if _is_number(value) and (value == getattr(sent, name) or row.holds(tidy(name, value))):
         return ""
-    return f"must be a whole number, {rule}; 0 and None say 'not set' and can only be read"
+    return f"must be a whole number, {row.rule}; 0 and None say 'not set' and can only be read"
 
 
 def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
@@ -140,8 +141,8 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     if value == getattr(sent, name):
         return ""
     if value:
-        holds, rule = RESOURCE_RULES[name]
-        return "" if (tidied := tidy(name, value)) and holds(tidied) else f"must be {rule}"
+        row = ROWS[name]
+        return "" if (tidied := tidy(name, value)) and row.holds(tidied) else f"must be {row.rule}"
     # "" clears only in an echo, which is recognised by the numbers that were sent, whatever else the answer sets. All
     # of them are in the answer, for a number cannot be unset; but if none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
@@ -161,7 +162,7 @@ def _update_refusal(name: str, sent: Resources, value: int | str, alone: bool) -
     can be cleared in it; an update ``alone``, one of the proxy's own, has none."""
     if value == getattr(sent, name):
         return ""
-    if name == "oom_score_adj":
+    if not ROWS[name].in_updates:
         return "no runtime changes it once the container exists: set it at PreCreateContainer"
     if value == "" and alone:
         return "no runtime clears it once the container exists: clear it at PreCreateContainer, or name all the CPUs"

@@ -17,8 +17,9 @@ import yaml
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
+from runtimeproxy.model.fields import ROWS, Kind, Resources
 from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
-from runtimeproxy.model.values import NUMBER_FIELDS, TEXT_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.settings.yamltext import NULL, Place, compose, pairs, scalar
 
 STANDARD_INPUT = "-"
@@ -100,12 +101,13 @@ def _message(kind: type[PodInfo | ContainerInfo | Resources], known: Mapping[str
     return lambda node, place: kind(**_fields(node, place, known))
 
 
-_RESOURCES: Mapping[str, Reader] = {
-    **{name: _number(_INT64) for name in NUMBER_FIELDS},
-    **dict.fromkeys(sorted(TEXT_FIELDS), scalar),
-    "hugepage_limits": _entries(_number(_UINT64)),
-    "unified": _entries(scalar),
+_READERS: Mapping[Kind, Reader] = {
+    Kind.NUMBER: _number(_INT64),
+    Kind.TEXT: scalar,
+    Kind.NUMBERS: _entries(_number(_UINT64)),
+    Kind.TEXTS: _entries(scalar),
 }
+_RESOURCES = {name: _READERS[row.kind] for name, row in ROWS.items()}
 _COMMON: Mapping[str, Reader] = {
     "name": scalar,
     "attempt": _number(_UINT32),

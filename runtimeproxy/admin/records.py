@@ -6,13 +6,13 @@ Invariant: no value of a field is shown, and nothing of a record grows by being 
 there all the time exactly once.
 """
 
-from collections.abc import Mapping
 from heapq import nsmallest
 from typing import Any
 
 from runtimeproxy.model.envs import Envs
+from runtimeproxy.model.fields import flat
 from runtimeproxy.model.records import owners_of
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, named
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, set_fields
 
 LONGEST_ENVS = 64 * 1024
 """Longest environment in bytes whose names are read: a longer one is only told to be there, which takes no time."""
@@ -63,25 +63,13 @@ def _fields(original: PodInfo | ContainerInfo, effective: PodInfo | ContainerInf
 
 def _values(info: PodInfo | ContainerInfo) -> Names:
     """Return the fields that are set, named as in ``Adjustment.owners``."""
-    maps: dict[str, Mapping[str, Any]] = {"annotations": info.annotations}
-    fields: Names = {}
     if isinstance(info, PodInfo):
-        maps["labels"] = info.labels
-    elif type(info.envs) is Envs and len(info.envs.raw) > LONGEST_ENVS:
-        fields[MANY] = None
-        maps["envs"] = info.envs.changes
-    else:
-        maps["envs"] = info.envs.decoded() if type(info.envs) is Envs else info.envs
-    if info.cgroup_parent:
-        fields["cgroup_parent"] = info.cgroup_parent
-    for name, value in named(info.resources).items():
-        if isinstance(value, Mapping):
-            maps[f"resources.{name}"] = value
-        else:
-            fields[f"resources.{name}"] = value
-    for name, entries in maps.items():
-        fields |= {f"{name}.{key}": entry for key, entry in entries.items()}
-    return fields
+        return set_fields(info)
+    if type(info.envs) is not Envs:
+        return set_fields(info) | flat({"envs": info.envs}, None, {})
+    if len(info.envs.raw) > LONGEST_ENVS:
+        return {MANY: None} | set_fields(info) | flat({"envs": info.envs.changes}, None, {})
+    return set_fields(info) | flat({"envs": info.envs.decoded()}, None, {})
 
 
 # -- what is selected ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.streams import Shared
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
 from runtimeproxy.model import hookpoints, no_effect, records
+from runtimeproxy.model.fields import Resources, ResourceValue, named, respelt
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
@@ -39,10 +40,7 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
-    ResourceValue,
     Subject,
-    named,
 )
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire import grpc
@@ -230,7 +228,7 @@ class RunPodCall(CriCall):
         """Put the adjustment into the sandbox config."""
         said = edit.values_for_create(adjustment, self.asked.resources)
         if said is not adjustment:
-            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -295,7 +293,7 @@ class CreateCall(CriCall):
         parent = records.parent_to_put_in(subject.pod, adjustment)
         said = edit.values_for_create(adjustment, self.asked[0].resources)
         if said is not adjustment:
-            self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -351,7 +349,7 @@ class StartCall(ContainerCall):
             adjustment.resources, present, accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(edit.respelt(adjustment.resources, said.resources), adjustment.owners)
+        self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
             return {}
@@ -396,7 +394,7 @@ class UpdateCall(ContainerCall):
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(edit.respelt(differing, said.resources), adjustment.owners)
+        self.shared.metrics.normalised(respelt(differing, said.resources), adjustment.owners)
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
         return message

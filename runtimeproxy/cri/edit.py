@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message
 
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind
-from runtimeproxy.model.values import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay, swap_beside
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, UNLIMITED, Changes, Kind, Resources, ResourceValue
+from runtimeproxy.model.values import Adjustment
 from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint_field
 
-Changes = Mapping[str, ResourceValue]
 Edits = dict[int, Edit]
 
 _POD = api_pb2.RunPodSandboxRequest
@@ -37,12 +37,8 @@ _CONTAINER_CONFIG = api_pb2.ContainerConfig
 _CONTAINER_LINUX = api_pb2.LinuxContainerConfig
 _UPDATE = api_pb2.UpdateContainerResourcesRequest
 
-_MEMORY = "memory_limit_in_bytes"
-_SWAP = "memory_swap_limit_in_bytes"
-_UNLIMITED = -1
-_NOT_IN_UPDATES = frozenset({"oom_score_adj"})
-"""Fields that no update changes: the OCI runtime spec has ``oomScoreAdj`` in ``process``, ``runc update`` sets only
-``linux.resources``."""
+_RESOURCES = api_pb2.LinuxContainerResources.DESCRIPTOR.fields_by_name
+_FIXED = tuple(name for name, row in fields.ROWS.items() if not row.in_updates)
 
 
 class SettableValues(NamedTuple):
@@ -124,73 +120,56 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
     return rewrite(message, edits)
 
 
-def values_for_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
-    """Return the adjustment in the values that a create request takes; ``asked`` are the request's own resources.
-    Unlimited memory is 0 in a create: CRI-O and cri-dockerd reject -1. A swap limit changes with the memory limit.
+def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Adjustment:
+    """Return the adjustment in the values of a create; ``requested`` are the request's own resources. A swap limit
+    changes with the memory limit.
     """
-    changes = adjustment.resources
-    if _MEMORY not in changes:
+    if MEMORY not in adjustment.resources:
         return adjustment
-    memory = 0 if changes[_MEMORY] == _UNLIMITED else changes[_MEMORY]
-    held = asked or NO_RESOURCES
-    swap = _swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, memory)
-    return replace(adjustment, resources={**swap, **changes, _MEMORY: memory})
-
-
-def respelt(changes: Changes, said: Changes) -> list[str]:
-    """Return the names of the changes for which a request has another value that means the same."""
-    return [name for name, value in changes.items() if value and said.get(name, value) != value]
+    changes, held = fields.in_create(adjustment.resources), requested or NO_RESOURCES
+    swap = _swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, changes[MEMORY])
+    return replace(adjustment, resources={**swap, **changes})
 
 
 def values_for_update(
     changes: Changes,
     present: Resources | None,
-    asked: Resources | None = None,
+    requested: Resources | None = None,
     *,
     accepts_unlimited_memory: bool = False,
 ) -> SettableValues:
     """Split changes into those that an update can carry and the names of those that it cannot set.
 
-    ``present`` is what the container has, ``asked`` what the update requests by itself. In an update 0 and "" leave a
-    field unchanged, and no runtime changes the OOM score of a process that it has started.
+    ``present`` is what the container has, ``requested`` what the update requests by itself.
     ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
-    0 says so to every runtime. A swap limit changes with the memory limit.
+    0 means that to every runtime. A swap limit changes with the memory limit.
     """
-    held, request = present or NO_RESOURCES, asked or NO_RESOURCES
-    said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
-    if said.get(_MEMORY) == _UNLIMITED and held.memory_limit_in_bytes <= 0:
-        said[_MEMORY] = 0
-    elif said.get(_MEMORY) == _UNLIMITED and not accepts_unlimited_memory:
-        del said[_MEMORY]
-    if said.get(_MEMORY):
-        memory, swap = request.memory_limit_in_bytes or held.memory_limit_in_bytes, request.memory_swap_limit_in_bytes
-        if not swap:
-            memory, swap = held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes
-        said = {**_swap(memory, swap, said[_MEMORY]), **said}
-    cleared = {name for name, value in said.items() if not value and getattr(held, name)}
-    return SettableValues(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
+    held = present or NO_RESOURCES
+    unlimited = UNLIMITED if accepts_unlimited_memory else None
+    sent = fields.in_update(changes, 0 if held.memory_limit_in_bytes <= 0 else unlimited)
+    if sent.get(MEMORY):
+        sent = {**_swap(*fields.limits_before(requested or NO_RESOURCES, held), sent[MEMORY]), **sent}
+    return SettableValues(sent, fields.left_out(changes, sent, held))
 
 
 def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
     """Return the change of the swap limit that a new memory limit needs; a swap limit that is not set stays unset."""
-    if swap <= 0:
-        return {}
-    new_swap = _UNLIMITED if new_memory == _UNLIMITED else swap_beside(memory, swap, new_memory)
-    return {} if new_swap == swap else {_SWAP: new_swap}
+    new_swap = fields.swap_for(memory, swap, new_memory)
+    return {} if swap <= 0 or new_swap == swap else {SWAP: new_swap}
 
 
 def without_fixed_fields(resources: Resources | None) -> Resources | None:
     """Return the resources of an update without the fields that no runtime changes."""
-    if resources is None or not resources.oom_score_adj:
+    if resources is None or not any(getattr(resources, name) for name in _FIXED):
         return resources
-    return overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
+    return replace(resources, **{name: getattr(NO_RESOURCES, name) for name in _FIXED})
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
     """Make an UpdateContainerResourcesRequest that has only the changed fields. ``base`` is what the container has: a
     map field is sent with all its entries, since a runtime may merge or replace it.
     """
-    changed = overlay(base, changes)
+    changed = fields.overlay(base, changes)
     values = {name: getattr(changed, name) for name in changes}
     return edit_update(api_pb2.Identified(id=container_id).SerializeToString(), values, {})
 
@@ -219,18 +198,18 @@ def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
         elif not _keys_absent(message, value):
             return False
         else:
-            _ENTRIES[name](more, value)
+            _ADD[fields.ROWS[name].kind](getattr(more, name), value)
     return True
 
 
-def _add_limits(more: api_pb2.LinuxContainerResources, limits: Mapping[str, int]) -> None:
+def _add_limits(more: Any, limits: Mapping[str, int]) -> None:
     for page_size in sorted(limits):
-        more.hugepage_limits.add(page_size=page_size, limit=limits[page_size])
+        more.add(page_size=page_size, limit=limits[page_size])
 
 
-_ENTRIES: dict[str, Callable[[Any, Any], None]] = {
-    "hugepage_limits": _add_limits,
-    "unified": lambda more, entries: more.unified.update(entries),
+_ADD: dict[Kind, Callable[[Any, Any], None]] = {
+    Kind.NUMBERS: _add_limits,
+    Kind.TEXTS: lambda more, entries: more.update(entries),
 }
 
 
@@ -252,21 +231,17 @@ def _cgroup_parent(parent: str | None) -> Edits:
 
 def _resources(number: int, changes: Changes) -> Edits:
     """Edit the LinuxContainerResources in field ``number``."""
-    table = ((*RESOURCE_TABLE[name], value) for name, value in changes.items())
-    return _inside(number, {inner: _TO_WIRE[kind](value) for inner, kind, value in table})
+    edits = {_RESOURCES[name].number: _TO_WIRE[fields.ROWS[name].kind](value) for name, value in changes.items()}
+    return _inside(number, edits)
 
 
 def _text_entries(values: Mapping[str, str]) -> Edit:
     return entries_field({key: string_field(value) for key, value in values.items()})
 
 
-def _limit_entries(values: Mapping[str, int]) -> Edit:
-    return entries_field({page_size: varint_field(limit) for page_size, limit in values.items()})
-
-
 _TO_WIRE: dict[Kind, Callable[[Any], Edit]] = {
     Kind.NUMBER: varint_field,
     Kind.TEXT: string_field,
-    Kind.LIMITS: _limit_entries,
-    Kind.MAP: _text_entries,
+    Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
+    Kind.TEXTS: _text_entries,
 }

@@ -17,9 +17,10 @@ from typing import Any, TypeGuard
 
 from runtimeproxy.core.call import Life
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind, decode
+from runtimeproxy.cri.translate import decode
 from runtimeproxy.hookapi.codec import resources_of
-from runtimeproxy.model.values import SLICE, ContainerInfo, PodInfo, Resources, named, overlay
+from runtimeproxy.model.fields import ROWS, Kind, Resources, named, overlay
+from runtimeproxy.model.values import SLICE, ContainerInfo, PodInfo
 
 Json = Mapping[str, Any]
 
@@ -267,8 +268,8 @@ def _limits(limits: Iterable[Any], page_size: str) -> dict[str, int]:
 _READERS: dict[Kind, Callable[[Json, str, str], Any]] = {
     Kind.NUMBER: lambda values, name, _: _number(values, name, _INT64),
     Kind.TEXT: lambda values, name, _: _text(values, name),
-    Kind.LIMITS: lambda values, name, page_size: _limits(_list(values, name), page_size),
-    Kind.MAP: lambda values, name, _: {k: v for k, v in _object(values, name).items() if _is_text(k) and _is_text(v)},
+    Kind.NUMBERS: lambda values, name, page_size: _limits(_list(values, name), page_size),
+    Kind.TEXTS: lambda values, name, _: {k: v for k, v in _object(values, name).items() if _is_text(k) and _is_text(v)},
 }
-_RESOURCE_READERS = {name: _READERS[kind] for name, (_, kind) in RESOURCE_TABLE.items()}
+_RESOURCE_READERS = {name: _READERS[row.kind] for name, row in ROWS.items()}
 """Functions that read each resource field from JSON; their last argument is the name of a huge page's size field."""

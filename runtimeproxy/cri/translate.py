@@ -1,13 +1,12 @@
 """Parse CRI requests into values of ``model``.
 
-Owns which part of a request becomes which part of a pod or a container, and the table of the resource fields.
+Owns which part of a request becomes which part of a pod or a container.
 Must not know: how requests are held or edited (``edit``), what a status says (``status``).
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them.
 Field numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
@@ -25,29 +24,6 @@ from runtimeproxy.wire.protobuf import Shape
 
 _M = TypeVar("_M", bound=Message)
 
-
-class Kind(Enum):
-    """The protobuf type of a resource field."""
-
-    NUMBER = "int64"
-    TEXT = "string"
-    LIMITS = "repeated HugepageLimit"
-    MAP = "map<string,string>"
-
-
-RESOURCE_TABLE: dict[str, tuple[int, Kind]] = {
-    "cpu_period": (1, Kind.NUMBER),
-    "cpu_quota": (2, Kind.NUMBER),
-    "cpu_shares": (3, Kind.NUMBER),
-    "memory_limit_in_bytes": (4, Kind.NUMBER),
-    "oom_score_adj": (5, Kind.NUMBER),
-    "cpuset_cpus": (6, Kind.TEXT),
-    "cpuset_mems": (7, Kind.TEXT),
-    "hugepage_limits": (8, Kind.LIMITS),
-    "unified": (9, Kind.MAP),
-    "memory_swap_limit_in_bytes": (10, Kind.NUMBER),
-}
-"""Field number and kind of every field of LinuxContainerResources, by its name in CRI and in the model."""
 
 SHORT_BYTES = 2 * FIELDS_LIMIT
 """A message of up to so many bytes cannot have more than FIELDS_LIMIT fields, since the shortest field is a tag and a

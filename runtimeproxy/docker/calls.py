@@ -35,18 +35,10 @@ from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError, HookError
 from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, ResourceValue
 from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import (
-    NO_RESOURCES,
-    Adjustment,
-    ContainerRecord,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    ResourceValue,
-    Subject,
-)
+from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodInfo, PodRecord, Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire.http1 import RequestHead
 
@@ -365,8 +357,8 @@ class UpdateCall(ReferenceCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put each field into the body whose value would differ in the daemon after the unedited request."""
         effective = records.container_of(subject).effective.resources or NO_RESOURCES
-        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that a hook only repeated changes with it
-            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
+        if MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
+            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {SWAP})
         update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)

@@ -16,16 +16,12 @@ from typing import Any
 
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.values import Adjustment, Resources, ResourceValue, swap_beside
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import MEMORY, SWAP, Changes, Resources
+from runtimeproxy.model.values import Adjustment
 from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, parse, rewrite
 
-Changes = Mapping[str, ResourceValue]
-
-_MEMORY = "memory_limit_in_bytes"
-_SWAP = "memory_swap_limit_in_bytes"
-_UNLIMITED = -1
 _CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
-_UPDATE_FIELDS = tuple(name for name in RESOURCE_TABLE if name != "oom_score_adj")
 _EMPTY = Object(())
 _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 
@@ -62,12 +58,10 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     if not changes:
         return Update(body, {}, ())
     asked = _object(parse(body), "the body")
-    said = _said_in_update(_memory_of(asked), present, changes)
-    put_in = {name: value for name, value in said.items() if value or asked.get(RESOURCE_TABLE[name])}
+    sent = _in_update(_memory_of(asked), present, changes)
+    put_in = {name: value for name, value in sent.items() if value or asked.get(RESOURCE_TABLE[name])}
     edited = rewrite(body, Members(_resources(asked, put_in))) if put_in else body
-    left_out = tuple(sorted(name for name in changes if _left_out(name, said, present)))
-    respelt = tuple(name for name, value in changes.items() if value and said.get(name, value) != value)
-    return Update(edited, put_in, left_out, respelt)
+    return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
 
 
 def update_body(changes: Changes, present: Resources) -> Update:
@@ -82,55 +76,41 @@ def left_out_of_create(changes: Changes) -> tuple[str, ...]:
 
 def respelt_in_create(changes: Changes) -> tuple[str, ...]:
     """Return the names of the changed fields for which a create has another value that means the same."""
-    return (_MEMORY,) if changes.get(_MEMORY) == _UNLIMITED else ()
+    return fields.respelt(changes, fields.in_create(changes))
 
 
 # -- the values that Docker's API takes ------------------------------------------------------------------------------
 
 
-def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into a create; ``asked`` are the body's own memory limits. Unlimited memory is 0 in a
-    create. A swap limit changes with the memory limit.
+def _in_create(requested: Resources, changes: Changes) -> Changes:
+    """Return the fields to put into a create; ``requested`` are the body's own memory limits. A swap limit changes with
+    the memory limit.
     """
-    said = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
-    if said.get(_MEMORY) == _UNLIMITED:
-        said[_MEMORY] = 0
-    if _MEMORY in said and _SWAP not in said:
-        said[_SWAP] = swap_beside(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, said[_MEMORY])
-    return said
+    sent = fields.in_create(_known(changes))
+    if MEMORY in sent and SWAP not in sent:
+        limits = requested.memory_limit_in_bytes, requested.memory_swap_limit_in_bytes
+        return {**sent, SWAP: fields.swap_for(*limits, sent[MEMORY])}
+    return sent
 
 
-def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> dict[str, ResourceValue]:
-    """Return the fields to put into an update; ``asked`` are the body's own memory limits.
+def _in_update(requested: Resources, present: Resources, changes: Changes) -> Changes:
+    """Return the fields to put into an update; ``requested`` are the body's own memory limits.
 
     0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
     daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
     """
-    said = {name: changes[name] for name in _UPDATE_FIELDS if name in changes}
-    if said.get(_MEMORY) == _UNLIMITED:
-        said[_MEMORY] = 0
-        if present.memory_limit_in_bytes:
-            del said[_MEMORY]
-    if said.get(_MEMORY) and not said.get(_SWAP):
-        said[_SWAP] = swap_beside(*_limits(asked, present), said[_MEMORY])
-    elif _MEMORY in said and asked.memory_limit_in_bytes:
-        said.setdefault(_SWAP, 0)
-    return said
+    sent = fields.in_update(_known(changes), None if present.memory_limit_in_bytes else 0)
+    if sent.get(MEMORY) and not sent.get(SWAP):
+        memory, swap = fields.limits_before(requested, present)
+        sent[SWAP] = fields.swap_for(memory, swap or 2 * memory, sent[MEMORY])  # the daemon's default in a create
+    elif MEMORY in sent and requested.memory_limit_in_bytes:
+        sent.setdefault(SWAP, 0)
+    return sent
 
 
-def _left_out(name: str, said: Changes, present: Resources) -> bool:
-    """Return whether an update cannot set a changed field: it has no such field, or cannot clear it."""
-    return name not in said or (not said[name] and bool(getattr(present, name)))
-
-
-def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
-    """Return the memory limit and the swap limit from which a new swap limit is computed. They are the update's own if
-    it sets a swap limit, else those that the container has.
-    """
-    held = present.memory_limit_in_bytes
-    if asked.memory_swap_limit_in_bytes:
-        return asked.memory_limit_in_bytes or held, asked.memory_swap_limit_in_bytes
-    return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default in a create
+def _known(changes: Changes) -> Changes:
+    """Return the fields that Docker's API has, in their order in it."""
+    return {name: changes[name] for name in RESOURCE_TABLE if name in changes}
 
 
 # -- the members of a body -------------------------------------------------------------------------------------------
@@ -155,7 +135,7 @@ def _edit_create(
 
 def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:
     host = _object(_EMPTY if found is None else found, "HostConfig")
-    edits = _resources(host, _said_in_create(_memory_of(host), resources))
+    edits = _resources(host, _in_create(_memory_of(host), resources))
     if cgroup_parent is not None:
         edits |= _put(host, "CgroupParent", cgroup_parent)
     return Members(edits)
@@ -192,7 +172,7 @@ def _put(asked: Object, key: str, value: Any) -> dict[str, Edit]:
 
 def _memory_of(asked: Object) -> Resources:
     """Return the memory and swap limits of a body, in bytes. Raises WireError."""
-    memory, swap = (_number(asked, RESOURCE_TABLE[name]) for name in (_MEMORY, _SWAP))
+    memory, swap = (_number(asked, RESOURCE_TABLE[name]) for name in (MEMORY, SWAP))
     return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
 
 

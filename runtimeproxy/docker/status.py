@@ -21,7 +21,8 @@ from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.docker.translate import Labels, RequestedContainer, RequestedPod, reads_json
-from runtimeproxy.model.values import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
+from runtimeproxy.model.fields import ROWS, Resources
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 
 DEFAULT_RUNTIME = "runc"
@@ -34,7 +35,7 @@ _PARTS: Mapping[str, Any] = {
     "Config": {"Labels": Object, "Env": list},
     "HostConfig": {
         **dict.fromkeys(("CgroupParent", "Runtime"), str),
-        **{key: str if name in TEXT_FIELDS else int for name, key in RESOURCE_TABLE.items()},
+        **{key: ROWS[name].kind.type for name, key in RESOURCE_TABLE.items()},
     },
 }
 """The members read of an inspected container or image, with their types; those of an Object or a list are texts."""

@@ -33,7 +33,8 @@ from runtimeproxy.docker.resources import (
     TYPE_LABEL,
 )
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.values import TEXT_FIELDS, ContainerInfo, PodInfo, Resources, named, overlay
+from runtimeproxy.model.fields import ROWS, TEXT_FIELDS, Resources, named, overlay
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire import json
 from runtimeproxy.wire.json import Object
 
@@ -77,7 +78,6 @@ _NAME = re.compile(r"/?k8s_([^_]+)_([^_]+)_([^_]+)_([^_]+)_([0-9]{1,10})(?:_[^_]
 
 
 _OF_SANDBOX = "POD"
-_NOT_UPDATED = "oom_score_adj"
 _OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 _OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
 _RESTARTS = "io.kubernetes.container.restartCount"
@@ -145,7 +145,7 @@ def kind_of_unreadable(body: bytes, name: str) -> str | None:
 @reads_json
 def read_update(body: bytes) -> Resources:
     """Read the resources that an update sets; Docker's update has no OOM score. Raises Unreadable."""
-    return _resources(_asked(body), without=_NOT_UPDATED)
+    return _resources(_asked(body), of_update=True)
 
 
 @reads_json
@@ -214,11 +214,11 @@ def _restarts(annotations: Labels) -> int:
     return int(digits) if _DIGITS.fullmatch(digits) and int(digits) in _UINT32 else 0
 
 
-def _resources(owner: Object, without: str = "") -> Resources:
+def _resources(owner: Object, *, of_update: bool = False) -> Resources:
     values: dict[str, Any] = {
         field: text_of(owner, key) if field in TEXT_FIELDS else _number_of(owner, key)
         for field, key in RESOURCE_TABLE.items()
-        if field != without
+        if ROWS[field].in_updates or not of_update
     }
     return Resources(**values)
 

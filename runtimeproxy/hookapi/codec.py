@@ -10,6 +10,7 @@ that is one message (protobuf.dev, "Last One Wins"), and each part is encoded on
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,8 +20,9 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, entries_pb2
 from runtimeproxy.model.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
 from runtimeproxy.model.envs import NO_CHANGES, Envs
+from runtimeproxy.model.fields import MAP_FIELDS, RESOURCE_FIELDS, ROWS, Kind, Resources
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
@@ -270,40 +272,36 @@ def _write_pod_meta(message: api_pb2.PodSandboxMetadata, pod: PodInfo) -> None:
     message.name, message.uid, message.namespace, message.attempt = pod.name, pod.uid, pod.namespace, pod.attempt
 
 
-# Field by field, and in few functions: in a process that was idle, the first call of a function costs as much as that
-# many fields.
+_fields_of = attrgetter(*RESOURCE_FIELDS)
+
+# In few functions: in a process that was idle, the first call of a function costs as much as several fields.
 
 
 def _write_resources(message: api_pb2.LinuxContainerResources, resources: Resources) -> None:
     message.SetInParent()
-    message.cpu_period = resources.cpu_period
-    message.cpu_quota = resources.cpu_quota
-    message.cpu_shares = resources.cpu_shares
-    message.memory_limit_in_bytes = resources.memory_limit_in_bytes
-    message.oom_score_adj = resources.oom_score_adj
-    message.cpuset_cpus = resources.cpuset_cpus
-    message.cpuset_mems = resources.cpuset_mems
-    for page_size, limit in resources.hugepage_limits.items():
-        message.hugepage_limits.add(page_size=page_size, limit=limit)
-    if resources.unified:
-        _write_entries(message.unified, resources.unified)
-    message.memory_swap_limit_in_bytes = resources.memory_swap_limit_in_bytes
+    for name in RESOURCE_FIELDS:
+        if value := getattr(resources, name):
+            if name in MAP_FIELDS:
+                _WRITE_MAP[name](getattr(message, name), value)
+            else:
+                setattr(message, name, value)
 
 
 def resources_of(message: Any) -> Resources:
     """Read a LinuxContainerResources, of a hook message or of CRI: they have the same fields."""
-    return Resources(
-        message.cpu_period,
-        message.cpu_quota,
-        message.cpu_shares,
-        message.memory_limit_in_bytes,
-        message.oom_score_adj,
-        message.cpuset_cpus,
-        message.cpuset_mems,
-        {entry.page_size: entry.limit for entry in message.hugepage_limits} if message.hugepage_limits else {},
-        entries_of(message.unified) if message.unified else {},
-        message.memory_swap_limit_in_bytes,
-    )
+    values = [*_fields_of(message)]
+    for index, read in _READ_MAP:
+        values[index] = read(values[index]) if values[index] else {}
+    return Resources(*values)
+
+
+def _write_limits(message: Any, limits: Mapping[str, int]) -> None:
+    for page_size, limit in limits.items():
+        message.add(page_size=page_size, limit=limit)
+
+
+def _limits_of(message: Any) -> dict[str, int]:
+    return {entry.page_size: entry.limit for entry in message}
 
 
 def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]) -> None:
@@ -319,12 +317,23 @@ def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+_WRITE_MAP: Mapping[str, Callable[[Any, Any], None]] = {
+    name: _write_limits if ROWS[name].kind is Kind.NUMBERS else _write_entries for name in MAP_FIELDS
+}
+_READ_MAP: Sequence[tuple[int, Callable[[Any], Any]]] = [
+    (index, _limits_of if ROWS[name].kind is Kind.NUMBERS else entries_of)
+    for index, name in enumerate(RESOURCE_FIELDS)
+    if name in MAP_FIELDS
+]
+"""The indexes of the map fields in ``RESOURCE_FIELDS``, and functions that read them."""
+
+
 def _frozen(answer: HookAnswer) -> HookAnswer:
     """Return an answer with read-only maps: several callers may be given the same object."""
     resources = answer.resources
     if resources is not None:
-        limits, unified = MappingProxyType(resources.hugepage_limits), MappingProxyType(resources.unified)
-        resources = replace(resources, hugepage_limits=limits, unified=unified)
+        maps: dict[str, Any] = {name: MappingProxyType(getattr(resources, name)) for name in MAP_FIELDS}
+        resources = replace(resources, **maps)
     return HookAnswer(
         labels=MappingProxyType(answer.labels),
         annotations=MappingProxyType(answer.annotations),

@@ -8,33 +8,25 @@ Invariant: an answer that repeats what was sent changes nothing and is never bad
 The SDK's edits and its tester use these rules (hooks/sdk), so that both sides apply the same ones.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, TypeVar
 
+from runtimeproxy.model import fields
 from runtimeproxy.model.envs import changed, found_in
+from runtimeproxy.model.fields import MAP_FIELDS, NO_RESOURCES, RESOURCE_FIELDS, TEXT_FIELDS, ResourceValue, Value
+from runtimeproxy.model.fields import kind_of as kind_of
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
 from runtimeproxy.model.values import (
-    HIGHEST_CPU,
-    MAP_FIELDS,
     NO_ADJUSTMENT,
-    NO_RESOURCES,
-    RESOURCE_FIELDS,
     SLICE,
-    TEXT_FIELDS,
     Adjustment,
     Conflict,
     ContainerInfo,
     HookAnswer,
     HookRequest,
     PodInfo,
-    ResourceValue,
-    is_echo,
-    laid_over,
-    overlay,
-    tidy,
 )
 
 V = TypeVar("V")
@@ -101,7 +93,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
         if not new:
-            if old and name in TEXT_FIELDS and is_echo(before, after):  # only in an echo an empty cpuset is meant
+            if old and name in TEXT_FIELDS and fields.is_echo(before, after):  # only an echo can clear a cpuset
                 changed[name] = new
             continue
         if name in MAP_FIELDS:
@@ -110,7 +102,10 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
                 changed[name] = entries
             repeated += [f"{name}.{key}" for key in new if key not in entries]
             continue
-        value = new if new == old else tidy(name, new)
+        if new == old:
+            repeated.append(name)
+            continue
+        value = fields.tidy(name, new)
         if value != new:
             normalised.append(name)
         if value == old:
@@ -140,14 +135,13 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
 """The fields of an Adjustment that belong to each part."""
 
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
-    point.applies: tuple(field for part, fields in _FIELDS.items() if part not in point.applies for field in fields)
+    point.applies: tuple(field for part, names in _FIELDS.items() if part not in point.applies for field in names)
     for point in HOOK_POINTS
 }
 """The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
 
 
-# -- which fields of an answer are bad
-# ----------------------------------------------------------------------------------
+# -- which fields of an answer are bad -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +172,16 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     lost: set[str] = set()
     for name, value in change.resources.items():
         if name in MAP_FIELDS:
-            if of_map := _good_entries(f"resources.{name}", _mapping(value), broken):
+            assert isinstance(value, Mapping)
+            if of_map := _good_entries(f"resources.{name}", value, broken):
                 resources[name] = of_map
             continue
-        holds, rule = RESOURCE_RULES[name]
-        if holds(value):
+        row = fields.ROWS[name]
+        if row.holds(value):
             resources[name] = value
         else:
-            broken.append(BrokenRule(f"resources.{name}", f"must be {rule}"))
-            lost |= _TOGETHER.get(name, {name})
+            broken.append(BrokenRule(f"resources.{name}", f"must be {row.rule}"))
+            lost |= fields.together(name)
     if not broken:
         return change, ()
     good["resources"] = {name: value for name, value in resources.items() if name not in lost}
@@ -227,45 +222,6 @@ def parent_rule(path: str, sent: str) -> str:
     return ""
 
 
-_TOGETHER: Mapping[str, frozenset[str]] = {
-    name: group
-    for group in (
-        frozenset({"cpu_period", "cpu_quota"}),
-        frozenset({"memory_limit_in_bytes", "memory_swap_limit_in_bytes"}),
-    )
-    for name in group
-}
-"""Fields that belong together: one limits nothing, or something else, without the other."""
-
-_CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
-"""At most nine digits, to bound the work on a hostile text."""
-_CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
-_CPU_RANGES = re.compile(_CPU_RANGE)
-
-
-def is_cpuset(text: str) -> bool:
-    """Return whether a text in its normal form is a list of CPUs or memory nodes, or empty."""
-    if text and _CPUSET.fullmatch(text) is None:
-        return False
-    return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
-
-
-_BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
-_CPUSET_RULE = f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
-
-RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "cpu_period": (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds"),
-    "cpu_quota": (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds"),
-    "cpu_shares": (lambda shares: shares >= 0, "0 (not set) or more"),
-    "memory_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
-    "memory_swap_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
-    "oom_score_adj": (lambda score: -1000 <= score <= 1000, "-1000..1000"),
-    "cpuset_cpus": (is_cpuset, _CPUSET_RULE),
-    "cpuset_mems": (is_cpuset, _CPUSET_RULE),
-}
-"""The rule for each number and text of Resources, as a test and in words."""
-
-
 # -- how answers add up ----------------------------------------------------------------------------------------------
 
 
@@ -275,7 +231,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
     The plugin becomes the owner of each field it set. If another plugin owns the field with a different value, that is
     a conflict.
     """
-    fields = by_field(change)
+    values = by_field(change)
     if earlier is NO_ADJUSTMENT:
         return Adjustment(
             change.labels,
@@ -285,59 +241,37 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
             change.resources,
             change.confirmed,
             frozenset(zip(change.confirmed, repeat(plugin))),
-            dict.fromkeys(fields, plugin),
+            dict.fromkeys(values, plugin),
         )
     return Adjustment(
         labels={**earlier.labels, **change.labels},
         annotations={**earlier.annotations, **change.annotations},
         envs={**earlier.envs, **change.envs},
         cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
-        resources=laid_over(earlier.resources, change.resources),
+        resources=fields.laid_over(earlier.resources, change.resources),
         confirmed=earlier.confirmed | change.confirmed,
         confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
-        owners={**earlier.owners, **dict.fromkeys(fields, plugin)},
-        conflicts=earlier.conflicts + _conflicts(earlier, plugin, fields),
+        owners={**earlier.owners, **dict.fromkeys(values, plugin)},
+        conflicts=earlier.conflicts + _conflicts(earlier, plugin, values),
     )
 
 
-def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -> tuple[Conflict, ...]:
+def _conflicts(earlier: Adjustment, plugin: str, values: Mapping[str, object]) -> tuple[Conflict, ...]:
     before = by_field(earlier)
     return tuple(
         Conflict(field, owner, plugin)
-        for field, value in fields.items()
+        for field, value in values.items()
         if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
     )
 
 
-def kind_of(field: str) -> str:
-    """Return the name of an owned field without a map's key: "envs", "resources.unified", "resources.cpu_quota"."""
-    part, _, rest = field.partition(".")
-    return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
-
-
-def by_field(adjustment: Adjustment) -> dict[str, object]:
+def by_field(adjustment: Adjustment) -> dict[str, Value]:
     """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
-    fields: dict[str, object] = {}
-    for name in ("labels", "annotations", "envs"):
-        for key, entry in getattr(adjustment, name).items():
-            fields[f"{name}.{key}"] = entry
-    if adjustment.cgroup_parent is not None:
-        fields["cgroup_parent"] = adjustment.cgroup_parent
-    for name, value in adjustment.resources.items():
-        if name in MAP_FIELDS:
-            for key, entry in _mapping(value).items():
-                fields[f"resources.{name}.{key}"] = entry
-        else:
-            fields[f"resources.{name}"] = value
-    return fields
+    maps = {"labels": adjustment.labels, "annotations": adjustment.annotations, "envs": adjustment.envs}
+    return fields.flat(maps, adjustment.cgroup_parent, adjustment.resources)
 
 
-def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-# -- the request of the next plugin
-# -------------------------------------------------------------------------------------
+# -- the request of the next plugin ----------------------------------------------------------------------------------
 
 
 def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
@@ -365,7 +299,7 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
         {**pod.annotations, **changes.annotations} if changes.annotations else pod.annotations,
         pod.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
         pod.overhead,
-        overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
+        fields.overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
     )
 
 
@@ -378,7 +312,7 @@ def adjusted_container(container: ContainerInfo, adjustment: Adjustment, contain
         container.name,
         container.attempt,
         {**container.annotations, **changes.annotations} if changes.annotations else container.annotations,
-        overlay(container.resources, changes.resources) if changes.resources else container.resources,
+        fields.overlay(container.resources, changes.resources) if changes.resources else container.resources,
         changed(container.envs, changes.envs) if changes.envs else container.envs,
         container.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
     )

@@ -13,18 +13,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runtimeproxy.model.fields import MEMORY, RESOURCE_FIELDS, SWAP, ResourceValue
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import RESOURCE_FIELDS, Adjustment, ResourceValue
+from runtimeproxy.model.values import Adjustment
 
 Fields = frozenset[str]
-"""Names of fields without a map's key: "annotations", "resources.unified" (``merge.kind_of``)."""
+"""Names of fields without a map's key: "annotations", "resources.unified" (``fields.kind_of``)."""
 
-_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 _RESOURCES: Fields = frozenset(f"resources.{name}" for name in RESOURCE_FIELDS)
 _ANNOTATIONS: Fields = frozenset({"annotations"})
 _UNIFIED: Fields = frozenset({"resources.unified"})
 _HUGEPAGES: Fields = frozenset({"resources.hugepage_limits"})
-_OWN_SWAP: Fields = frozenset({f"resources.{_SWAP}"})
+_OWN_SWAP: Fields = frozenset({f"resources.{SWAP}"})
 """The runtime sets the swap limit to the memory limit, whatever the request has."""
 
 
@@ -93,6 +93,6 @@ def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
 def used_resources(sent: Mapping[str, ResourceValue], unused: Fields) -> dict[str, ResourceValue]:
     """Return the resources that the runtime sets."""
     found = {name: value for name, value in sent.items() if f"resources.{name}" not in unused}
-    if _MEMORY in found and _SWAP in sent and _SWAP not in found:
-        found[_SWAP] = found[_MEMORY]
+    if MEMORY in found and SWAP in sent and SWAP not in found:
+        found[SWAP] = found[MEMORY]
     return found

@@ -12,22 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from runtimeproxy.model.values import (
-    MAP_FIELDS,
-    NO_RESOURCES,
-    RESOURCE_FIELDS,
-    TEXT_FIELDS,
-    ContainerInfo,
-    ContainerRecord,
-    PodInfo,
-    PodRecord,
-    Resources,
-    named,
-)
+from runtimeproxy.model.fields import NO_RESOURCES, ROWS, Resources, Value, kind_of, nested
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, set_fields
 
-Value = int | str
-Fields = dict[str, Value]
-"""Values by field, named as in ``Adjustment.owners``; fields that are not set are absent."""
 Pair = tuple[Value | None, Value | None]
 """The kubelet's value and the hook's; None means not set."""
 Name = tuple[Value, ...]
@@ -35,12 +22,11 @@ Name = tuple[Value, ...]
 
 _NAMES: tuple[tuple[type, ...], ...] = ((str, str, str, int), (str, str, int))
 _NUMBERS = range(-(2**63), 2**63)
-_MAPS = {"labels": str, "annotations": str, "resources.unified": str, "resources.hugepage_limits": int}
-"""The fields that have an entry per key, and the type of their values."""
-_KINDS: dict[str, type] = {"cgroup_parent": str} | {
-    f"resources.{name}": str if name in TEXT_FIELDS else int for name in RESOURCE_FIELDS if name not in MAP_FIELDS
+_TYPES: dict[str, tuple[type, bool]] = {
+    **{"cgroup_parent": (str, False), "labels": (str, True), "annotations": (str, True)},
+    **{f"resources.{name}": row.kind.value for name, row in ROWS.items()},
 }
-"""The other fields, and the type of their values."""
+"""The type of each field's values, and whether they have keys, by ``kind_of`` their names."""
 
 
 class BrokenOriginals(ValueError):
@@ -67,9 +53,10 @@ def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | 
         effective = replace(record.effective, resources=record.reported)
     if record.original == effective:
         return None
-    asked, hooked = _fields(record.original), _fields(effective)
-    names = sorted(asked.keys() | hooked.keys())
-    pairs = {name: (asked.get(name), hooked.get(name)) for name in names if asked.get(name) != hooked.get(name)}
+    requested, hooked = set_fields(record.original), set_fields(effective)
+    names = sorted(requested.keys() | hooked.keys())
+    values = {name: (requested.get(name), hooked.get(name)) for name in names}
+    pairs = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not pairs:
         return None
     owners = record.owners if isinstance(record, ContainerRecord) else ()
@@ -103,11 +90,11 @@ _I = TypeVar("_I", PodInfo, ContainerInfo)
 def _restored(info: _I, kept: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
     """Return the original value, the effective value, and the kept pairs that still hold. What the runtime does not
     report is as the hook set it; if it reports another value, somebody else has set that since."""
-    told = _fields(info)
-    standing = {name: pair for name, pair in kept.pairs.items() if told.get(name) in (None, pair[1])}
+    reported = set_fields(info)
+    standing = {name: pair for name, pair in kept.pairs.items() if reported.get(name) in (None, pair[1])}
     if not standing:
         return info, info, standing
-    effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if told.get(name) != hooked})
+    effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if reported.get(name) != hooked})
     return _with(effective, {name: asked for name, (asked, _) in standing.items()}), effective, standing
 
 
@@ -121,53 +108,20 @@ def _name(info: PodInfo | ContainerInfo) -> Name:
     return info.pod_id, info.name, info.attempt
 
 
-def _fields(info: PodInfo | ContainerInfo) -> Fields:
-    fields: Fields = {f"annotations.{key}": value for key, value in info.annotations.items()}
-    if isinstance(info, PodInfo):
-        fields |= {f"labels.{key}": value for key, value in info.labels.items()}
-    if info.cgroup_parent:
-        fields["cgroup_parent"] = info.cgroup_parent
-    for name, value in named(info.resources).items():
-        if isinstance(value, Mapping):
-            fields |= {f"resources.{name}.{key}": entry for key, entry in value.items()}
-        else:
-            fields[f"resources.{name}"] = value
-    return fields
-
-
 def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
     """Return a value with fields set, or unset where they are None; resources without any field become None."""
     if not values:
         return info
-    changed: dict[str, Any] = {}
-    resources: dict[str, Any] = {}
-    for name, value in values.items():
-        part, _, key = name.partition(".")
-        if part == "cgroup_parent":
-            changed[part] = value or ""
-        elif part == "resources":
-            _set_resource(resources, info.resources or NO_RESOURCES, key, value)
-        else:
-            _set_entry(changed.setdefault(part, dict(getattr(info, part))), key, value)
-    if resources:
-        made = replace(info.resources or NO_RESOURCES, **resources)
-        changed["resources"] = None if made == NO_RESOURCES else made
+    made = nested({name: value for name, value in {**set_fields(info), **values}.items() if value is not None})
+    resources = Resources(**made.get("resources", {}))
+    parts = {
+        "cgroup_parent": made.get("cgroup_parent", ""),
+        "labels": made.get("labels", {}),
+        "annotations": made.get("annotations", {}),
+        "resources": None if resources == NO_RESOURCES else resources,
+    }
+    changed: dict[str, Any] = {part: parts[part] for part in {name.partition(".")[0] for name in values}}
     return replace(info, **changed)
-
-
-def _set_resource(changed: dict[str, Any], known: Resources, name: str, value: Value | None) -> None:
-    name, _, key = name.partition(".")
-    if name in MAP_FIELDS:
-        _set_entry(changed.setdefault(name, dict(getattr(known, name))), key, value)
-    else:
-        changed[name] = getattr(NO_RESOURCES, name) if value is None else value
-
-
-def _set_entry(entries: dict[str, Value], key: str, value: Value | None) -> None:
-    if value is None:
-        entries.pop(key, None)
-    else:
-        entries[key] = value
 
 
 # -- as JSON ---------------------------------------------------------------------------------------------------------
@@ -202,7 +156,8 @@ def read(text: bytes) -> OriginalValues:
 
 def _is_value(field: str, value: object) -> bool:
     """Return whether a value is valid for a field; None is valid for every known field."""
-    kind = _KINDS.get(field) or next((kind for name, kind in _MAPS.items() if field.startswith(f"{name}.")), None)
-    if kind is None or value is None:
-        return kind is not None
-    return type(value) is kind and (kind is str or value in _NUMBERS)
+    kind = kind_of(field)
+    type_, has_keys = _TYPES.get(kind, (None, False))
+    if type_ is None or has_keys is (field == kind):
+        return False
+    return value is None or (type(value) is type_ and (type_ is str or value in _NUMBERS))

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, Resources, ResourceValue, named, overlay
 from runtimeproxy.model.merge import adjusted_container, adjusted_pod, by_field, difference, echo
 from runtimeproxy.model.values import (
-    MAP_FIELDS,
     NO_ADJUSTMENT,
-    NO_RESOURCES,
     SLICE,
     Adjustment,
     ContainerInfo,
@@ -22,17 +22,10 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
-    ResourceValue,
     Subject,
-    laid_over,
-    named,
-    overlay,
 )
 
 V = TypeVar("V")
-
-_MEMORY, _SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 
 
 def hook_view(subject: Subject) -> HookRequest:
@@ -47,8 +40,8 @@ def hooked(subject: Subject) -> dict[str, str]:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
     asked = HookRequest(subject.pod.effective, subject.container.original)
-    fields = sorted(by_field(difference(asked, echo(hook_view(subject)))))
-    return {name: owners.get(name, "at an earlier call") for name in fields}
+    names = sorted(by_field(difference(asked, echo(hook_view(subject)))))
+    return {name: owners.get(name, "at an earlier call") for name in names}
 
 
 def container_of(subject: Subject) -> ContainerRecord:
@@ -62,8 +55,8 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     did has the same owner."""
     owners = dict(container.owners)
     original, effective = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
-    if _MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
-        owners.setdefault(_SWAP, owners[_MEMORY])
+    if MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
+        owners.setdefault(SWAP, owners[MEMORY])
     return owners
 
 
@@ -109,8 +102,7 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     runs, requested = effective.resources or NO_RESOURCES, (sent.original.resources, sent.effective.resources)
     without_swap = any(one and 0 < one.memory_swap_limit_in_bytes == one.memory_limit_in_bytes for one in requested)
     if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
-        swap = {"memory_swap_limit_in_bytes": runs.memory_limit_in_bytes}
-        effective = _with(effective, overlay(runs, swap), {})
+        effective = _with(effective, replace(runs, memory_swap_limit_in_bytes=runs.memory_limit_in_bytes), {})
     envs = {key: value for key, value in effective.envs.items() if key not in sent.effective.envs}
     original = replace(sent.original, envs={**envs, **sent.original.envs})
     without = lacking(made, Subject(made.pod, ContainerRecord(original, effective)))
@@ -122,10 +114,10 @@ def lacking(made: Subject, subject: Subject) -> frozenset[str]:
     """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
     runtime may report the whole path of a slice, which systemd finds by the last part."""
     wanted, reported = echo(hook_view(made)), echo(hook_view(subject))
-    fields = frozenset(by_field(difference(hook_view(subject), wanted)))
+    names = frozenset(by_field(difference(hook_view(subject), wanted)))
     requested, has = wanted.cgroup_parent or "", reported.cgroup_parent or ""
     same_slice = requested.endswith(SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
-    return fields - {"cgroup_parent"} if same_slice else fields
+    return names - {"cgroup_parent"} if same_slice else names
 
 
 def without_parent(made: Subject) -> PodRecord | ContainerRecord:
@@ -222,19 +214,12 @@ def _owners(
     known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
 ) -> tuple[tuple[str, str], ...]:
     """Return the owners of resource fields, of a map field those of its entries."""
-    for name in _names(set_now):
+    for field_name in fields.flat({}, None, set_now):
+        name = field_name.removeprefix("resources.")
         known.pop(name, None)
-        if owner := adjustment.owners.get(f"resources.{name}"):
+        if owner := adjustment.owners.get(field_name):
             known[name] = owner
     return tuple(known.items())
-
-
-def _names(resources: Mapping[str, ResourceValue]) -> list[str]:
-    """Return the names of resource fields as owners have them: of a map field one for each entry."""
-    names: list[str] = []
-    for name, value in resources.items():
-        names += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
-    return names
 
 
 # -- start -----------------------------------------------------------------------------------------------------------
@@ -300,11 +285,11 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
     }
     request, original = named(asked.resources), container.original.resources or NO_RESOURCES
     present = container.effective.resources or NO_RESOURCES
-    fields: dict[str, ResourceValue] = {}
+    found: dict[str, ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         asks, changes = request.get(name), adjustment.resources.get(name)
         wanted, holds = getattr(original, name), getattr(present, name)
-        if name in MAP_FIELDS:
+        if name in fields.MAP_FIELDS:
             asks, changes = asks or {}, changes or {}
             wanted, holds = {**wanted, **asks, **changes}, {**holds, **asks}  # type: ignore[dict-item]
             said = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
@@ -314,8 +299,8 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
             holds = holds if asks is None else asks
             wanted = changes if changes is not None else wanted if asks is None else asks
         if wanted != holds:
-            fields[name] = wanted
-    return fields
+            found[name] = wanted
+    return found
 
 
 def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
@@ -325,9 +310,9 @@ def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> 
     known, present, annotations = before.original, before.effective, said.asked.annotations
     original = effective = _with(known, overlay(known.resources, asked), annotations)
     if known is not present or said.put_in or said.annotations:
-        held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
+        held = {name: value for name, value in fields.laid_over(asked, said.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
-    requested = _names(asked)
-    owners = {name: plugin for name, plugin in before.owners if name not in requested}
+    requested = fields.flat({}, None, asked)
+    owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in requested}
     owned = _owners(owners, said.put_in, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

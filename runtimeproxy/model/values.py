@@ -1,55 +1,20 @@
 """The values that both fronts and the core share.
 
-Owns pods, containers, hook requests, hook answers and adjustments, and the difference between an echo and a partial
-answer.
+Owns pods, containers, hook requests, hook answers and adjustments.
 Must not know: any wire format, any front.
 Invariant: every value is frozen. Absent is not empty: ``None`` means "not given", while "" and 0 are values.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
-ResourceValue = int | str | Mapping[str, int] | Mapping[str, str]
-"""Value of one field of ``Resources``."""
+from runtimeproxy.model.fields import NO_RESOURCES as NO_RESOURCES
+from runtimeproxy.model.fields import Resources as Resources
+from runtimeproxy.model.fields import ResourceValue as ResourceValue
+from runtimeproxy.model.fields import Value, flat, named
 
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """LinuxContainerResources of CRI and of the hook protocol (same fields, same numbers).
-
-    Periods and quotas in microseconds, memory in bytes; 0 and "" mean "not set"; -1 quota or memory means unlimited.
-    ``hugepage_limits`` maps a page size ("2MB") to bytes.
-    """
-
-    cpu_period: int = 0
-    cpu_quota: int = 0
-    cpu_shares: int = 0
-    memory_limit_in_bytes: int = 0
-    oom_score_adj: int = 0
-    cpuset_cpus: str = ""
-    cpuset_mems: str = ""
-    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
-    unified: Mapping[str, str] = field(default_factory=dict)
-    memory_swap_limit_in_bytes: int = 0
-
-
-RESOURCE_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Resources))
-MAP_FIELDS = frozenset({"hugepage_limits", "unified"})
-"""The fields of ``Resources`` that merge key by key."""
-TEXT_FIELDS = frozenset({"cpuset_cpus", "cpuset_mems"})
-"""The fields of ``Resources`` that an echo can clear."""
-NUMBER_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS | TEXT_FIELDS)
-HIGHEST_CPU = 8191
-"""The highest CPU or memory node that a cpuset may name: no kernel is built for more (NR_CPUS in Linux's
-arch/x86/Kconfig), and every runtime refuses a higher one."""
-LEAST_QUOTA = 1000
-"""Least CPU quota in microseconds that the kernel accepts (min_cfs_quota_period in kernel/sched/core.c)."""
 SLICE = ".slice"
 """The suffix of each cgroup parent where systemd manages the cgroups: any other one is refused there."""
-
-NO_RESOURCES = Resources()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,73 +165,9 @@ class Adjustment:
 NO_ADJUSTMENT = Adjustment()
 
 
-def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Resources | None:
-    """Return ``base`` with ``changes`` set; map fields are merged key by key. None stays None if nothing changes."""
-    if not changes:
-        return base
-    values: list[Any] = []
-    for name in RESOURCE_FIELDS:
-        value: Any = getattr(base or NO_RESOURCES, name)
-        if name in changes:
-            value = {**value, **_entries(changes[name])} if name in MAP_FIELDS else changes[name]
-        values.append(value)
-    return Resources(*values)
-
-
-def laid_over(fields: Mapping[str, ResourceValue], changes: Mapping[str, ResourceValue]) -> dict[str, ResourceValue]:
-    """Return fields by name with ``changes`` set; map fields are merged key by key."""
-    made = dict(fields)
-    for name, value in changes.items():
-        made[name] = {**_entries(made.get(name, {})), **_entries(value)} if name in MAP_FIELDS else value
-    return made
-
-
-def _entries(value: ResourceValue) -> Mapping[str, Any]:
-    assert not isinstance(value, (int, str))
-    return value
-
-
-def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
-    """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
-
-    If they were equal there was no swap, and stays none, as the kubelet sets it. A swap limit is never below the memory
-    limit, which the kernel and the runtimes refuse, and is 0 if no memory limit is left (0).
-    """
-    assert isinstance(new_memory, int)
-    if swap == memory:
-        return new_memory
-    if swap <= 0:
-        return swap
-    return max(swap, new_memory) if new_memory else 0
-
-
-def is_echo(sent: Resources, said: Resources) -> bool:
-    """Return whether an answer is a whole echo and not a partial answer. proto3 has no field presence, so it is an echo
-    if it repeats all numbers that were sent, and any were."""
-    numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
-    return bool(numbers) and all(getattr(said, name) for name in numbers)
-
-
-def named(resources: Resources | None) -> dict[str, ResourceValue]:
-    """Return the fields of a message that are set (not 0, "" or an empty map)."""
-    if resources is None:
-        return {}
-    fields: dict[str, ResourceValue] = {}
-    for name in RESOURCE_FIELDS:
-        if value := getattr(resources, name):
-            fields[name] = value
-    return fields
-
-
-_CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
-
-
-def tidy(name: str, value: int | str) -> int | str:
-    """Return the normal form of a number or a text of ``Resources``; "" for a text without any item.
-
-    In a cpuset the kernel takes any number of commas and blanks as a separator (lib/bitmap-str.c). A quota below the
-    kernel's least value results from scaling and is raised to it.
-    """
-    if isinstance(value, str):
-        return ",".join(_CPUSET_PARTS.findall(value))
-    return LEAST_QUOTA if name == "cpu_quota" and 0 < value < LEAST_QUOTA else value
+def set_fields(info: PodInfo | ContainerInfo) -> dict[str, Value]:
+    """Return the values that are set, without environment variables, named as in ``Adjustment.owners``."""
+    maps = {"annotations": info.annotations}
+    if isinstance(info, PodInfo):
+        maps["labels"] = info.labels
+    return flat(maps, info.cgroup_parent or None, named(info.resources))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
-from runtimeproxy.model import values as model
+from runtimeproxy.model.fields import RESOURCE_FIELDS, tidy
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
 from runtimeproxy.model.merge import by_field
 from runtimeproxy.model.values import (
@@ -141,7 +141,7 @@ class Answer(NamedTuple):
 
 def put_together(point: HookPoint, parts: list[Piece]) -> Answer:
     values = {part.field: dict([part.value]) if part.field in MAPS else part.value for part in parts}
-    resources = {name: values.pop(name) for name in model.RESOURCE_FIELDS if name in values}
+    resources = {name: values.pop(name) for name in RESOURCE_FIELDS if name in values}
     answer = HookAnswer(**values, resources=Resources(**resources) if resources else None)
     bad = {part.field for part in parts if not part.good} - ABSENT[point.subject]
     return Answer(point, codec.encode_answer(point, answer), bad)
@@ -220,7 +220,7 @@ def test_all_of_an_answer_that_is_not_bad_is_applied(answer: Answer) -> None:
             is_bad = not key or (field == "envs" and ("=" in key or "\0" in f"{key}{value}"))
             assert not is_bad or field in bad
         else:
-            value = model.tidy(field, value) if field in model.RESOURCE_FIELDS else value
+            value = tidy(field, value) if field in RESOURCE_FIELDS else value
             is_bad = field in lost or value in ("", SENT_VALUES.get(name))
         without_effect = answer.point is START and not name.startswith("resources.")
         assert found.pop(name, None) == (None if is_bad or without_effect else value)

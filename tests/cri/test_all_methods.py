@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.cri.routes import HELD
-from runtimeproxy.model.values import Adjustment, HookAnswer, Resources, named
+from runtimeproxy.model.fields import named
+from runtimeproxy.model.values import Adjustment, HookAnswer, Resources
 from tests.amounts import examples
 from tests.cri import conversations as talk
 from tests.cri import rest

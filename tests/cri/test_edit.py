@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, edit, translate
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Resources, ResourceValue, overlay
+from runtimeproxy.model.fields import RESOURCE_FIELDS, Resources, ResourceValue, overlay
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment
 from tests.cri import rest
 from tests.cri.messages import DECLARED, messages
 from tests.fakes import cri_pb2 as cri
@@ -93,12 +94,6 @@ def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, 
 
 def test_no_memory_limit_is_0_in_a_create_without_resources() -> None:
     assert edit.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
-
-
-def test_a_change_with_another_value_in_the_request_is_respelt() -> None:
-    changes = {"memory_limit_in_bytes": -1, "cpu_shares": 2, "oom_score_adj": 3}
-    said = {"memory_limit_in_bytes": 0, "memory_swap_limit_in_bytes": 0, "cpu_shares": 2}
-    assert edit.respelt(changes, said) == ["memory_limit_in_bytes"]
 
 
 @pytest.mark.parametrize("lifts", [True, False])
@@ -400,7 +395,7 @@ def test_echo_is_no_change_but_the_same_object(kind: Kind, data: st.DataObject) 
     else:
         _, resources, annotations = values
         texts = {"annotations": annotations}
-    echo = Adjustment(**texts, resources={name: getattr(resources, name) for name in translate.RESOURCE_TABLE})
+    echo = Adjustment(**texts, resources={name: getattr(resources, name) for name in RESOURCE_FIELDS})
     assert kind.edit(message, echo) is message
 
 

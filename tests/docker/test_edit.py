@@ -22,14 +22,8 @@ from runtimeproxy.docker.edit import (
 )
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.values import (
-    NO_ADJUSTMENT,
-    NO_RESOURCES,
-    RESOURCE_FIELDS,
-    Adjustment,
-    Resources,
-    ResourceValue,
-)
+from runtimeproxy.model.fields import RESOURCE_FIELDS
+from runtimeproxy.model.values import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, Resources, ResourceValue
 from tests.amounts import examples
 
 GIB = 2**30

@@ -14,7 +14,8 @@ from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.docker.translate import DockerName, RequestedContainer, RequestedPod, is_pods, parse_name, read_update
-from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources, named
+from runtimeproxy.model.fields import named
+from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_structs import RESOURCES, filled

@@ -12,8 +12,9 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
 from runtimeproxy.model.caches import CONTAINER_PARTS, POD_PARTS
 from runtimeproxy.model.envs import changed
+from runtimeproxy.model.fields import NUMBER_FIELDS
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model.values import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from tests.docs import HOOK_API, table
 
 POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]

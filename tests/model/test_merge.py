@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model import values
+from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, kind_of, limited
 from runtimeproxy.model.values import (
+    NO_ADJUSTMENT,
     Adjustment,
     Conflict,
     ContainerInfo,
     HookAnswer,
     HookRequest,
     PodInfo,
-    Resources,
 )
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
@@ -94,7 +94,7 @@ def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, 
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
 NOT_SENT = {"oom_score_adj", "memory_swap_limit_in_bytes"}
-ALL_CONFIRMED = {*values.RESOURCE_FIELDS, *ENTRIES} - values.MAP_FIELDS - NOT_SENT
+ALL_CONFIRMED = {*RESOURCE_FIELDS, *ENTRIES} - MAP_FIELDS - NOT_SENT
 CONFIRMED: list[tuple[Message, set[str]]] = [
     *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
@@ -247,7 +247,7 @@ def test_no_rule_holds_a_value() -> None:
 
 def added(*plugins: Adjustment) -> Adjustment:
     """Return the sum of plugins' changes; the plugins are called 1, 2 and so on."""
-    adjustment = values.NO_ADJUSTMENT
+    adjustment = NO_ADJUSTMENT
     for number, change in enumerate(plugins, 1):
         adjustment = combine(adjustment, f"{number}", change)
     return adjustment
@@ -352,7 +352,7 @@ SOME_ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max
 NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
 ANY_RESOURCES = st.none() | st.builds(
     Resources,
-    **dict.fromkeys(values.NUMBER_FIELDS, NUMBER),
+    **dict.fromkeys(NUMBER_FIELDS, NUMBER),
     cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
     cpuset_mems=st.sampled_from(["", "0"]),
     hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model import values
+from runtimeproxy.model.fields import MAP_FIELDS, RESOURCE_FIELDS, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import difference, echo, judged, limited
-from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD
@@ -189,9 +189,9 @@ def said_again(answer: HookAnswer) -> HookAnswer:
     container.env.update(answer.envs)
     if answer.cgroup_parent:
         container.cgroup_parent = answer.cgroup_parent
-    for name in values.RESOURCE_FIELDS if answer.resources else ():
+    for name in RESOURCE_FIELDS if answer.resources else ():
         value = getattr(answer.resources, name)
-        if name in values.MAP_FIELDS:
+        if name in MAP_FIELDS:
             getattr(container.resources, name).update(value)
         elif value:
             container.resources.set(name, value)

@@ -7,17 +7,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model import values as model
-from runtimeproxy.model.merge import difference, judged
-from runtimeproxy.model.values import (
+from runtimeproxy.model.fields import (
     MAP_FIELDS,
+    NO_RESOURCES,
     NUMBER_FIELDS,
+    RESOURCE_FIELDS,
     TEXT_FIELDS,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
     Resources,
+    is_echo,
+    tidy,
 )
+from runtimeproxy.model.merge import difference, judged
+from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
@@ -214,7 +215,7 @@ FIELDS = {
     "unified": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["", "1"])),
 }
 MESSAGES = st.none() | st.fixed_dictionaries({}, optional=FIELDS).map(lambda values: Resources(**values))
-EDITS = st.lists(st.sampled_from(model.RESOURCE_FIELDS).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name])))
+EDITS = st.lists(st.sampled_from(RESOURCE_FIELDS).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name])))
 
 
 def made(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
@@ -227,7 +228,7 @@ def made(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
                 done[name] = {**done.get(name, {}), **value}
             else:
                 resources.set(name, value)
-                done[name] = value if value == getattr(resources.sent, name, None) else model.tidy(name, value)
+                done[name] = value if value == getattr(resources.sent, name, None) else tidy(name, value)
         except NotSayable:
             continue
     return {name: value for name, value in done.items() if value != {}}
@@ -246,9 +247,9 @@ def changes(sent: Resources, done: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def proxys(sent: Resources | None, answer: Resources | None) -> model.Adjustment:
+def proxys(sent: Resources | None, answer: Resources | None) -> Adjustment:
     """Return what the proxy makes of an answer, which it must accept as a whole."""
-    request = HookRequest(PodInfo(), model.ContainerInfo(resources=sent))
+    request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
     change = difference(request, HookAnswer(resources=answer))
     assert judged(change, request)[1] == ()
     return change
@@ -260,7 +261,7 @@ def proxys(sent: Resources | None, answer: Resources | None) -> model.Adjustment
 def test_answer_changes_what_was_set_only(sent: Resources | None, edits: list[Edit], update: bool, alone: bool) -> None:
     resources = EditableResources(sent, update=update, alone=update and alone)
     done = made(resources, edits)
-    assert proxys(sent, resources.answer).resources == changes(sent or model.NO_RESOURCES, done)
+    assert proxys(sent, resources.answer).resources == changes(sent or NO_RESOURCES, done)
 
 
 @settings(max_examples=examples(400))
@@ -268,7 +269,7 @@ def test_answer_changes_what_was_set_only(sent: Resources | None, edits: list[Ed
 @example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpu_quota", 1000)])
 @example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpuset_cpus", "")])
 def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, edits: list[Edit]) -> None:
-    before = sent or model.NO_RESOURCES
+    before = sent or NO_RESOURCES
     resources = EditableResources(sent, update=True)
     done = made(resources, edits)
     confirmed = proxys(sent, resources.answer).confirmed
@@ -282,7 +283,7 @@ def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, 
     if any(done.get(name) == "" != getattr(before, name) for name in TEXT_FIELDS):
         assert resources.answer == resources.value  # a cpuset is cleared: a whole echo
     else:
-        spared = TEXT_FIELDS if model.is_echo(before, Resources(**done)) else set()
+        spared = TEXT_FIELDS if is_echo(before, Resources(**done)) else set()
         assert confirmed <= as_sent | spared
 
 

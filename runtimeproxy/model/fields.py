@@ -1,0 +1,280 @@
+"""The fields that hook servers can change: the table of the resource fields, and how fields are named and limited.
+
+Owns the rules of each resource field, the names of single values, and which values a create or an update can carry.
+Must not know: any wire format, the name of a field in an API (``cri/status.py``, ``docker/resources.py``).
+Invariant: a resource field is one row of ``Resources``. Everything else in the model is derived from the rows.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+Value = int | str
+"""Value of a number or a text, or of an entry of a map."""
+ResourceValue = Value | Mapping[str, int] | Mapping[str, str]
+"""Value of one field of ``Resources``."""
+Changes = Mapping[str, ResourceValue]
+"""Values to set by field; of a map only the entries to set."""
+
+MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
+UNLIMITED = -1
+HIGHEST_CPU = 8191
+"""The highest CPU or memory node that a cpuset may name: no kernel is built for more (NR_CPUS in Linux's
+arch/x86/Kconfig), and every runtime refuses a higher one."""
+LEAST_QUOTA = 1000
+"""Least CPU quota in microseconds that the kernel accepts (min_cfs_quota_period in kernel/sched/core.c)."""
+
+_CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
+_CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
+"""At most nine digits, to bound the work on a hostile text."""
+_CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
+_CPU_RANGES = re.compile(_CPU_RANGE)
+
+
+def is_cpuset(text: str) -> bool:
+    """Return whether a text in its normal form is a list of CPUs or memory nodes, or empty."""
+    if text and _CPUSET.fullmatch(text) is None:
+        return False
+    return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
+
+
+def _normal_cpuset(text: str) -> str:
+    """Return the items of a text with single commas. The kernel accepts any number of commas and blanks as a separator
+    (lib/bitmap-str.c)."""
+    return ",".join(_CPUSET_PARTS.findall(text))
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What a field holds: ``type`` is that of its value, or of the entries of its map."""
+
+    __hash__ = object.__hash__
+
+    NUMBER = (int, False)
+    TEXT = (str, False)
+    NUMBERS = (int, True)
+    TEXTS = (str, True)
+
+    def __init__(self, type_: type[Value], is_map: bool) -> None:
+        self.type = type_
+        self.is_map = is_map
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The rules of a field; a map's keys and entries have their own (``merge``).
+
+    ``holds`` tests a value in its normal form, ``rule`` describes that test in words, ``normal`` makes the normal form.
+    Fields of one ``group`` belong together: one limits nothing, or something else, without the other. ``in_updates``:
+    an update can change the field.
+    """
+
+    kind: Kind
+    holds: Callable[[Any], bool] = lambda value: True
+    rule: str = ""
+    normal: Callable[[Any], Any] = lambda value: value
+    group: str = ""
+    in_updates: bool = True
+
+
+def _field(kind: Kind, *rules: Any, **more: Any) -> Any:
+    metadata = {"row": Row(kind, *rules, **more)}
+    if kind.is_map:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=kind.type(), metadata=metadata)
+
+
+_PERIOD = (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds")
+_QUOTA = (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds")
+_SHARES = (lambda shares: shares >= 0, "0 (not set) or more")
+_BYTES = (lambda limit: limit >= -1, "-1 (unlimited), 0 (not set) or a number of bytes")
+_SCORE = (lambda score: -1000 <= score <= 1000, "-1000..1000")
+_CPUS = (is_cpuset, f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"', _normal_cpuset)
+
+
+def _normal_quota(us: int) -> int:
+    """Return a quota of at least the kernel's least value: a lower one results from scaling."""
+    return LEAST_QUOTA if 0 < us < LEAST_QUOTA else us
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """LinuxContainerResources of CRI and of the hook protocol (same fields, same numbers).
+
+    Periods and quotas in microseconds, memory in bytes; 0 and "" mean "not set"; -1 quota or memory means unlimited.
+    ``hugepage_limits`` maps a page size ("2MB") to bytes. No update changes ``oom_score_adj``: the OCI runtime spec has
+    it in ``process``, and ``runc update`` sets only ``linux.resources``.
+    """
+
+    cpu_period: int = _field(Kind.NUMBER, *_PERIOD, group="cpu")
+    cpu_quota: int = _field(Kind.NUMBER, *_QUOTA, _normal_quota, group="cpu")
+    cpu_shares: int = _field(Kind.NUMBER, *_SHARES)
+    memory_limit_in_bytes: int = _field(Kind.NUMBER, *_BYTES, group="memory")
+    oom_score_adj: int = _field(Kind.NUMBER, *_SCORE, in_updates=False)
+    cpuset_cpus: str = _field(Kind.TEXT, *_CPUS)
+    cpuset_mems: str = _field(Kind.TEXT, *_CPUS)
+    hugepage_limits: Mapping[str, int] = _field(Kind.NUMBERS)
+    unified: Mapping[str, str] = _field(Kind.TEXTS)
+    memory_swap_limit_in_bytes: int = _field(Kind.NUMBER, *_BYTES, group="memory")
+
+
+ROWS: Mapping[str, Row] = {each.name: each.metadata["row"] for each in fields(Resources)}
+RESOURCE_FIELDS = tuple(ROWS)
+MAP_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind.is_map)
+"""The fields of ``Resources`` that merge key by key."""
+TEXT_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind is Kind.TEXT)
+"""The fields of ``Resources`` that an echo can clear."""
+NUMBER_FIELDS = tuple(name for name, row in ROWS.items() if row.kind is Kind.NUMBER)
+
+NO_RESOURCES = Resources()
+
+
+def together(name: str) -> set[str]:
+    """Return a field with the others of its group."""
+    group = ROWS[name].group
+    return {name} | {other for other, row in ROWS.items() if group and row.group == group}
+
+
+def tidy(name: str, value: Value) -> Any:
+    """Return the normal form of a number or a text of ``Resources``; "" for a text without any item."""
+    return ROWS[name].normal(value)
+
+
+# -- resources and changes of them -----------------------------------------------------------------------------------
+
+
+def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | None:
+    """Return ``base`` with ``changes`` set; map fields are merged key by key. None stays None if nothing changes."""
+    if not changes:
+        return base
+    before, values = base or NO_RESOURCES, []
+    for name in RESOURCE_FIELDS:
+        value = getattr(before, name)
+        if name in changes:
+            value = {**value, **changes[name]} if name in MAP_FIELDS else changes[name]
+        values.append(value)
+    return Resources(*values)
+
+
+def laid_over(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name with ``changes`` set; map fields are merged key by key."""
+    made: dict[str, Any] = dict(values)
+    for name, value in changes.items():
+        made[name] = {**made.get(name, {}), **value} if name in MAP_FIELDS else value
+    return made
+
+
+def is_echo(sent: Resources, answered: Resources) -> bool:
+    """Return whether an answer is a whole echo and not a partial answer. proto3 has no field presence, so it is an echo
+    if it repeats all numbers that were sent, and any were."""
+    numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
+    return bool(numbers) and all(getattr(answered, name) for name in numbers)
+
+
+def named(resources: Resources | None) -> dict[str, ResourceValue]:
+    """Return the fields of a message that are set (not 0, "" or an empty map)."""
+    if resources is None:
+        return {}
+    found: dict[str, ResourceValue] = {}
+    for name in RESOURCE_FIELDS:
+        if value := getattr(resources, name):
+            found[name] = value
+    return found
+
+
+# -- names of single values ------------------------------------------------------------------------------------------
+
+
+def flat(
+    maps: Mapping[str, Mapping[str, str]], cgroup_parent: str | None, resources: Mapping[str, Any]
+) -> dict[str, Value]:
+    """Return single values by their names, as ``Adjustment.owners`` has them: "labels.KEY", "cgroup_parent",
+    "resources.cpu_quota", "resources.unified.KEY". ``maps`` are the other parts by name: labels, annotations, envs."""
+    found: dict[str, Value] = {}
+    for name, entries in maps.items():
+        if entries:
+            for key, entry in entries.items():
+                found[f"{name}.{key}"] = entry
+    if cgroup_parent is not None:
+        found["cgroup_parent"] = cgroup_parent
+    for name, value in resources.items():
+        if name in MAP_FIELDS:
+            for key, entry in value.items():
+                found[f"resources.{name}.{key}"] = entry
+        else:
+            found[f"resources.{name}"] = value
+    return found
+
+
+def nested(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return the parts of which ``flat`` makes these values, by their names."""
+    parts: dict[str, Any] = {}
+    for name, value in values.items():
+        kind = kind_of(name)
+        *owners, last = (*kind.split("."), name[len(kind) + 1 :]) if name != kind else kind.split(".")
+        place = parts
+        for owner in owners:
+            place = place.setdefault(owner, {})
+        place[last] = value
+    return parts
+
+
+def kind_of(name: str) -> str:
+    """Return the name of a value without a map's key: "envs", "resources.unified", "resources.cpu_quota"."""
+    part, _, rest = name.partition(".")
+    return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
+
+
+# -- the values that a request can carry -----------------------------------------------------------------------------
+
+
+def in_create(changes: Changes) -> Changes:
+    """Return changes in the values of a create: CRI-O and cri-dockerd reject unlimited memory as -1, so it is 0."""
+    return {**changes, MEMORY: 0} if changes.get(MEMORY) == UNLIMITED else changes
+
+
+def in_update(changes: Changes, unlimited: int | None) -> dict[str, ResourceValue]:
+    """Return the changes that an update can carry. ``unlimited`` is its value for unlimited memory, or None."""
+    sent: Mapping[str, ResourceValue | None] = changes
+    if changes.get(MEMORY) == UNLIMITED:
+        sent = {**changes, MEMORY: unlimited}
+    return {name: value for name, value in sent.items() if value is not None and ROWS[name].in_updates}
+
+
+def left_out(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
+    """Return the changes that an update cannot make: it does not carry them, or has 0 or "" for them, which leaves the
+    value that the container has (``present``)."""
+    return tuple(sorted(name for name in changes if name not in sent or (not sent[name] and getattr(present, name))))
+
+
+def respelt(changes: Changes, sent: Changes) -> tuple[str, ...]:
+    """Return the names of the changes for which a request has another value with the same meaning."""
+    return tuple(name for name, value in changes.items() if value and sent.get(name, value) != value)
+
+
+def limits_before(requested: Resources, present: Resources) -> tuple[int, int]:
+    """Return the memory limit and the swap limit from which an update's new swap limit is computed: those that it
+    requests if it sets a swap limit, else those that the container has."""
+    if swap := requested.memory_swap_limit_in_bytes:
+        return requested.memory_limit_in_bytes or present.memory_limit_in_bytes, swap
+    return present.memory_limit_in_bytes, present.memory_swap_limit_in_bytes
+
+
+def swap_for(memory: int, swap: int, new_memory: ResourceValue) -> int:
+    """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
+
+    If they were equal there was no swap, and stays none, as the kubelet sets it. A swap limit is never below the memory
+    limit, which the kernel and the runtimes refuse, and is 0 if no memory limit is left (0).
+    """
+    assert isinstance(new_memory, int)
+    if swap == memory:
+        return new_memory
+    if swap <= 0:
+        return swap
+    if new_memory in (0, UNLIMITED):
+        return new_memory
+    return max(swap, new_memory)
