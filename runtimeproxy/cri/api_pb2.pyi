@@ -1,3 +1,4 @@
+from runtimeproxy.hookapi import api_pb2 as _api_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -39,45 +40,6 @@ class VersionResponse(_message.Message):
     runtime_version: str
     def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
 
-class HugepageLimit(_message.Message):
-    __slots__ = ("page_size", "limit")
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    page_size: str
-    limit: int
-    def __init__(self, page_size: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
-
-class LinuxContainerResources(_message.Message):
-    __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "oom_score_adj", "cpuset_cpus", "cpuset_mems", "hugepage_limits", "unified", "memory_swap_limit_in_bytes")
-    class UnifiedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    CPU_PERIOD_FIELD_NUMBER: _ClassVar[int]
-    CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
-    CPU_SHARES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_LIMIT_IN_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OOM_SCORE_ADJ_FIELD_NUMBER: _ClassVar[int]
-    CPUSET_CPUS_FIELD_NUMBER: _ClassVar[int]
-    CPUSET_MEMS_FIELD_NUMBER: _ClassVar[int]
-    HUGEPAGE_LIMITS_FIELD_NUMBER: _ClassVar[int]
-    UNIFIED_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_SWAP_LIMIT_IN_BYTES_FIELD_NUMBER: _ClassVar[int]
-    cpu_period: int
-    cpu_quota: int
-    cpu_shares: int
-    memory_limit_in_bytes: int
-    oom_score_adj: int
-    cpuset_cpus: str
-    cpuset_mems: str
-    hugepage_limits: _containers.RepeatedCompositeFieldContainer[HugepageLimit]
-    unified: _containers.ScalarMap[str, str]
-    memory_swap_limit_in_bytes: int
-    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., oom_score_adj: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ..., cpuset_mems: _Optional[str] = ..., hugepage_limits: _Optional[_Iterable[_Union[HugepageLimit, _Mapping]]] = ..., unified: _Optional[_Mapping[str, str]] = ..., memory_swap_limit_in_bytes: _Optional[int] = ...) -> None: ...
-
 class PodSandboxMetadata(_message.Message):
     __slots__ = ("name", "uid", "namespace", "attempt")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -96,9 +58,9 @@ class LinuxPodSandboxConfig(_message.Message):
     OVERHEAD_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     cgroup_parent: str
-    overhead: LinuxContainerResources
-    resources: LinuxContainerResources
-    def __init__(self, cgroup_parent: _Optional[str] = ..., overhead: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    overhead: _api_pb2.LinuxContainerResources
+    resources: _api_pb2.LinuxContainerResources
+    def __init__(self, cgroup_parent: _Optional[str] = ..., overhead: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ...) -> None: ...
 
 class PodSandboxConfig(_message.Message):
     __slots__ = ("metadata", "labels", "annotations", "linux")
@@ -140,9 +102,9 @@ class UpdatePodSandboxResourcesRequest(_message.Message):
     OVERHEAD_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     pod_sandbox_id: str
-    overhead: LinuxContainerResources
-    resources: LinuxContainerResources
-    def __init__(self, pod_sandbox_id: _Optional[str] = ..., overhead: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    overhead: _api_pb2.LinuxContainerResources
+    resources: _api_pb2.LinuxContainerResources
+    def __init__(self, pod_sandbox_id: _Optional[str] = ..., overhead: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
     __slots__ = ("id", "metadata")
@@ -224,8 +186,8 @@ class KeyValue(_message.Message):
 class LinuxContainerConfig(_message.Message):
     __slots__ = ("resources",)
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
-    resources: LinuxContainerResources
-    def __init__(self, resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    resources: _api_pb2.LinuxContainerResources
+    def __init__(self, resources: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ...) -> None: ...
 
 class ContainerConfig(_message.Message):
     __slots__ = ("metadata", "envs", "annotations", "linux")
@@ -298,9 +260,9 @@ class UpdateContainerResourcesRequest(_message.Message):
     LINUX_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     container_id: str
-    linux: LinuxContainerResources
+    linux: _api_pb2.LinuxContainerResources
     annotations: _containers.ScalarMap[str, str]
-    def __init__(self, container_id: _Optional[str] = ..., linux: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, container_id: _Optional[str] = ..., linux: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ContainerFilter(_message.Message):
     __slots__ = ("id", "pod_sandbox_id")
@@ -337,8 +299,8 @@ class ContainerStatusRequest(_message.Message):
 class ContainerResources(_message.Message):
     __slots__ = ("linux",)
     LINUX_FIELD_NUMBER: _ClassVar[int]
-    linux: LinuxContainerResources
-    def __init__(self, linux: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    linux: _api_pb2.LinuxContainerResources
+    def __init__(self, linux: _Optional[_Union[_api_pb2.LinuxContainerResources, _Mapping]] = ...) -> None: ...
 
 class ContainerStatus(_message.Message):
     __slots__ = ("id", "metadata", "state", "started_at", "annotations", "resources")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message
 
 from runtimeproxy.cri import api_pb2
+from runtimeproxy.hookapi.api_pb2 import LinuxContainerResources
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, UNLIMITED, Changes, Kind, Resources, ResourceValue
 from runtimeproxy.model.values import Adjustment
@@ -37,7 +38,7 @@ _CONTAINER_CONFIG = api_pb2.ContainerConfig
 _CONTAINER_LINUX = api_pb2.LinuxContainerConfig
 _UPDATE = api_pb2.UpdateContainerResourcesRequest
 
-_RESOURCES = api_pb2.LinuxContainerResources.DESCRIPTOR.fields_by_name
+_RESOURCES = LinuxContainerResources.DESCRIPTOR.fields_by_name
 _FIXED = tuple(name for name, row in fields.ROWS.items() if not row.in_updates)
 
 

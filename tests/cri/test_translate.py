@@ -71,18 +71,20 @@ POD = PodInfo(
 
 
 def test_declared_resource_fields_are_those_of_the_model() -> None:
-    assert tuple(field.name for field in api_pb2.LinuxContainerResources.DESCRIPTOR.fields) == RESOURCE_FIELDS
+    assert tuple(field.name for field in hook_pb2.LinuxContainerResources.DESCRIPTOR.fields) == RESOURCE_FIELDS
 
 
+SHARED = ("LinuxContainerResources", "HugepageLimit")
+"""Messages of the hook protocol that CRI has, too."""
 OURS = {"Identified", "KeyValue"}
 AS_CAME = "WithEntries"
 """The suffix of the names of messages that keep the envs encoded."""
 
 
-@pytest.mark.parametrize("name", sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - OURS))
+@pytest.mark.parametrize("name", [*sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - OURS), *SHARED])
 def test_declared_fields_have_the_numbers_and_types_of_the_fakes(name: str) -> None:
     wide = getattr(cri, name.removesuffix(AS_CAME)).DESCRIPTOR.fields_by_name
-    for field in getattr(api_pb2, name).DESCRIPTOR.fields:
+    for field in getattr(hook_pb2 if name in SHARED else api_pb2, name).DESCRIPTOR.fields:
         other, as_came = wide[field.name], (name, field.name) == (f"ContainerConfig{AS_CAME}", "envs")
         assert (field.number, field.is_repeated) == (other.number, other.is_repeated)
         assert field.type == (FieldDescriptor.TYPE_BYTES if as_came else other.type)
