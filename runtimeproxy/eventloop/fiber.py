@@ -54,7 +54,10 @@ class Fiber(asyncio.Future[T]):
         self._step(coroutine.send, None)
 
     def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
-        """Resume the coroutine, which takes the result or error from what it awaited."""
+        """Resume the coroutine, which takes the result or error from what it awaited. What it no longer awaits, since
+        it was interrupted in between, does not resume it."""
+        if awaited is not None and awaited is not self._awaited:
+            return
         del awaited  # it refers to its error
         by, self._interrupted = self._interrupted, None
         if by is None:

@@ -102,6 +102,18 @@ async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
 
 
+async def test_fiber_is_not_resumed_by_what_it_no_longer_awaits() -> None:
+    loop, faults = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    done = loop.create_future()
+    interrupted = fiber(noted(Steps(), done))
+    done.set_result("late")
+    interrupted.interrupt(KeyError())
+    await asyncio.sleep(0)
+    assert isinstance(interrupted.exception(), KeyError)
+    assert not faults
+
+
 async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
     steps = Steps()
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
