@@ -288,13 +288,12 @@ class CriConnection(Connection):
 
     def _send_acks_along(self) -> None:
         """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
-        client, runtime = self._senders
-        if not (client.acks or runtime.acks):
-            return
+        waits = False
         for sender in self._senders:
-            if sender.out:
+            if sender.acks and sender.out:
                 sender.acknowledge()
-        if self._acks is None and (client.acks or runtime.acks):
+            waits |= bool(sender.acks)
+        if waits and self._acks is None:
             self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:

@@ -7,7 +7,7 @@ Invariant: a write waits for the resumption of the last call of its read and no 
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,14 +38,15 @@ class Batch(threading.local):
             self._followers.append(resume)
         return self._resuming
 
-    def resume(self, calls: deque[T], resume: Callable[[T], None]) -> None:
-        """Resume calls in order; their writes leave with those of the last one, or right after it."""
+    def each(self, calls: deque[T]) -> Iterator[T]:
+        """Return the calls of a read in order, for the caller to resume; their writes leave with those of the last one,
+        or right after it."""
         try:
             self._resuming = True
             while calls:
                 call = calls.popleft()
                 self._more = bool(calls)
-                resume(call)
+                yield call
         finally:
             self._resuming = self._more = False
             writes, self._writes = self._writes, {}

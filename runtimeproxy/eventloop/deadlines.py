@@ -18,8 +18,7 @@ Late = Callable[[], object]
 class Deadline:
     """A deadline; ``late`` is its callback, None once it was cancelled."""
 
-    __slots__ = ("late",)
-    late: Late | None
+    late: Late | None = None
 
 
 class Deadlines:

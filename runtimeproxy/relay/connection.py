@@ -153,7 +153,8 @@ class Connection(ABC):
 
     def act_on_ready(self) -> None:
         """Act on what was read, in order."""
-        batch.resume(self._ready, self.act)
+        for event in batch.each(self._ready):
+            self.act(event)
 
     def flush(self) -> None:
         """Write what waits for both sides."""

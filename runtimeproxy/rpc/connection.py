@@ -376,24 +376,20 @@ class _Link:
         elif calls.acks and self._acks is None:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
-        if ended:
-            batch.resume(deque(ended), self._end)
+        for stream, outcome in batch.each(deque(ended)) if ended else ():
+            call = self._open.pop(stream)
+            if call.done():
+                continue
+            if isinstance(outcome, CallFailed):
+                call.set_exception(outcome)
+            else:
+                call.set_result(outcome)
         if failure is not None:
             self.end(failure)
         if self._waiting:
             self._wake()
         if not self.alive:
             self._close_if_done()
-
-    def _end(self, ended: tuple[int, bytes | CallFailed]) -> None:
-        stream, outcome = ended
-        call = self._open.pop(stream)
-        if call.done():
-            return
-        if isinstance(outcome, CallFailed):
-            call.set_exception(outcome)
-        else:
-            call.set_result(outcome)
 
     def ended(self, endpoint: Endpoint) -> None:
         """Handle the peer's EOF: calls in flight fail."""

@@ -3,6 +3,8 @@
 from collections import deque
 from functools import partial
 
+import pytest
+
 from runtimeproxy.eventloop.batch import Batch
 
 
@@ -19,15 +21,12 @@ def test_writes_leave_with_the_last_call_and_followers_after_it() -> None:
 
     writes = {socket: partial(write, socket) for socket in "xy"}
 
-    def resume(call: str) -> None:
-        name, socket = call
+    for name, socket in batch.each(deque(["ax", "by", "cy"])):
         done.append(name)
         if not batch.defers(writes[socket]):
             writes[socket]()
         if name == "a":
             batch.follows(partial(follow, "d", "e"))
-
-    batch.resume(deque(["ax", "by", "cy"]), resume)
     assert done == ["a", "b", "c", "write y", "write x", "write y", "d", "e later"]
     assert not batch.follows(lambda: None)
     assert not batch.defers(writes["x"])
@@ -36,14 +35,11 @@ def test_writes_leave_with_the_last_call_and_followers_after_it() -> None:
 def test_error_of_a_call_loses_no_write_of_others() -> None:
     batch, done = Batch(), list[str]()
 
-    def resume(call: int) -> None:
-        batch.defers(partial(done.append, "write"))
-        1 / call
+    def divide() -> None:
+        for call in batch.each(deque([1, 0, 1])):
+            batch.defers(partial(done.append, f"write of {1 / call:.0f}"))
 
-    calls = deque([1, 0, 1])
-    try:
-        batch.resume(calls, resume)
-    except ZeroDivisionError:
-        done.append("raised")
-    assert done == ["write", "write", "raised"]
+    with pytest.raises(ZeroDivisionError):
+        divide()
+    assert done == ["write of 1"]
     assert not batch.defers(lambda: None)

@@ -153,7 +153,8 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
 
     monkeypatch.setattr(Endpoint, "write", count)
     fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
-    batch.resume(deque(fibers), lambda fiber: fiber.start(call_twice()))
+    for fiber in batch.each(deque(fibers)):
+        fiber.start(call_twice())
     for _ in range(2):
         streams = [await connection.request() for _ in fibers]
         connection.send(b"".join(answer(stream, b"") for stream in streams))
