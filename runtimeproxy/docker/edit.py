@@ -57,10 +57,10 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     """Put resources into the body of an update; ``present`` is what the container has now. Raises WireError."""
     if not changes:
         return Update(body, {}, ())
-    asked = _object(parse(body), "the body")
-    sent = _in_update(_memory_of(asked), present, changes)
-    put_in = {name: value for name, value in sent.items() if value or asked.get(RESOURCE_TABLE[name])}
-    edited = rewrite(body, Members(_resources(asked, put_in))) if put_in else body
+    document = _object(parse(body), "the body")
+    sent = _in_update(_memory_of(document), present, changes)
+    put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
+    edited = rewrite(body, Members(_resources(document, put_in))) if put_in else body
     return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
 
 
@@ -170,14 +170,14 @@ def _put(asked: Object, key: str, value: Any) -> dict[str, Edit]:
     return {key: Put(value)} if value or asked.get(key) else {}
 
 
-def _memory_of(asked: Object) -> Resources:
+def _memory_of(owner: Object) -> Resources:
     """Return the memory and swap limits of a body, in bytes. Raises WireError."""
-    memory, swap = (_number(asked, RESOURCE_TABLE[name]) for name in (MEMORY, SWAP))
+    memory, swap = (_number(owner, RESOURCE_TABLE[name]) for name in (MEMORY, SWAP))
     return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
 
 
-def _number(asked: Object, key: str) -> int:
-    value = asked.get(key, 0)
+def _number(owner: Object, key: str) -> int:
+    value = owner.get(key, 0)
     if type(value) is not int:
         raise WireError(f"{key} is not a whole number")
     return value

@@ -39,8 +39,8 @@ def hooked(subject: Subject) -> dict[str, str]:
     if subject.container is None:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
-    asked = HookRequest(subject.pod.effective, subject.container.original)
-    names = sorted(by_field(difference(asked, echo(hook_view(subject)))))
+    original = HookRequest(subject.pod.effective, subject.container.original)
+    names = sorted(by_field(difference(original, echo(hook_view(subject)))))
     return {name: owners.get(name, "at an earlier call") for name in names}
 
 
@@ -306,13 +306,13 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
 def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
     """Return the container after an update; ``adjustment`` says which plugins set what was added. The kubelet's values
     and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
-    before, asked = container_of(subject), named(said.asked.resources)
+    before, requested = container_of(subject), named(said.asked.resources)
     known, present, annotations = before.original, before.effective, said.asked.annotations
-    original = effective = _with(known, overlay(known.resources, asked), annotations)
+    original = effective = _with(known, overlay(known.resources, requested), annotations)
     if known is not present or said.put_in or said.annotations:
-        held = {name: value for name, value in fields.laid_over(asked, said.put_in).items() if value}
+        held = {name: value for name, value in fields.laid_over(requested, said.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
-    requested = fields.flat({}, None, asked)
-    owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in requested}
+    names = fields.flat({}, None, requested)
+    owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}
     owned = _owners(owners, said.put_in, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))
