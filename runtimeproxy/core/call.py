@@ -138,7 +138,7 @@ class HeldCall(ABC):
     """True if the runtime ends and removes the containers of a pod together with it."""
     prepares: bool = False
     """True if ``prepare`` may have to change something at the runtime before the request is released."""
-    reads_made: bool = False
+    must_reread_created: bool = False
     """True if ``read_made`` has to be called for a create's answer, since it ``may_be_repeated``."""
     already_sent: bool = False
     """True if the front has already sent the request unchanged, because no hook server was to be asked."""

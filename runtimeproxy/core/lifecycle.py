@@ -125,7 +125,7 @@ class Lifecycle:
             # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
             # released first and decoded while the runtime works.
             wanted = self._dispatcher.registered(call.hook_points)
-            call.reads_made = wanted and call.may_be_repeated()
+            call.must_reread_created = wanted and call.may_be_repeated()
             passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)
@@ -150,7 +150,7 @@ class Lifecycle:
             try:
                 alone = reply.agreed and not self._queue.queues
                 if call.operation in _CREATES:  # what it made may have to be read first
-                    alone &= not (call.reads_made or self.open_calls.creates)
+                    alone &= not (call.must_reread_created or self.open_calls.creates)
                 if alone and subject is not None and not self._dispatcher.registered(hookpoints.POST[call.operation]):
                     call.answer()
                 await self._act_on_answer(call, subject, adjustment, reply, times)
@@ -422,7 +422,7 @@ class Lifecycle:
         """
         made_id = (made.container or made.pod).effective.id
         known = self.store.pod(made_id) or self.store.container(made_id)
-        if known is None and not call.reads_made and call.order_key() not in self.open_calls.creates:
+        if known is None and not call.must_reread_created and call.order_key() not in self.open_calls.creates:
             return made
         self.store.forget(made_id)
         if made.renewed:

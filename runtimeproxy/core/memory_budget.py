@@ -23,5 +23,5 @@ class MemoryBudget:
         return self.count <= self.limit
 
     def credit(self, length: int) -> None:
-        """Subtract bytes that are no longer kept; DATA do so themselves when they have left (``wire.flow``)."""
+        """Subtract bytes that are no longer kept; ``wire.flow`` calls it once DATA has been sent."""
         self.count -= length

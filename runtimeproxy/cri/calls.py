@@ -53,7 +53,7 @@ runtime in memory together with every parsed form. A shorter one is parsed while
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime(Shared):
+class CriShared(Shared):
     """What the calls of all connections share."""
 
     backend: Backend
@@ -63,7 +63,7 @@ class Runtime(Shared):
 class CriCall(CriHeld):
     """What the calls of all operations have in common; each subclass reads one kind of message."""
 
-    shared: Runtime
+    shared: CriShared
 
     def may_be_repeated(self) -> bool:
         """Return whether CRI-O may still answer with what a create of an earlier process made."""

@@ -14,7 +14,7 @@ from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
-from runtimeproxy.cri.calls import KINDS, Runtime
+from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
@@ -61,7 +61,7 @@ class CriFront(FrontBase):
         self.backend = Backend(runtime_endpoint)
         self.sync = Sync(CriState(self.backend, lifecycle.store), lifecycle, metrics)
         self.budget = MemoryBudget()
-        self.shared = Runtime(
+        self.shared = CriShared(
             budget=self.budget,
             clock=loop.time,
             counters=metrics.counters,
@@ -207,7 +207,7 @@ class CriConnection(Connection):
             self.wake()
         return self._runtime_gone
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Forget the connection; calls that the runtime has answered still run to their end."""
         if self._acks is not None:
             self._acks.cancel()

@@ -194,7 +194,7 @@ class CriHeld(HeldCall):
             reply = UNANSWERED
         elif status == _UNIMPLEMENTED and self.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
             reply = Reply(agreed=False, no_op=True)  # older runtimes do not have it, and the kubelet ignores that
-        self._settle(reply)
+        self._set_reply(reply)
 
     def runtime_reset(self, frame: bytes) -> None:
         """Pass the runtime's RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
@@ -297,9 +297,9 @@ class CriHeld(HeldCall):
             self.state = CallState.ENDED
             self._free_request()
         self.owner.forget(self.stream)
-        self._settle(UNANSWERED)
+        self._set_reply(UNANSWERED)
 
-    def _settle(self, reply: Reply) -> None:
+    def _set_reply(self, reply: Reply) -> None:
         if self.reply is None:
             self.reply = reply
             self.owner.ready.append(self)

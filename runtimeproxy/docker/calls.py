@@ -46,7 +46,7 @@ ERROR_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon(Shared):
+class DockerShared(Shared):
     """What the connections of a front and their calls share."""
 
     backend: Backend
@@ -62,7 +62,7 @@ class Daemon(Shared):
 class DockerCall(DockerHeld):
     """What the calls of all operations have in common; each subclass reads one kind of request."""
 
-    shared: Daemon
+    shared: DockerShared
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Return the body to release; None if nothing changes."""
@@ -94,7 +94,7 @@ class CreateCall(DockerCall):
         super().__init__(reader, head, route)
         self._name = route.name
 
-    def begin(self) -> bool:
+    def identify(self) -> bool:
         """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
         needs an edit, the request is sent on first: the daemon works while the body is parsed.
 
@@ -237,7 +237,7 @@ class ReferenceCall(DockerCall):
         self._changes_seen: int | None = None
         """``EventFollower.changes`` when the daemon was asked for the subject; None if it was not asked."""
 
-    def begin(self) -> bool:
+    def identify(self) -> bool:
         """Set the operation if the subject is known."""
         known = self.shared.lookup.known(self._reference)
         if known is not None:

@@ -38,9 +38,9 @@ class ReaderEvent(Enum):
 
     PAUSE = "read no more from the client"
     RESUME = "read from the client again"
-    CLIENT_DONE = "pass the client's EOF on: all that came before it was sent"
+    PASS_CLIENT_EOF = "pass the client's EOF on: all that came before it was sent"
     FINISH = "end the connection: the last answer was sent"
-    HTTP2 = "count a client that speaks HTTP/2; it passes if the reader is a tunnel"
+    TUNNEL_HTTP2 = "remember the connection: its client speaks HTTP/2, past the hook servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class Shared:
     """The class of held call for each action."""
     intercepts: Callable[[Route], bool]
     """Return whether to hold a request."""
-    passes_http2: Callable[[], bool]
-    """Return whether a client that speaks HTTP/2 may pass, bypassing the hook servers."""
+    admit_http2: Callable[[], bool]
+    """Count a client that speaks HTTP/2; return whether it may pass, bypassing the hook servers."""
 
 
 class DockerHeld(Exchange, HeldCall):
@@ -150,7 +150,7 @@ class DockerHeld(Exchange, HeldCall):
         """The bytes of the answer that wait for the Post hooks."""
 
     @abstractmethod
-    def begin(self) -> bool:
+    def identify(self) -> bool:
         """Called when the request is complete and all requests before it are answered, to find out what it is. Return
         False if it ``is_plain``; then it has been sent on."""
 
@@ -235,7 +235,7 @@ class DockerHeld(Exchange, HeldCall):
             self.state = CallState.ENDED
             self._free()
         if self.reply is None:
-            self._settle(UNANSWERED)
+            self._set_reply(UNANSWERED)
 
     def _free(self) -> None:
         """Drop the request's bytes and return them to the memory budget."""
@@ -278,12 +278,12 @@ class DockerHeld(Exchange, HeldCall):
         if head.framing is Framing.CHUNKED and body:
             body = bodies.dechunk(body)
         agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
-        self._settle(Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED))
+        self._set_reply(Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
         """Called when the daemon could not be reached to send the request: settle the call as one that did nothing."""
         self._free()
-        self._settle(Reply(agreed=False, no_op=True))
+        self._set_reply(Reply(agreed=False, no_op=True))
 
     def answer(self) -> None:
         """Send the client the daemon's answer, which was held back."""
@@ -293,6 +293,6 @@ class DockerHeld(Exchange, HeldCall):
     def release_buffers(self) -> None:
         """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
 
-    def _settle(self, reply: Reply) -> None:
+    def _set_reply(self, reply: Reply) -> None:
         self.reply = reply
         self._reader.ready.append(self)

@@ -16,7 +16,7 @@ from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.bad_gateway import BadGateway
-from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, Daemon, DockerCall
+from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
@@ -70,12 +70,12 @@ class DockerFront(FrontBase):
             on_missed=lambda: self.sync.soon(),
         )
         self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
-        self.shared = Daemon(
+        self.shared = DockerShared(
             budget=self.budget,
             known=Known(counters=metrics.counters),
             kinds=_CALLS,
             intercepts=self.intercepts,
-            passes_http2=self.passes_http2,
+            admit_http2=self.admit_http2,
             backend=self._backend,
             lookup=self._lookup,
             events=self._events,
@@ -171,7 +171,7 @@ class DockerFront(FrontBase):
     def _creates_pass(self) -> bool:
         return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
 
-    def passes_http2(self) -> bool:
+    def admit_http2(self) -> bool:
         """Count a client that speaks HTTP/2 and return whether it passes, bypassing the hook servers (relay-rules B4).
         It does unless a plugin has policy Fail.
         """
@@ -190,8 +190,8 @@ class DockerFront(FrontBase):
         if call.is_plain:
             call.answer()
         elif call.reply is not None:
-            self.lifecycle.open_calls.resume(call)
-        elif call.begin():
+            self.lifecycle.proceed(call)
+        elif call.identify():
             self.lifecycle.run(call)
         else:
             counters = self.metrics.counters
@@ -225,13 +225,13 @@ class DockerConnection(Connection):
                 log.warning("a request was answered %d: %s", status, why)
             case ReaderEvent.PAUSE | ReaderEvent.RESUME:
                 self.hold_client(event is ReaderEvent.PAUSE)
-            case ReaderEvent.CLIENT_DONE if not self._end_is_ours:
-                self.client_done()
+            case ReaderEvent.PASS_CLIENT_EOF if not self._end_is_ours:
+                self.pass_client_eof()
             case ReaderEvent.FINISH:
                 self._finished = True
                 self.finish_client()
                 self.linger()
-            case ReaderEvent.HTTP2 if self.reader.tunnel:
+            case ReaderEvent.TUNNEL_HTTP2:
                 self._front.http2.add(self)
 
     def client_eof(self) -> bool:
@@ -259,7 +259,7 @@ class DockerConnection(Connection):
         self.act_on_ready()
         return stays or self._finished
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Forget the connection; calls that the daemon has answered still run to their end."""
         self.client_gone()
         self._front.connections.discard(self)
@@ -277,11 +277,16 @@ class DockerConnection(Connection):
         self.replace_backend(backend)
         return True
 
+    def part(self) -> None:
+        """Half-close toward the client after what was sent to it; end its calls, and drop what it still sends."""
+        self.client_gone()
+        super().part()
+
     def drain(self, refusing: bool) -> None:
         """Accept no more requests once the client is inside none, and part when all are answered. A client that has
         sent no request since it connected may still do so until ``refusing``.
         """
-        if not self._shut and self.reader.between_requests and (refusing or self.reader.was_asked):
+        if not self._shut and self.reader.between_requests and (refusing or self.reader.has_begun_request):
             self._shut = True
             self.shut_client()
         if self._shut and not self.unfinished():

@@ -2,7 +2,7 @@
 
 Owns whose turn it is, the proxy's own answers among the daemon's, and the change to a tunnel.
 Must not know: sockets, the clock, what a body means, hook servers.
-Invariant: what is not held leaves as exactly the bytes that came, in order and at once (relay-rules B).
+Invariant: what is not held leaves as exactly the bytes that came, in order and immediately (relay-rules B).
 """
 
 from collections import deque
@@ -107,7 +107,7 @@ class Reader:
         return self._requests.whole and not may_tunnel
 
     @property
-    def was_asked(self) -> bool:
+    def has_begun_request(self) -> bool:
         """Return whether the client has begun a request since it connected."""
         return self._requests.began
 
@@ -142,9 +142,10 @@ class Reader:
 
     def speaks_http2(self) -> bool:
         """Turn the connection of a client that speaks HTTP/2 into a tunnel, or end it (relay-rules B4)."""
-        self.tunnel = self.shared.passes_http2()
-        self.ready.append(ReaderEvent.HTTP2)
-        if not self.tunnel:
+        self.tunnel = self.shared.admit_http2()
+        if self.tunnel:
+            self.ready.append(ReaderEvent.TUNNEL_HTTP2)
+        else:
             self._finish()
         return self.tunnel
 
@@ -214,7 +215,7 @@ class Reader:
             self.to_daemon.append(rest)
         self.ready.append(ReaderEvent.RESUME)
         if self._requests.end_waits:
-            self.ready.append(ReaderEvent.CLIENT_DONE)
+            self.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
     # Turns.
 

@@ -251,7 +251,7 @@ class Requests:
             self._cut()
         if self.end_waits and not self._unsent:
             self.end_waits = False
-            self._reader.ready.append(ReaderEvent.CLIENT_DONE)
+            self._reader.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
     def _read_ahead(self) -> None:
         """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""

@@ -31,8 +31,10 @@ LINGER_SECONDS = 1.0
 
 
 class Connection(ABC):
-    """A client and the backend for it. A subclass reads their bytes into ``to_client`` and ``to_backend``, and lists in
-    ``ready`` what is to be done after the read, so that its output leaves in the same write."""
+    """A client and the backend for it. A subclass reads their bytes into ``outputs``, the lists of what goes to the
+    client and to the backend, and lists in ``ready`` what ``act`` has to do after the read. The output of both leaves
+    in the same write.
+    """
 
     client_bytes: Callable[[bytes], None]
     """Called with bytes from the client. Raises WireError."""
@@ -73,6 +75,7 @@ class Connection(ABC):
         self._client_held = False
         self._parted = False
         self._closed = False
+        self._acting = False
         self._reading = False
         """True while a subclass reads bytes; both sides are written after that."""
         self._client.resume()
@@ -86,7 +89,7 @@ class Connection(ABC):
 
     @abstractmethod
     def client_eof(self) -> bool:
-        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``client_done`` must
+        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``pass_client_eof`` must
         follow.
         """
 
@@ -95,15 +98,15 @@ class Connection(ABC):
 
     @abstractmethod
     def backend_eof(self) -> bool:
-        """Called at the backend's EOF. Return True if the connection goes on; ``backend_done`` ends it."""
+        """Called at the backend's EOF. Return True if the connection continues; ``pass_backend_eof`` ends it."""
 
     @abstractmethod
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Called after both connections were closed."""
 
     @abstractmethod
     def drain(self, refusing: bool) -> None:
-        """Called repeatedly, as ``relay.drain.Drainable`` says."""
+        """Called repeatedly, see ``relay.drain.Drainable``."""
 
     @abstractmethod
     def unfinished(self) -> Unfinished:
@@ -124,7 +127,7 @@ class Connection(ABC):
             return False
         if other.slow:
             endpoint.pause()
-        if self._ready:  # the end of an answer began the turn of the next request
+        if self._ready:
             self.act_on_ready()
         self.flush()
         return True
@@ -152,9 +155,16 @@ class Connection(ABC):
             self.flush()
 
     def act_on_ready(self) -> None:
-        """Act on what was read, in order."""
-        for event in batch.each(self._ready):
-            self.act(event)
+        """Act on what was read, in order. What is found while acting follows; it is not acted on inside of that, or
+        thousands of pipelined requests would run nested in one another."""
+        if self._acting:
+            return
+        self._acting = True
+        try:
+            for event in batch.each(self._ready):
+                self.act(event)
+        finally:
+            self._acting = False
 
     def flush(self) -> None:
         """Write what waits for both sides."""
@@ -229,18 +239,18 @@ class Connection(ABC):
                 self._hung_up()
                 return
             if not self.client_eof():
-                self.client_done()
+                self.pass_client_eof()
             if self._hangups is not None and not self._closed:
                 self._client.watch(self._hangups, self._hung_up)
         elif endpoint is self._backend and not self.backend_eof():
-            self.backend_done()
+            self.pass_backend_eof()
 
     def _hung_up(self) -> None:
         self._client_gone = True
         self.client_gone()
         self._close_if_done()
 
-    def client_done(self) -> None:
+    def pass_client_eof(self) -> None:
         """Pass the client's EOF on, after everything for the backend was given."""
         self.flush()
         self._backend.finish()
@@ -260,7 +270,7 @@ class Connection(ABC):
         self._backend_ended = True
         self._close_if_done()
 
-    def backend_done(self) -> None:
+    def pass_backend_eof(self) -> None:
         """Pass the backend's EOF on and end the connection, after everything for the client was given."""
         self._backend_ended = True
         self.flush()
@@ -333,10 +343,10 @@ class Connection(ABC):
         return self._client.slow, self._backend.slow
 
     def close(self) -> None:
-        """Close both sides at once; what is queued is lost."""
+        """Close both sides immediately; what is queued is lost."""
         if self._closed:
             return
         self._closed = True
         self._client.close()
         self._backend.close()
-        self.closed()
+        self.on_closed()

@@ -86,7 +86,7 @@ class Play:
         self.at_once: Callable[[DockerHeld], object] = lambda exchange: None
         """Called with each held call within the read that completes it."""
         self._told = (0, False, False)
-        shared = Shared(self.budget, self.known, dict.fromkeys(Action, PlainHeld), self.intercepts, self.passes_http2)
+        shared = Shared(self.budget, self.known, dict.fromkeys(Action, PlainHeld), self.intercepts, self.admit_http2)
         self.reader = Reader(shared, self.wake, self.redial)
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
@@ -96,7 +96,8 @@ class Play:
     def intercepts(self, route: Route) -> bool:
         return route.action in self.holds
 
-    def passes_http2(self) -> bool:
+    def admit_http2(self) -> bool:
+        self.http2_clients += 1
         return self.http2_may_pass
 
     def redial(self) -> bool:
@@ -124,9 +125,9 @@ class Play:
                     self.at_once(call)
                 case RefusedRequest() as refused:
                     self.refusals.append(refused)
-                case ReaderEvent.HTTP2:
-                    self.http2_clients += 1
-                case ReaderEvent.CLIENT_DONE:
+                case ReaderEvent.TUNNEL_HTTP2:
+                    pass
+                case ReaderEvent.PASS_CLIENT_EOF:
                     self.daemon.sees_end()
                 case ReaderEvent.FINISH:
                     self.client.sees_end()

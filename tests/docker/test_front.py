@@ -397,6 +397,26 @@ async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
     assert node.metrics.total("updates_of_others") == 1
 
 
+async def test_pipelined_calls_that_are_refused_are_all_answered(node: Node) -> None:
+    node.plugins.add("a", policy=FAIL)
+    client = await node.sends(request("POST", "/containers/create?name=odd", b"{", "Content-Encoding: gzip") * 500)
+    for _ in range(500):
+        assert (await client.answer()).status == 500
+
+
+async def test_client_inside_a_body_at_the_end_of_a_drain_makes_no_call(node: Node) -> None:
+    node.plugins.add("a")
+    client = await node.sends(create(node)[:-9])
+    await until(lambda: node.front.budget.count > 0)
+    (connection,) = node.front.connections
+    connection.part()
+    client.send(create(node)[-9:])
+    assert await client.ended() == b""
+    client.abort()
+    await until(lambda: not node.front.connections)
+    assert (node.points, node.front.tasks, node.front.budget.count) == ([], set(), 0)
+
+
 async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> None:
     hook, client = await held(node)
     await half_closed(node, client)

@@ -350,4 +350,4 @@ def test_what_is_not_finished_and_whether_the_client_is_inside_it(looks: list[Lo
 def test_whether_it_was_asked_anything(sent: bytes) -> None:
     play = Play()
     play.client.sends(sent)
-    assert play.reader.was_asked is bool(sent)
+    assert play.reader.has_begun_request is bool(sent)

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.calls import KINDS, Runtime
+from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.cri.streams import Streams
@@ -162,10 +162,10 @@ class Node(Parts):
         self.loop = asyncio.get_running_loop()
         self.backend = FakeBackend()
 
-    def shared(self) -> Runtime:
+    def shared(self) -> CriShared:
         """Return what a connection needs of its front."""
         backend: Any = self.backend
-        return Runtime(
+        return CriShared(
             budget=MemoryBudget(),
             clock=self.loop.time,
             counters={},

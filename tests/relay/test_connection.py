@@ -80,7 +80,7 @@ class Copy(Connection):
         self.events.append("backend ended")
         return self.keeps
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         self.events.append("closed")
 
     def drain(self, refusing: bool) -> None:
@@ -214,7 +214,7 @@ async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
     rig.backend.close()
     await rig.until("backend ended")
     rig.pair.to_client.append(b"kept answer")
-    rig.pair.backend_done()
+    rig.pair.pass_backend_eof()
     await rig.ended(rig.client, b"kept answer")
     assert rig.pair.events == ["backend ended", "closed"]
 
@@ -287,7 +287,7 @@ async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
     rig.client.shutdown(socket.SHUT_WR)
     await rig.until("client ended")
     rig.pair.to_backend.append(b"held till now")
-    rig.pair.client_done()
+    rig.pair.pass_client_eof()
     await rig.ended(rig.backend, b"held till now")
     await rig.answers()
 
@@ -500,9 +500,9 @@ async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
     rig.pair.close()
     rig.pair.close()
     rig.pair.to_client.append(b"late")
-    rig.pair.client_done()
+    rig.pair.pass_client_eof()
     rig.pair.half_close()
-    rig.pair.backend_done()
+    rig.pair.pass_backend_eof()
     rig.pair.hold_client(False)
     assert rig.pair.events == ["closed"]
     await rig.ended(rig.client)
