@@ -5,16 +5,11 @@ Must not know: the client's bytes, sockets, hook servers.
 Invariant: an answer passes as it comes; only that of a held call is kept until its Post hooks are done.
 """
 
-from typing import TYPE_CHECKING
-
-from runtimeproxy.docker.exchange import DockerHeld, Exchange
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, Exchanges
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import Framing, ResponseHead
-
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
 
 _CONTINUE = 100
 _SWITCHING = 101
@@ -23,9 +18,9 @@ _SWITCHING = 101
 class Answers:
     """Reads the answers of the daemon on one connection."""
 
-    def __init__(self, reader: "Reader") -> None:
-        self._reader = reader
-        known = reader.shared.known
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        known = exchanges.shared.known
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0
@@ -44,7 +39,7 @@ class Answers:
         """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
         if self._no_more:
             return
-        exchange = self._reader.awaited()
+        exchange = self._exchanges.awaited()
         if (
             exchange is not None
             and exchange.plain
@@ -53,8 +48,8 @@ class Answers:
             and self._body is None
             and not self._rest
         ):
-            self._reader.to_client.append(data)
-            self._reader.answered(exchange)
+            self._exchanges.to_client.append(data)
+            self._exchanges.answered(exchange)
             return
         if self._rest:
             self._rest += data
@@ -70,7 +65,7 @@ class Answers:
                 break
             at = end
         if self._head_bytes:
-            self._reader.to_client.append(data[-self._head_bytes :])
+            self._exchanges.to_client.append(data[-self._head_bytes :])
             self._head_bytes = 0
         if at < size:
             self._rest += data[at:]
@@ -78,7 +73,7 @@ class Answers:
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the first ``size`` bytes if all belong to one body that passes; return whether they were sent."""
-        body, exchange = self._body, self._reader.awaited()
+        body, exchange = self._body, self._exchanges.awaited()
         if body is None or exchange is None or isinstance(exchange, DockerHeld) or not body.passes(buffer, size):
             return False
         send(size)
@@ -87,11 +82,11 @@ class Answers:
 
     def _read_head(self, data: bytes, at: int) -> int:
         if self._tunnel:
-            self._reader.to_client.append(data[at:])
+            self._exchanges.to_client.append(data[at:])
             return len(data)
         if self._no_more:
             return len(data)
-        exchange = self._reader.awaited()
+        exchange = self._exchanges.awaited()
         if exchange is None:
             raise WireError(f"an answer without a request{_another_protocol(data, at)}")
         try:
@@ -115,34 +110,34 @@ class Answers:
             self._begin_tunnel(exchange, head)
         elif head.status < 200:
             if head.status != _CONTINUE or not exchange.continued:
-                self._reader.to_client.append(head.raw)
+                self._exchanges.to_client.append(head.raw)
         else:
             self._begin_final(exchange, head)
 
     def _begin_final(self, exchange: Exchange, head: ResponseHead) -> None:
         if head.closes:
-            self._reader.closes()
+            self._exchanges.closes()
         self._body = follow(head.framing, head.length)
         if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
         elif self._body is None:
-            self._reader.to_client.append(head.raw)
+            self._exchanges.to_client.append(head.raw)
         else:
             self._head_bytes = len(head.raw)
         if self._body is None:
-            self._reader.answered(exchange)
+            self._exchanges.answered(exchange)
 
     def _begin_tunnel(self, exchange: Exchange, head: ResponseHead) -> None:
         """Pass all bytes from now on, whatever the status (relay-rules B2)."""
-        self._reader.to_client.append(head.raw)
+        self._exchanges.to_client.append(head.raw)
         self._tunnel = True
-        self._reader.become_tunnel()  # before the call continues: the client already gets this head
+        self._exchanges.become_tunnel()  # before the call continues: the client already gets this head
         if isinstance(exchange, DockerHeld):
             exchange.begin_reply(head)
             exchange.reply_whole()
 
     def _read_body(self, data: bytes, at: int) -> int:
-        body, exchange = self._body, self._reader.awaited()
+        body, exchange = self._body, self._exchanges.awaited()
         assert body is not None and exchange is not None
         end = body.feed(data, at)
         start, self._head_bytes = at - self._head_bytes, 0
@@ -150,14 +145,14 @@ class Answers:
         if isinstance(exchange, DockerHeld):
             part = exchange.collect_reply(part)
         if part:
-            self._reader.to_client.append(part)
+            self._exchanges.to_client.append(part)
         self._end_if_done(body, exchange)
         return end
 
     def _end_if_done(self, body: Body, exchange: Exchange) -> None:
         if body.done:
             self._body = None
-            self._reader.answered(exchange)
+            self._exchanges.answered(exchange)
 
     def stop(self) -> None:
         """Ignore all further bytes of the daemon."""

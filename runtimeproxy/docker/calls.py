@@ -26,9 +26,8 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.docker import cgroup, edit, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
-from runtimeproxy.docker.exchange import DockerHeld, Shared
+from runtimeproxy.docker.exchange import DockerHeld, Exchanges, Shared
 from runtimeproxy.docker.lookup import Lookup
-from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.resources import POD_TYPE
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import EventFollower
@@ -90,8 +89,8 @@ class CreateCall(DockerCall):
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
-    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
-        super().__init__(reader, head, route)
+    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
+        super().__init__(exchanges, head, route)
         self._name = route.name
 
     def identify(self) -> bool:
@@ -227,8 +226,8 @@ class ReferenceCall(DockerCall):
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
-    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
-        super().__init__(reader, head, route)
+    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
+        super().__init__(exchanges, head, route)
         self.operation = self.container_operation
         self.hook_points = self.points
         self._reference = route.reference

@@ -5,11 +5,11 @@ Must not know: other exchanges, sockets, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
@@ -17,10 +17,7 @@ from runtimeproxy.docker.routes import PASSING, Action, Route
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
-from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
-
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
+from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, ResponseHead
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
@@ -121,6 +118,82 @@ class Shared:
     """Count a client that speaks HTTP/2; return whether it may pass, bypassing the hook servers."""
 
 
+class Exchanges(ABC):
+    """The exchanges of one connection in the order of their requests. ``to_client`` and ``to_daemon`` collect the bytes
+    to send. ``Requests`` and ``Answers`` parse for it; ``docker.reader.Reader`` acts on what they find."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.to_client: list[bytes] = []
+        self.to_daemon: list[bytes] = []
+        self.ready: deque[object] = deque()
+        """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
+        self.pending: deque[Exchange] = deque()
+        """The requests whose answers have not been sent."""
+
+    # Called by the parsers.
+
+    def begun(self, exchange: Exchange) -> None:
+        """Called when a request's head was read: its answer is expected in this order."""
+        self.pending.append(exchange)
+
+    def is_turn_of(self, exchange: Exchange) -> bool:
+        """Return whether every earlier request has its answer."""
+        return exchange is self.pending[0]
+
+    def awaited(self) -> Exchange | None:
+        """Return the request whose answer comes next; None if the daemon has none to answer."""
+        if not self.pending:
+            return None
+        first = self.pending[0]
+        return None if isinstance(first, DockerHeld) and not first.awaits_reply else first
+
+    def held_whole(self, exchange: "DockerHeld") -> None:
+        """Called when a held request is complete, or no more of it is read. Its call runs once all requests before it
+        are answered (relay-rules B7).
+        """
+        if self.is_turn_of(exchange):
+            self.ready.append(exchange)
+
+    @abstractmethod
+    def speaks_http2(self) -> bool:
+        """Called when the client speaks HTTP/2: make the connection a tunnel, or end it (relay-rules B4)."""
+
+    @abstractmethod
+    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
+        """Answer an unreadable request in its turn, and end the connection after the answer (relay-rules B7).
+        ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
+        """
+
+    @abstractmethod
+    def answered(self, exchange: Exchange) -> None:
+        """Called when an answer is complete; that of a held call now waits for the Post hooks."""
+
+    @abstractmethod
+    def closes(self) -> None:
+        """Drop the requests pipelined after one whose answer has Connection: close (relay-rules B9)."""
+
+    @abstractmethod
+    def become_tunnel(self) -> None:
+        """Turn the connection into a tunnel; bytes that the client sent after its request go first (relay-rules B3)."""
+
+    # Called by held exchanges.
+
+    @abstractmethod
+    def send_request(self, exchange: "DockerHeld", request: bytes, body: bytes = b"") -> None:
+        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
+        body is passed as ``body`` and written by itself, since joining it with the head would copy it.
+        """
+
+    @abstractmethod
+    def send_refusal(self, exchange: "DockerHeld", status: int, message: str, close: bool) -> None:
+        """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
+
+    @abstractmethod
+    def answer(self, exchange: "DockerHeld") -> None:
+        """Send the client the answer to a held call."""
+
+
 class DockerHeld(Exchange, HeldCall):
     """A request that waits for the hook servers, and whose answer waits for the Store and the Post hooks."""
 
@@ -128,10 +201,10 @@ class DockerHeld(Exchange, HeldCall):
     is_plain = False
     """True if the call calls no hook server and changes no record: its answer is sent on as soon as it is complete."""
 
-    def __init__(self, reader: "Reader", head: RequestHead, route: Route) -> None:
+    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
         super().__init__(head)
-        self._reader = reader
-        self.shared = reader.shared
+        self._exchanges = exchanges
+        self.shared = exchanges.shared
         self.route = route
         self.problem = ""
         """Why the request cannot be read; "" if it can."""
@@ -215,9 +288,9 @@ class DockerHeld(Exchange, HeldCall):
         if self.problem:
             self._free()
         if len(body) > JOINED_BYTES:
-            self._reader.send_request(self, raw, body)
+            self._exchanges.send_request(self, raw, body)
         else:
-            self._reader.send_request(self, raw + body)
+            self._exchanges.send_request(self, raw + body)
         return True
 
     def send_refusal(self, status: int, message: str) -> bool:
@@ -226,7 +299,7 @@ class DockerHeld(Exchange, HeldCall):
             return False
         self.state = CallState.REFUSED
         self._free()
-        self._reader.send_refusal(self, status, message, self.head.closes or not self._whole)
+        self._exchanges.send_refusal(self, status, message, self.head.closes or not self._whole)
         return True
 
     def connection_lost(self) -> None:
@@ -288,11 +361,11 @@ class DockerHeld(Exchange, HeldCall):
     def answer(self) -> None:
         """Send the client the daemon's answer, which was held back."""
         self._free()
-        self._reader.answer(self)
+        self._exchanges.answer(self)
 
     def release_buffers(self) -> None:
         """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
 
     def _set_reply(self, reply: Reply) -> None:
         self.reply = reply
-        self._reader.ready.append(self)
+        self._exchanges.ready.append(self)

@@ -6,17 +6,12 @@ Invariant: nothing is parsed after a request that is held or that may become a t
 not collected before its turn (relay-rules B3, B7).
 """
 
-from typing import TYPE_CHECKING
-
 from runtimeproxy.core.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, ReaderEvent
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, Exchanges, ReaderEvent
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
-
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
 
 READ_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait unparsed after a request that stops the parsing, before reading pauses (relay-rules B1)."""
@@ -30,9 +25,9 @@ _EMPTY_LINE = b"\r\n"
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, reader: "Reader") -> None:
-        self._reader = reader
-        self._shared = reader.shared
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        self._shared = exchanges.shared
         known = self._known = self._shared.known
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self._rest = bytearray()
@@ -55,11 +50,11 @@ class Requests:
         """Read the client's bytes, split at any point."""
         if len(data) <= self._known_bytes and data in self._known_requests and self._between:
             self.began = True
-            self._reader.to_daemon.append(data)
+            self._exchanges.to_daemon.append(data)
             exchange = self._known_requests[data]
             self._empty_lines = exchange.empty_lines
             self._counters[exchange.series] += 1
-            self._reader.begun(exchange)
+            self._exchanges.begun(exchange)
         elif self._no_more and self._body is None:
             return
         elif self._blocked_by is not None:
@@ -149,30 +144,33 @@ class Requests:
         if len(data) < len(PREFACE):
             return at
         self._no_more = True
-        if self._reader.speaks_http2():
-            self._reader.to_daemon.append(data)
+        if self._exchanges.speaks_http2():
+            self._exchanges.to_daemon.append(data)
         return len(data)
 
     def _begin(self, head: RequestHead) -> None:
         """Pass a request's head on, or hold the request."""
         route = routes.route(head.method, head.target)
         if route is not None and self._shared.intercepts(route):
-            exchange = self._shared.kinds[route.action](self._reader, head, route)
+            exchange = self._shared.kinds[route.action](self._exchanges, head, route)
             self._body = follow(head.framing, head.length, exchange.keep)
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
-            self._reader.begun(exchange)
-            if self._collecting is not None and not self._reader.is_turn_of(exchange):
-                self._blocked_by = exchange  # hooks cannot be asked before its turn, so its body is not collected yet
+            self._exchanges.begun(exchange)
+            if self._collecting is not None:
+                if self._exchanges.is_turn_of(exchange):
+                    self._continue(exchange)
+                else:  # hook servers cannot be called before its turn, so its body is not collected yet
+                    self._blocked_by = exchange
         else:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
-            self._reader.to_daemon.append(head.raw)
+            self._exchanges.to_daemon.append(head.raw)
             target = head.target if head.target[0] == "/" else routes.without_authority(head.target)
             found = routes.passing(f"{head.method} {target}")
             series = self._newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
-            self._reader.begun(self._newest)
+            self._exchanges.begun(self._newest)
             if route is None and self._body is None and not self._newest.may_tunnel:
                 self._known.add_request(self._newest)
         self._empty_lines = self._newest.empty_lines
@@ -185,7 +183,7 @@ class Requests:
         end = body.feed(data, at)
         part = data[at:end] if at or end < len(data) else data
         if self._collecting is None:
-            self._reader.to_daemon.append(part)
+            self._exchanges.to_daemon.append(part)
         elif not self._collecting.collect(part):
             self.hold_up(self._collecting)
         self._end_if_done(body)
@@ -206,17 +204,23 @@ class Requests:
         elif (newest.may_tunnel or isinstance(newest, DockerHeld)) and not newest.answered:
             self._blocked_by = newest
 
+    def _continue(self, exchange: DockerHeld) -> None:
+        """Send 100 Continue if the client waits for it before the body of a held request (relay-rules B6)."""
+        if exchange.head.expects_continue:
+            exchange.continued = True
+            self._exchanges.to_client.append(http1.CONTINUE)
+
     def hold_up(self, exchange: DockerHeld) -> None:
         """Report a held request that is complete or of which no more is read, and stop parsing after it."""
         self._collecting = None
         if self._blocked_by is None:
             self._blocked_by = exchange
-            self._reader.held_whole(exchange)
+            self._exchanges.held_whole(exchange)
 
     def _give_up(self, error: BadMessage) -> None:
         inside = self._newest if self._body is not None else None
         self.stop()
-        self._reader.unreadable(error, inside)
+        self._exchanges.unreadable(error, inside)
 
     # Called by the reader.
 
@@ -224,8 +228,9 @@ class Requests:
         """Return whether the body of a held request is still to come."""
         return self._collecting is exchange
 
-    def turn(self) -> None:
+    def turn(self, exchange: DockerHeld) -> None:
         """Read the body of the request that waited for its turn, now that those before it are answered."""
+        self._continue(exchange)
         self._blocked_by = None
         self._go_on()
 
@@ -251,14 +256,14 @@ class Requests:
             self._cut()
         if self.end_waits and not self._unsent:
             self.end_waits = False
-            self._reader.ready.append(ReaderEvent.PASS_CLIENT_EOF)
+            self._exchanges.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
     def _read_ahead(self) -> None:
         """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
         further = self._blocked_by is None or len(self._rest) <= READ_AHEAD_BYTES
         if further != self._further:
             self._further = further
-            self._reader.ready.append(ReaderEvent.RESUME if further else ReaderEvent.PAUSE)
+            self._exchanges.ready.append(ReaderEvent.RESUME if further else ReaderEvent.PAUSE)
 
     def end(self) -> bool:
         """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is

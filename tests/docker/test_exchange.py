@@ -10,10 +10,10 @@ from runtimeproxy.docker import routes
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
-from tests.docker.peer import Play, Step, asked, converse
+from tests.docker.peer import Play, Step, asked, converse, settled
 from tests.docker.replies import CREATED, EOF, NO_CONTENT, NOT_FOUND, OK, ours
-from tests.docker.requests import CREATE, PING, START, STOP
-from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release
+from tests.docker.requests import CREATE, INFO, PING, START, STOP
+from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
 JSON = "Content-Type: application/json"
 BODY = b'{"Image":"i"}'
@@ -49,6 +49,22 @@ def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: b
         assert play.call.body == body
         play.call.send_request(None)
         assert play.daemon.got() == sent
+
+
+def test_b7_held_call_waits_for_earlier_answers() -> None:
+    """Hook servers are called once all earlier requests are answered, and their Post hooks have ended."""
+    steps = [
+        client(PING + INFO + START + STOP, to_daemon=PING + INFO),
+        returns(OK + NOT_FOUND[:-1]),
+        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
+        release(to_daemon=START),
+        settled(NO_CONTENT, asks=1),
+        release(to_daemon=STOP),
+    ]
+    play = converse(steps)
+    play.call.answer()
+    play.leave()
+    assert play.reader.awaited() is None
 
 
 UNREADABLE: dict[str, tuple[list[Step], str]] = {

@@ -9,12 +9,9 @@ from runtimeproxy.errors import WireError
 from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
-from tests.docker.requests import ATTACH, CREATE, INFO, PING, START, STOP
+from tests.docker.requests import ATTACH, CREATE, INFO, PING, START
 from tests.docker.steps import answered, at_once, client, daemon, ends, leaves, passes, refuse, release, returns
 
-EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
-OLD_EXPECTING = head("POST /containers/create HTTP/1.0", "Content-Length: 2", EXPECT)
-EXPECTING_NOTHING = head("POST /containers/create HTTP/1.1", "Host: h", EXPECT)
 BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar", b"x" * 20)
 IN_CHUNKS = request("POST", "/containers/create", CHUNKED) + chunks(b"{", b"}")
 NONSENSE = b"GET nonsense HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -26,34 +23,7 @@ AWAY = ours(502, closes=True)
 
 
 HELD: dict[str, list[Step]] = {
-    # B6: Expect: 100-continue
-    "B6: we tell the client to go on behind all earlier answers, and the field stays": [
-        client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
-        returns(OK),
-        returns(NOT_FOUND[:-1]),
-        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + CONTINUE),
-        client(EXPECTING[-13:], asks=1),
-        release(to_daemon=EXPECTING),
-    ],
-    "B6: also one that did not wait, when its turn comes, and the daemon's word is swallowed": [
-        client(PING + EXPECTING, to_daemon=PING),
-        daemon(OK, to_client=OK + CONTINUE, asks=1),
-        release(to_daemon=EXPECTING),
-        daemon(CONTINUE + CREATED),
-        answered(to_client=CREATED),
-    ],
-    "B6: at once behind nothing": [client(EXPECTING[:-13], to_client=CONTINUE), client(EXPECTING[-13:], asks=1)],
-    "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
-    "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B7: pipelining
-    "B7: hooks wait until all earlier requests are answered, and their Post hooks are done": [
-        client(PING + INFO + START + STOP, to_daemon=PING + INFO),
-        returns(OK + NOT_FOUND[:-1]),
-        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
-        release(to_daemon=START),
-        settled(NO_CONTENT, asks=1),
-        release(to_daemon=STOP),
-    ],
     "B7: a refusal comes in its turn": [
         client(PING + START + PING, to_daemon=PING),
         daemon(OK, to_client=OK, asks=1),

@@ -5,12 +5,15 @@ import pytest
 from runtimeproxy.core.memory_budget import NO_ROOM
 from runtimeproxy.docker.requests import READ_AHEAD_BYTES
 from runtimeproxy.docker.routes import Action
-from tests.docker.messages import CHUNKED, CLOSE, PREFACE, UPGRADE, answer, chunks, head, request
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
 from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
 from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
+EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
+OLD_EXPECTING = head("POST /containers/create HTTP/1.0", "Content-Length: 2", EXPECT)
+EXPECTING_NOTHING = head("POST /containers/create HTTP/1.1", "Host: h", EXPECT)
 UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
 PINGS = request("POST", "/images/load", body=PING + PING)
 LAST_ERROR = answer(404, CLOSE, body=b"no\n")
@@ -176,6 +179,25 @@ HELD: dict[str, list[Step]] = {
         client(START, PING, asks=1),
         refuse(to_client=ours(500), to_daemon=PING),
     ],
+    # B6: Expect: 100-continue
+    "B6: we tell the client to go on behind all earlier answers, and the field stays": [
+        client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
+        returns(OK),
+        returns(NOT_FOUND[:-1]),
+        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + CONTINUE),
+        client(EXPECTING[-13:], asks=1),
+        release(to_daemon=EXPECTING),
+    ],
+    "B6: also one that did not wait, when its turn comes, and the daemon's word is swallowed": [
+        client(PING + EXPECTING, to_daemon=PING),
+        daemon(OK, to_client=OK + CONTINUE, asks=1),
+        release(to_daemon=EXPECTING),
+        daemon(CONTINUE + CREATED),
+        answered(to_client=CREATED),
+    ],
+    "B6: at once behind nothing": [client(EXPECTING[:-13], to_client=CONTINUE), client(EXPECTING[-13:], asks=1)],
+    "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
+    "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B1: EOF waits
     "B1: EOF waits behind a held call, and does not end it": [
         client(START, asks=1),
