@@ -208,17 +208,17 @@ class RunPodCall(CriCall):
     """RunPodSandbox: the request describes the pod."""
 
     @read_once
-    def asked(self) -> PodInfo:
+    def requested(self) -> PodInfo:
         """Return the pod that the kubelet asks for. Raises Unreadable."""
         return translate.read_pod(self.message)
 
     def order_key(self) -> str:
         """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
-        return self.asked.full_name
+        return self.requested.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request. Raises Unreadable."""
-        return Subject(PodRecord(self.asked, self.asked))
+        return Subject(PodRecord(self.requested, self.requested))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request: the runtime does not have it yet. Raises Unreadable."""
@@ -226,16 +226,16 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        said = edit.values_for_create(adjustment, self.asked.resources)
+        said = edit.values_for_create(adjustment, self.requested.resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said, pod_id = edit.values_for_create(adjustment, self.asked.resources), translate.read_id(reply.message)
+        said, pod_id = edit.values_for_create(adjustment, self.requested.resources), translate.read_id(reply.message)
         unused = self.shared.backend.no_effect.get(self.operation)
-        if unused and said.resources and self.asked.runtime_handler in no_effect.PLAIN_HANDLERS:
+        if unused and said.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
             return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
         return records.created_pod(subject, said, pod_id)
 
@@ -252,23 +252,23 @@ class CreateCall(CriCall):
     """The container in ``_pod``, so that it is made only once."""
 
     @read_once
-    def asked(self) -> tuple[ContainerInfo, PodInfo | None]:
+    def requested(self) -> tuple[ContainerInfo, PodInfo | None]:
         """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
         return translate.read_container(self.message)
 
     def order_key(self) -> str:
         """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
-        container, _ = self.asked
+        container, _ = self.requested
         return container.full_name
 
     def subject(self, store: Store) -> Subject | None:
         """Return the container in its pod from the Store; None if the Store lacks the pod."""
-        container, _ = self.asked
+        container, _ = self.requested
         return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Return the container in its pod, read from the runtime."""
-        container, _ = self.asked
+        container, _ = self.requested
         return self._in(await self.read_pod(container.pod_id, store))
 
     def _in(self, pod: PodRecord | None) -> Subject | None:
@@ -277,11 +277,11 @@ class CreateCall(CriCall):
             return None
         if self._subject is not None and self._pod is pod:
             return self._subject
-        container, asked_pod = self.asked
+        container, requested_pod = self.requested
         if container.pod_id != pod.effective.id:  # the request has the beginning of the id
             container = replace(container, pod_id=pod.effective.id)
-            self.asked = container, asked_pod
-        self._pod, self._subject = pod, records.in_pod(pod, asked_pod, container)
+            self.requested = container, requested_pod
+        self._pod, self._subject = pod, records.in_pod(pod, requested_pod, container)
         return self._subject
 
     def unedited(self, store: Store) -> bool:
@@ -291,14 +291,14 @@ class CreateCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        said = edit.values_for_create(adjustment, self.asked[0].resources)
+        said = edit.values_for_create(adjustment, self.requested[0].resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said = edit.values_for_create(adjustment, self.asked[0].resources)
+        said = edit.values_for_create(adjustment, self.requested[0].resources)
         if said and (unused := self.shared.backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
         return records.created_container(subject, said, translate.read_id(reply.message))
@@ -312,18 +312,18 @@ class UpdatePodCall(PodCall):
     """UpdatePodSandboxResources: it has no hook point and is held only to update the pod's record."""
 
     @read_once
-    def asked(self) -> tuple[Resources | None, Resources | None]:
+    def requested(self) -> tuple[Resources | None, Resources | None]:
         """Return the overhead and the resources that the request asks for. Raises Unreadable."""
         return translate.read_pod_update(self.message)
 
     def order_key(self) -> str:
         """Return the pod's id. Raises Unreadable if any part of the request cannot be read."""
-        _ = self.asked
+        _ = self.requested
         return self.id
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the pod with the overhead and resources that the request sets, in original and effective values."""
-        overhead, resources = self.asked
+        overhead, resources = self.requested
 
         def updated(pod: PodInfo) -> PodInfo:
             return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
@@ -370,47 +370,47 @@ class UpdateCall(ContainerCall):
     """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets what differs (hook-api)."""
 
     @read_once
-    def said(self) -> EffectiveUpdate:
+    def update(self) -> EffectiveUpdate:
         """Return what the request asks for, and what ``edited`` added to it. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(*translate.read_update(self.message)))
 
     def order_key(self) -> str:
         """Return the container's id. Raises Unreadable if any part of the request cannot be read."""
-        _ = self.said
+        _ = self.update
         return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Return the record's original values overlaid by what this request sets."""
-        return records.told_of_update(subject, self.said.asked)
+        return records.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put each field into the message whose value would differ in the runtime after the unedited message."""
-        differing = records.differing(subject, self.said.asked, adjustment)
+        differing = records.differing(subject, self.update.requested, adjustment)
         present = records.container_of(subject).effective.resources
         said = edit.values_for_update(
             differing,
             present,
-            self.said.asked.resources,
+            self.update.requested.resources,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
         self.shared.metrics.normalised(respelt(differing, said.resources), adjustment.owners)
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
-        self.said = EffectiveUpdate(self.said.asked, said.resources, adjustment.annotations)
+        self.update = EffectiveUpdate(self.update.requested, said.resources, adjustment.annotations)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the container with the kubelet's values and the runtime's values updated separately."""
-        said = self.said
-        taken = edit.without_fixed_fields(said.asked.resources)
-        if taken is not said.asked.resources:
-            said = replace(said, asked=replace(said.asked, resources=taken))
+        said = self.update
+        taken = edit.without_fixed_fields(said.requested.resources)
+        if taken is not said.requested.resources:
+            said = replace(said, requested=replace(said.requested, resources=taken))
         if unused := self.shared.backend.no_effect.get(self.operation):
             hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
-            of_kubelet = Adjustment(annotations=said.asked.annotations, resources=named(said.asked.resources))
+            of_kubelet = Adjustment(annotations=said.requested.annotations, resources=named(said.requested.resources))
             of_kubelet, _ = no_effect.used(of_kubelet, unused)
             resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
-            request = RequestedUpdate(said.asked.container_id, resources, of_kubelet.annotations)
+            request = RequestedUpdate(said.requested.container_id, resources, of_kubelet.annotations)
             said = EffectiveUpdate(request, hooked.resources, hooked.annotations)
         return records.updated(subject, said, adjustment)
 

@@ -32,7 +32,7 @@ class Goaway:
         self._owner = owner
         self._known = known
         """The header blocks with which the client's requests pass."""
-        self._asked = False
+        self._announced = False
         self._refusing = False
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
@@ -58,7 +58,7 @@ class Goaway:
         """End each call whose answer will not come, or not to its end; the client's connection stays open."""
         owner = self._owner
         for stream, how in owner.open.items():
-            owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.ASKED))
+            owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.UNANSWERED))
         owner.open.clear()
         for held in held_calls(owner):
             if not held.kept:
@@ -70,8 +70,8 @@ class Goaway:
         A client that has opened no stream yet has connected for a call that is still to come, and gets no GOAWAY until
         ``refusing``.
         """
-        if not self._asked and (refusing or self._owner.highest or self.highest_image):
-            self._asked = True
+        if not self._announced and (refusing or self._owner.highest or self.highest_image):
+            self._announced = True
             self._tell()
         if refusing and not self._refusing:
             self._refusing = True
@@ -97,7 +97,11 @@ class Goaway:
         for stream in owner.client_out.queues:
             if isinstance(image := owner.streams.get(stream), ImageStream) and image.ended:
                 waiting.add(stream)
-        return len(held_calls(owner)) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
+        return (
+            len(held_calls(owner)) + count[Open.UNANSWERED] + len(waiting),
+            count[Open.ANSWERING],
+            count[Open.ENDLESS],
+        )
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:

@@ -22,7 +22,7 @@ from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.headers import Field
 
-_ASKED, _ANSWERING = Open.ASKED, Open.ANSWERING
+_UNANSWERED, _ANSWERING = Open.UNANSWERED, Open.ANSWERING
 
 AMBIGUOUS = (
     "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
@@ -163,7 +163,7 @@ class FromClient(FrameRelay):
         reader = self._reader
         if stream > reader.highest:
             reader.shared.counters[key] += 1
-            reader.open[stream] = _ASKED
+            reader.open[stream] = _UNANSWERED
             reader.highest = stream
             if len(reader.open) > OPEN_STREAMS:
                 reader.check_open()
@@ -204,7 +204,7 @@ class FromClient(FrameRelay):
             if block.end:
                 held.client_data(END)  # there is no message
         else:
-            reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _ASKED
+            reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _UNANSWERED
             reader.highest = block.stream
             block.send(self.sink, block.stream)
         reader.check_open()
@@ -267,7 +267,7 @@ class FromRuntime(FrameRelay):
         streams = self._reader.open
         if end:
             streams.pop(stream, None)
-        elif streams.get(stream) is _ASKED:
+        elif streams.get(stream) is _UNANSWERED:
             streams[stream] = _ANSWERING
 
     def headers(self, block: HeaderBlock) -> None:

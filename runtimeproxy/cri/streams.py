@@ -122,7 +122,7 @@ RETIRED_LIMIT = 1_000
 class Open(Enum):
     """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``goaway.ENDLESS``)."""
 
-    ASKED = "asked"
+    UNANSWERED = "unanswered"
     ANSWERING = "answering"
     ENDLESS = "endless"
 

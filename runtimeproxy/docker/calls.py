@@ -219,7 +219,7 @@ class ReferenceCall(DockerCall):
     pod_operation: Operation | None = None
     """The operation if the reference names a pod sandbox; None if such a call has no hook points and just passes."""
     points: tuple[HookPoint, ...]
-    """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+    """The hook points for which the daemon is queried for what a reference names (relay-rules C4)."""
 
     def __init_subclass__(cls) -> None:
         """Set ``points`` of a subclass: the hook points of both its operations."""
@@ -234,7 +234,7 @@ class ReferenceCall(DockerCall):
         self._id = ""
         self._found = False
         self._changes_seen: int | None = None
-        """``EventFollower.changes`` when the daemon was asked for the subject; None if it was not asked."""
+        """``EventFollower.changes`` when the daemon was queried for the subject; None if it was not."""
 
     def identify(self) -> bool:
         """Set the operation if the subject is known."""
@@ -340,29 +340,29 @@ class UpdateCall(ReferenceCall):
     _expecting = False
 
     @read_once
-    def said(self) -> EffectiveUpdate:
+    def update(self) -> EffectiveUpdate:
         """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
 
     def order_key(self) -> str:
         """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
-        _ = self.said
+        _ = self.update
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Return the record's original values overlaid by what this request sets."""
-        return records.told_of_update(subject, self.said.asked)
+        return records.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put each field into the body whose value would differ in the daemon after the unedited request."""
         effective = records.container_of(subject).effective.resources or NO_RESOURCES
         if MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {SWAP})
-        update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
+        update = edit.edit_update(self.body, records.differing(subject, self.update.requested, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
-        self.said = replace(self.said, put_in=update.resources)
+        self.update = replace(self.update, put_in=update.resources)
         return None if update.body is self.body else update.body
 
     def send_request(self, body: bytes | None) -> bool:
@@ -377,7 +377,7 @@ class UpdateCall(ReferenceCall):
         the update's event causes the container to be read again.
         """
         try:
-            return bool(self._id and self.said)
+            return bool(self._id and self.update)
         except Unreadable:
             return False
 
@@ -390,7 +390,7 @@ class UpdateCall(ReferenceCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the container with the kubelet's values and the daemon's values updated separately."""
-        return records.updated(subject, self.said, adjustment)
+        return records.updated(subject, self.update, adjustment)
 
 
 BY_REFERENCE: dict[Action, type[ReferenceCall]] = {

@@ -261,21 +261,21 @@ class RequestedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveUpdate:
-    """An update as it is sent: what its caller asked for, and what was added for the hook servers."""
+    """An update as it is sent: what its caller requested, and what was added for the hook servers."""
 
-    asked: RequestedUpdate
+    requested: RequestedUpdate
     put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def told_of_update(subject: Subject, asked: RequestedUpdate) -> HookRequest:
+def update_hook_request(subject: Subject, requested: RequestedUpdate) -> HookRequest:
     """Return the hook request of an update: the record's original values, overridden by what the update sets."""
     container = container_of(subject)
-    resources = overlay(container.original.resources, named(asked.resources))
-    return HookRequest(subject.pod.effective, _with(container.effective, resources, asked.annotations))
+    resources = overlay(container.original.resources, named(requested.resources))
+    return HookRequest(subject.pod.effective, _with(container.effective, resources, requested.annotations))
 
 
-def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
+def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
     """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
     plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
     container = container_of(subject)
@@ -283,7 +283,7 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
     repeated = {
         name for name in adjustment.confirmed if name not in owners or (name, owners[name]) in adjustment.confirmers
     }
-    request, original = named(asked.resources), container.original.resources or NO_RESOURCES
+    request, original = named(requested.resources), container.original.resources or NO_RESOURCES
     present = container.effective.resources or NO_RESOURCES
     found: dict[str, ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
@@ -306,8 +306,8 @@ def differing(subject: Subject, asked: RequestedUpdate, adjustment: Adjustment) 
 def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
     """Return the container after an update; ``adjustment`` says which plugins set what was added. The kubelet's values
     and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
-    before, requested = container_of(subject), named(said.asked.resources)
-    known, present, annotations = before.original, before.effective, said.asked.annotations
+    before, requested = container_of(subject), named(said.requested.resources)
+    known, present, annotations = before.original, before.effective, said.requested.annotations
     original = effective = _with(known, overlay(known.resources, requested), annotations)
     if known is not present or said.put_in or said.annotations:
         held = {name: value for name, value in fields.laid_over(requested, said.put_in).items() if value}

@@ -180,7 +180,7 @@ HELD: dict[str, list[Step]] = {
         refuse(to_client=ours(500), to_daemon=PING),
     ],
     # B6: Expect: 100-continue
-    "B6: we tell the client to go on behind all earlier answers, and the field stays": [
+    "B6: 100 Continue follows all earlier answers, and the field stays": [
         client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
         returns(OK),
         returns(NOT_FOUND[:-1]),
@@ -195,7 +195,10 @@ HELD: dict[str, list[Step]] = {
         daemon(CONTINUE + CREATED),
         answered(to_client=CREATED),
     ],
-    "B6: at once behind nothing": [client(EXPECTING[:-13], to_client=CONTINUE), client(EXPECTING[-13:], asks=1)],
+    "B6: immediately without an earlier request": [
+        client(EXPECTING[:-13], to_client=CONTINUE),
+        client(EXPECTING[-13:], asks=1),
+    ],
     "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
     "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B1: EOF waits

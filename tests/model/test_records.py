@@ -294,12 +294,12 @@ def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
     effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
     asked = RequestedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
     told = replace(effective, annotations={"a": "hook", "n": "2"}, resources=replace(ASKED, memory_limit_in_bytes=5))
-    assert records.told_of_update(subject(effective=effective), asked) == values.HookRequest(POD, told)
+    assert records.update_hook_request(subject(effective=effective), asked) == values.HookRequest(POD, told)
 
 
 def test_update_without_resources_of_a_container_without_any() -> None:
     bare = subject(BARE)
-    assert records.told_of_update(bare, NOTHING) == records.hook_view(bare)
+    assert records.update_hook_request(bare, NOTHING) == records.hook_view(bare)
     assert records.differing(bare, NOTHING, values.NO_ADJUSTMENT) == {}
     assert records.updated(bare, EffectiveUpdate(NOTHING), values.NO_ADJUSTMENT) == bare
     repeated = Adjustment(confirmed=ECHOED_SHARES)
@@ -333,7 +333,7 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     runs: ContainerInfo, asked: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
 ) -> None:
     known, update = subject(effective=runs), RequestedUpdate("c1", asked)
-    told = records.told_of_update(known, update)
+    told = records.update_hook_request(known, update)
     assert told.container is not None
     assert told.container.resources is not None
     answer = values.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
