@@ -13,7 +13,7 @@ from collections.abc import Callable
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.cri.routes import PASSING_OTHER
-from runtimeproxy.cri.streams import Data, HeaderBlock, Stream, Streams
+from runtimeproxy.cri.streams import Data, HeaderBlock, Streams
 from runtimeproxy.errors import WireError
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import headers, http2
@@ -43,6 +43,8 @@ ACKS_AT_ONCE = 16
 class FrameRelay(ABC):
     """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
+    from_client: bool
+    """Whether the client sends these frames, or else the runtime."""
     piped = False
     _unread = False
     """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
@@ -212,7 +214,7 @@ class FrameRelay(ABC):
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
         if special is not None:
-            self.special_data(special, data)
+            (special.client_data if self.from_client else special.runtime_data)(data)
             return
         if end:
             self.ended(stream)
@@ -244,7 +246,7 @@ class FrameRelay(ABC):
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
         elif special is not None:
-            self.special_headers(special, block)
+            (special.client_headers if self.from_client else special.runtime_headers)(block)
         else:
             self.headers(block)
 
@@ -273,7 +275,8 @@ class FrameRelay(ABC):
         if not stream:
             self.source.open_window(increment)
         elif stream in self.streams:
-            self.special_window(self.streams[stream], increment)
+            special = self.streams[stream]
+            (special.client_window if self.from_client else special.runtime_window)(increment)
         else:  # it passes; it came here because frames of other streams wait for the peer's credit
             self.sink.out.append(frame)
 
@@ -281,7 +284,7 @@ class FrameRelay(ABC):
         code = http2.read_u32(payload)
         special = self.streams.get(stream)
         if special is not None:
-            self.special_reset(special, frame)
+            (special.client_reset if self.from_client else special.runtime_reset)(frame)
             return
         self._reader.open.pop(stream, None)
         self.source.drop(stream)
@@ -342,20 +345,6 @@ class FrameRelay(ABC):
     @abstractmethod
     def headers(self, block: HeaderBlock) -> None:
         """Called for a complete HEADERS block of a passing or a new stream: send it on, or handle it."""
-
-    # Frames of a stream that does not pass unchanged go to its methods for this direction.
-
-    @abstractmethod
-    def special_headers(self, stream: Stream, block: HeaderBlock) -> None: ...
-
-    @abstractmethod
-    def special_data(self, stream: Stream, data: Data) -> None: ...
-
-    @abstractmethod
-    def special_window(self, stream: Stream, increment: int) -> None: ...
-
-    @abstractmethod
-    def special_reset(self, stream: Stream, frame: bytes) -> None: ...
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
         """Called with the entries of each SETTINGS frame as they were passed on."""

@@ -16,7 +16,7 @@ from runtimeproxy.cri.goaway import ENDLESS, Goaway
 from runtimeproxy.cri.held import END, CriHeld, held_calls
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
-from runtimeproxy.cri.streams import Data, HeaderBlock, Open, Shared, Stream, Streams, refusal
+from runtimeproxy.cri.streams import HeaderBlock, Open, Shared, Streams, refusal
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
@@ -113,6 +113,7 @@ class Reader(Streams):
 class FromClient(FrameRelay):
     """The direction from the client to the runtime."""
 
+    from_client = True
     _unread = True
     _reader: Reader
 
@@ -220,18 +221,6 @@ class FromClient(FrameRelay):
             reader.check_open()
         return held
 
-    def special_headers(self, stream: Stream, block: HeaderBlock) -> None:
-        stream.client_headers(block)
-
-    def special_data(self, stream: Stream, data: Data) -> None:
-        stream.client_data(data)
-
-    def special_window(self, stream: Stream, increment: int) -> None:
-        stream.client_window(increment)
-
-    def special_reset(self, stream: Stream, frame: bytes) -> None:
-        stream.client_reset(frame)
-
     def settings(self, entries: list[tuple[int, int]]) -> None:
         """Keep the client's settings for the image endpoint, and send them to one that is connected."""
         self._reader.client_settings.update(entries)
@@ -242,19 +231,8 @@ class FromClient(FrameRelay):
 class FromRuntime(FrameRelay):
     """The direction from the runtime to the client."""
 
+    from_client = False
     _reader: Reader
-
-    def special_headers(self, stream: Stream, block: HeaderBlock) -> None:
-        stream.runtime_headers(block)
-
-    def special_data(self, stream: Stream, data: Data) -> None:
-        stream.runtime_data(data)
-
-    def special_window(self, stream: Stream, increment: int) -> None:
-        stream.runtime_window(increment)
-
-    def special_reset(self, stream: Stream, frame: bytes) -> None:
-        stream.runtime_reset(frame)
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         headers.check(block)
