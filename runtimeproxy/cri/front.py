@@ -272,7 +272,7 @@ class CriConnection(Connection):
         self.flush()
 
     def wake(self) -> None:
-        """Write what waits; during a read do nothing, since that writes afterwards."""
+        """Write what waits: after the read, if one is in progress, and with the last call that the read made ready."""
         if self._reading or batch.defers(self.wake):
             return
         self._send_acks_along()

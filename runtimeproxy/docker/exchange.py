@@ -1,7 +1,7 @@
-"""One request and its answer on a client's connection.
+"""The requests of a client's connection and their answers, in order.
 
-Owns what is kept of a held request and of its answer, and its state.
-Must not know: other exchanges, sockets, what a body means.
+Owns what is kept of a held request and of its answer, its state, and the order of all requests.
+Must not know: sockets, how heads and bodies are parsed, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 

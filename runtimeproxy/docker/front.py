@@ -244,7 +244,7 @@ class DockerConnection(Connection):
         return waits or self._end_is_ours
 
     def client_gone(self) -> None:
-        """End the held calls of a client that has closed."""
+        """End the held calls of a client that has closed, or whose connection ends."""
         self.reader.client_gone()
         self.act_on_ready()
 

@@ -1,6 +1,6 @@
 """The state of one client's connection to dockerd: the requests that wait for their answers, in order.
 
-Owns whose turn it is, the proxy's own answers among the daemon's, and the change to a tunnel.
+Owns when a turn begins, the proxy's own answers among the daemon's, and the change to a tunnel.
 Must not know: sockets, the clock, what a body means, hook servers.
 Invariant: what is not held leaves as exactly the bytes that came, in order and immediately (relay-rules B).
 """
@@ -57,7 +57,8 @@ class Reader(Exchanges):
         return self._requests.end() and not self.tunnel and not self._finished
 
     def client_gone(self) -> None:
-        """End the held calls of a client that has closed; those that the daemon has answered run to their end."""
+        """End the held calls of a client that has closed, or whose connection ends; those that the daemon has answered
+        run to their end."""
         self._stop()
 
     def daemon_bytes(self, data: bytes) -> None:

@@ -161,8 +161,9 @@ class Connection(ABC):
             return
         self._acting = True
         try:
-            for event in batch.each(self._ready):
-                self.act(event)
+            while self._ready:
+                for event in batch.each(self._ready):
+                    self.act(event)
         finally:
             self._acting = False
 

@@ -377,8 +377,8 @@ class _Link:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
         for stream, outcome in batch.each(deque(ended)) if ended else ():
-            call = self._open.pop(stream)
-            if call.done():
+            call = self._open.pop(stream, None)
+            if call is None or call.done():
                 continue
             if isinstance(outcome, CallFailed):
                 call.set_exception(outcome)

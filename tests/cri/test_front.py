@@ -267,7 +267,7 @@ async def test_c5_connection_ends_behind_the_answer_once_there_is_credit(congest
 
 
 async def test_c5_credit_is_waited_for_a_moment(congested: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.3)
     await leave(congested)
     assert not congested.ended()
     async with asyncio.timeout(20):

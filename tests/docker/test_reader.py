@@ -317,7 +317,7 @@ def test_what_is_not_finished_and_whether_the_client_is_inside_it(looks: list[Lo
 
 
 @pytest.mark.parametrize("sent", [b"", INFO[:20], INFO, CREATE])
-def test_whether_it_was_asked_anything(sent: bytes) -> None:
+def test_reader_knows_whether_a_request_has_begun(sent: bytes) -> None:
     play = Play()
     play.client.sends(sent)
     assert play.reader.has_begun_request is bool(sent)

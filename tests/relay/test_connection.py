@@ -9,10 +9,12 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.eventloop.batch import batch
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.drain import Unfinished
@@ -245,6 +247,29 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk
         got += len(await read(slow_socket, MIB))
     await sending
     assert got == 8 * MIB
+
+
+async def test_wake_without_events_leaves_the_calls_of_another_read_alone(rig: Rig) -> None:
+    followed: list[int] = []
+    for call in batch.each(deque([1, 2])):
+        rig.pair.wake()
+        assert batch.follows(partial(followed.append, call))
+        assert not followed
+    assert followed == [1, 2]
+
+
+async def test_event_that_follows_the_last_one_is_acted_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    acted: list[object] = []
+
+    def act(event: object) -> None:
+        acted.append(event)
+        if event == b"first":
+            batch.follows(partial(rig.pair.ready.append, b"second"))
+
+    monkeypatch.setattr(rig.pair, "act", act)
+    rig.pair.ready.append(b"first")
+    rig.pair.wake()
+    assert acted == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
