@@ -223,7 +223,7 @@ GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
     # only held calls are told that they have ended
     "C2: before its release": ([leaves()], True, UNANSWERED),
     "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], False, UNANSWERED),
-    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], False, Reply(agreed=True)),
+    "C2: after the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], False, Reply(agreed=True)),
     "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], False, UNANSWERED),
 }
 
