@@ -1,7 +1,5 @@
-"""The interface of an intercepted call, between a front and the core.
+"""The interface of a held call, between a front and the core, and the memory of all held requests (relay-rules A4).
 
-Owns the protocol between a front (which holds the bytes) and the lifecycle (which asks the hook servers).
-Must not know: HTTP, protobuf, JSON, a front.
 Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
@@ -17,6 +15,28 @@ from runtimeproxy.model import records
 from runtimeproxy.model.hookpoints import HookPoint, Operation
 from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
 from runtimeproxy.observe.events import About
+
+PROCESS_LIMIT = 64 * 2**20
+"""Bytes of held requests in the whole process."""
+NO_ROOM = "too many bytes are held in the whole process"
+
+
+class MemoryBudget:
+    """Counts the bytes of held requests against a limit."""
+
+    def __init__(self, limit: int = PROCESS_LIMIT) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def add(self, length: int) -> bool:
+        """Count bytes of a request; return False if the limit is exceeded."""
+        self.count += length
+        return self.count <= self.limit
+
+    def credit(self, length: int) -> None:
+        """Subtract bytes that are no longer kept; ``wire.flow`` calls it once DATA has been sent."""
+        self.count -= length
+
 
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""

@@ -17,12 +17,10 @@ from typing import TypeVar
 
 from runtimeproxy.core.call import HeldCall, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.keyed_queue import KeyedQueue
-from runtimeproxy.core.open_calls import OpenCalls
+from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
-from runtimeproxy.eventloop.deadlines import Deadlines
-from runtimeproxy.eventloop.fiber import Fiber
+from runtimeproxy.eventloop import Deadlines, Fiber
 from runtimeproxy.model import hookpoints, merge, records
 from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject

@@ -1,11 +1,8 @@
-"""Calls whose outcome is not known: those under way, and those that ended without the runtime's answer. The runtime is
-queried for the outcome of starts and stops; that of a create shows in the answer to the next create of the same name
-(relay-rules C3).
+"""The calls under way, their order, and those that ended without the runtime's answer (relay-rules C3, C6).
 
-Owns which calls are under way or unsettled, and when the runtime is queried about the latter.
-Must not know: how a front asks, what is done with the outcome.
-Invariant: the number of questions about one call is bounded, and so is the number of calls at one time; between two
-questions there is no task, only a timer.
+The runtime is queried for the outcome of starts and stops. That of a create shows in the answer to the next create of
+the same name. Between two queries there is no task, only a timer.
+Invariant: the number of queries about one call and the number of calls at one time are bounded.
 """
 
 import asyncio
@@ -13,12 +10,74 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from runtimeproxy.core.call import UNANSWERED, CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.errors import BackendError
-from runtimeproxy.eventloop.fiber import Pending
+from runtimeproxy.eventloop import Deadlines, Pending, batch
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
+
+
+class Turn:
+    """A place in the queue of a key.
+
+    A turn waits until it is the first: if one in the middle gives up its place, those behind it do not pass those
+    before it. It has no reference to its neighbours and is kept small, because each held call has one and ten thousand
+    calls may be about one container.
+    """
+
+    __slots__ = ("first", "key")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.first: Pending[None] | None = None
+        """Done once the turn is the first; None if it was the first from the beginning, as most are."""
+
+
+class KeyedQueue:
+    """One queue per key; a key without turns takes no memory."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self.queues: dict[str, dict[Turn, None]] = {}
+        """The turns of each key, in order of arrival; keys without turns are absent."""
+
+    def take(self, key: str) -> Turn:
+        """Append a turn to a key's queue and return it. ``wait`` waits until it is first; it stays until ``leave``."""
+        turn = Turn(key)
+        queue = self.queues.setdefault(key, {})
+        if queue:
+            turn.first = Pending(loop=asyncio.get_running_loop())
+        queue[turn] = None
+        return turn
+
+    async def wait(self, turn: Turn, seconds: float) -> None:
+        """Wait until the turn is the first, ``seconds`` at most."""
+        if turn.first is None or seconds <= 0:
+            return
+        first = turn.first
+        late = self._deadlines.add(first.get_loop().time() + seconds, partial(_done, first))
+        try:
+            await first
+        finally:
+            self._deadlines.cancel(late)
+
+    def leave(self, turn: Turn) -> None:
+        """Remove a turn from its queue and wake the next one. That continues after the read that is being handled, or
+        in a later iteration of the event loop: otherwise thousands would run nested in one another."""
+        queue = self.queues[turn.key]
+        del queue[turn]
+        if not queue:
+            del self.queues[turn.key]
+        elif (first := next(iter(queue)).first) is not None and not batch.follows(wake := partial(_done, first)):
+            first.get_loop().call_soon(wake)
+
+
+def _done(first: Pending[None]) -> None:
+    if not first.done():
+        first.set_result(None)
+
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
+from runtimeproxy.eventloop import run_in_daemon_thread
 from runtimeproxy.model import originals as form
 from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import Life, Unreadable
-from runtimeproxy.cri import api_pb2, listing, status, translate
+from runtimeproxy.cri import api_pb2, messages, status
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import no_effect
@@ -54,13 +54,13 @@ class _Kind:
     listed: Callable[[bytes], Iterator[PodInfo] | Iterator[ContainerInfo]]
 
 
-_POD_STATUS = _Kind("PodSandboxStatus", status.pod_status_request, "ListPodSandbox", listing.pods_request, listing.pods)
+_POD_STATUS = _Kind("PodSandboxStatus", status.pod_status_request, "ListPodSandbox", status.pods_request, status.pods)
 _CONTAINER_STATUS = _Kind(
     "ContainerStatus",
     status.container_status_request,
     "ListContainers",
-    listing.containers_request,
-    listing.containers,
+    status.containers_request,
+    status.containers,
 )
 
 
@@ -104,7 +104,7 @@ class Backend:
     async def _version(self, version: str) -> api_pb2.VersionResponse | None:
         """Return the runtime's answer to Version; None if the call fails."""
         with suppress(BackendError, Unreadable):
-            return translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+            return messages.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
         return None
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
@@ -126,8 +126,8 @@ class Backend:
         """Return ``info`` with its pod's id, read from ListContainers; None if the container is not listed.
         ContainerStatus names the pod only in the verbose part, whose content each runtime chooses.
         """
-        request = listing.containers_request(info.id)
-        for listed in listing.containers(await self._ask(version, "ListContainers", request)):
+        request = status.containers_request(info.id)
+        for listed in status.containers(await self._ask(version, "ListContainers", request)):
             if listed.id == info.id and not listed.pod_id:
                 raise Unreadable("neither ContainerStatus nor ListContainers names the container's pod")
             if listed.id == info.id:
@@ -151,11 +151,11 @@ class Backend:
 
     async def pods(self, version: str) -> Iterator[PodInfo]:
         """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
-        return listing.pods(await self._ask(version, "ListPodSandbox", listing.pods_request()))
+        return status.pods(await self._ask(version, "ListPodSandbox", status.pods_request()))
 
     async def containers(self, version: str) -> Iterator[ContainerInfo]:
         """List all containers, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
-        return listing.containers(await self._ask(version, "ListContainers", listing.containers_request()))
+        return status.containers(await self._ask(version, "ListContainers", status.containers_request()))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
         """Ask for a status, verbose first, then plain; None if there is no such pod or container.

@@ -23,10 +23,10 @@ from runtimeproxy.core.call import (
     read_once,
 )
 from runtimeproxy.core.store import Store
-from runtimeproxy.cri import api_pb2, edit, translate
+from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.frame_relay import Shared
 from runtimeproxy.cri.held import CriHeld
-from runtimeproxy.cri.streams import Shared
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
 from runtimeproxy.model import hookpoints, no_effect, records
 from runtimeproxy.model.fields import Resources, ResourceValue, named, respelt
@@ -81,7 +81,7 @@ class CriCall(CriHeld):
         """Return the id in the request's first field. Raises Unreadable. Runtimes also accept the beginning of an id,
         as crictl's users type it; once the subject is known this is the full id.
         """
-        return translate.read_id(self.message)
+        return messages.read_id(self.message)
 
     def order_key(self) -> str:
         """Return the subject's id. Raises Unreadable."""
@@ -210,7 +210,7 @@ class RunPodCall(CriCall):
     @read_once
     def requested(self) -> PodInfo:
         """Return the pod that the kubelet asks for. Raises Unreadable."""
-        return translate.read_pod(self.message)
+        return messages.read_pod(self.message)
 
     def order_key(self) -> str:
         """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
@@ -226,14 +226,14 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        said = edit.values_for_create(adjustment, self.requested.resources)
+        said = messages.values_for_create(adjustment, self.requested.resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
-        return edit.edit_pod(self.message, said)
+        return messages.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said, pod_id = edit.values_for_create(adjustment, self.requested.resources), translate.read_id(reply.message)
+        said, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
         unused = self.shared.backend.no_effect.get(self.operation)
         if unused and said.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
             return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
@@ -254,7 +254,7 @@ class CreateCall(CriCall):
     @read_once
     def requested(self) -> tuple[ContainerInfo, PodInfo | None]:
         """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
-        return translate.read_container(self.message)
+        return messages.read_container(self.message)
 
     def order_key(self) -> str:
         """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
@@ -291,17 +291,17 @@ class CreateCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        said = edit.values_for_create(adjustment, self.requested[0].resources)
+        said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
-        return edit.edit_container(self.message, said, parent)
+        return messages.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        said = edit.values_for_create(adjustment, self.requested[0].resources)
+        said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said and (unused := self.shared.backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
-        return records.created_container(subject, said, translate.read_id(reply.message))
+        return records.created_container(subject, said, messages.read_id(reply.message))
 
     async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
         """Read the container from the runtime."""
@@ -314,7 +314,7 @@ class UpdatePodCall(PodCall):
     @read_once
     def requested(self) -> tuple[Resources | None, Resources | None]:
         """Return the overhead and the resources that the request asks for. Raises Unreadable."""
-        return translate.read_pod_update(self.message)
+        return messages.read_pod_update(self.message)
 
     def order_key(self) -> str:
         """Return the pod's id. Raises Unreadable if any part of the request cannot be read."""
@@ -345,7 +345,7 @@ class StartCall(ContainerCall):
         call is ``state_unknown`` from then on.
         """
         present = records.container_of(subject).effective.resources
-        said = edit.values_for_update(
+        said = messages.values_for_update(
             adjustment.resources, present, accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
@@ -356,7 +356,7 @@ class StartCall(ContainerCall):
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
-        request = edit.update_request(self.id, resources, present)
+        request = messages.update_request(self.id, resources, present)
         try:
             await self.shared.backend.update(self.version, request, seconds)
         except BaseException as error:
@@ -372,7 +372,7 @@ class UpdateCall(ContainerCall):
     @read_once
     def update(self) -> EffectiveUpdate:
         """Return what the request asks for, and what ``edited`` added to it. Raises Unreadable."""
-        return EffectiveUpdate(RequestedUpdate(*translate.read_update(self.message)))
+        return EffectiveUpdate(RequestedUpdate(*messages.read_update(self.message)))
 
     def order_key(self) -> str:
         """Return the container's id. Raises Unreadable if any part of the request cannot be read."""
@@ -387,7 +387,7 @@ class UpdateCall(ContainerCall):
         """Put each field into the message whose value would differ in the runtime after the unedited message."""
         differing = records.differing(subject, self.update.requested, adjustment)
         present = records.container_of(subject).effective.resources
-        said = edit.values_for_update(
+        said = messages.values_for_update(
             differing,
             present,
             self.update.requested.resources,
@@ -395,14 +395,14 @@ class UpdateCall(ContainerCall):
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
         self.shared.metrics.normalised(respelt(differing, said.resources), adjustment.owners)
-        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
+        message = messages.edit_update(self.message, said.resources, adjustment.annotations)
         self.update = EffectiveUpdate(self.update.requested, said.resources, adjustment.annotations)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Return the container with the kubelet's values and the runtime's values updated separately."""
         said = self.update
-        taken = edit.without_fixed_fields(said.requested.resources)
+        taken = messages.without_fixed_fields(said.requested.resources)
         if taken is not said.requested.resources:
             said = replace(said, requested=replace(said.requested, resources=taken))
         if unused := self.shared.backend.no_effect.get(self.operation):

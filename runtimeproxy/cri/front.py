@@ -9,8 +9,8 @@ import asyncio
 import logging
 import socket
 
+from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.core.lifecycle import Lifecycle
-from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
@@ -21,7 +21,7 @@ from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import NotHttp2, Reader
 from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import HookError, Reason, WireError
-from runtimeproxy.eventloop.batch import batch
+from runtimeproxy.eventloop import batch
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics

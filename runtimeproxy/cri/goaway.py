@@ -8,10 +8,10 @@ Invariant: the last stream id never rises; a stream that is refused was never se
 from collections import Counter
 from collections.abc import MutableMapping
 
+from runtimeproxy.cri.frame_relay import Open, Streams, refusal
 from runtimeproxy.cri.held import held_calls
 from runtimeproxy.cri.image import ImageStream
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
-from runtimeproxy.cri.streams import Open, Streams, refusal
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, http2
 

@@ -8,12 +8,11 @@ is held back (relay-rules A4 to A7, C1).
 
 from collections.abc import Sequence
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply
-from runtimeproxy.core.memory_budget import NO_ROOM
+from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, HeldCall, Reply
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
+from runtimeproxy.cri.frame_relay import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.cri.routes import Route
-from runtimeproxy.cri.streams import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.hookpoints import Operation

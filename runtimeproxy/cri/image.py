@@ -10,7 +10,7 @@ the client's connection stays open.
 from typing import NoReturn
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
-from runtimeproxy.cri.streams import Data, HeaderBlock, Streams, refusal
+from runtimeproxy.cri.frame_relay import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import ClientConnection

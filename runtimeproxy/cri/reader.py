@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from runtimeproxy.core.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
-from runtimeproxy.cri.frame_relay import FrameRelay
+from runtimeproxy.cri.frame_relay import FrameRelay, HeaderBlock, Open, Shared, Streams, refusal
 from runtimeproxy.cri.goaway import ENDLESS, Goaway
 from runtimeproxy.cri.held import END, CriHeld, held_calls
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
-from runtimeproxy.cri.streams import HeaderBlock, Open, Shared, Streams, refusal
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2

@@ -1,26 +1,78 @@
-"""PodSandboxStatus and ContainerStatus: make their requests, and parse the responses into values of ``model``.
+"""Lists and verbose statuses of CRI: make their requests, and parse the responses into values of ``model``.
 
-Owns what runtimes put into ``info["info"]`` of a verbose status (JSON: containerd has the config as it was created and
-the OCI runtime spec as it runs, CRI-O the spec alone, others have none).
-Must not know: the Store, what the kubelet asked for, when a status is read.
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
-missing, null, of a wrong type or not valid text counts as unknown; the other parts are still used.
+``info["info"]`` of a verbose status is JSON: containerd's has the config as it was created and the OCI runtime spec as
+it runs, CRI-O's the spec alone, others have none.
+Invariants: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
+missing, null, of a wrong type or not valid text counts as unknown; the other parts are still used. An item of a list is
+parsed only when it is needed: a list of 16 MiB does not block the event loop.
 JSON names: CRI's proto names (Go's encoding/json, containerd 1.6 to 2.x) and the OCI runtime spec, config-linux.
 """
 
 import json
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
-from runtimeproxy.core.call import Life
+from google.protobuf.message import Message
+
+from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.translate import decode
+from runtimeproxy.cri.messages import decode
+from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi.codec import resources_of
 from runtimeproxy.model.fields import ROWS, Kind, Resources, named, overlay
 from runtimeproxy.model.values import SLICE, ContainerInfo, PodInfo
+from runtimeproxy.wire import protobuf
+
+ITEMS = 1
+"""Number of the field with the items, in both responses."""
+
+_M = TypeVar("_M", bound=Message)
+
+
+def pods_request(pod_id: str = "") -> bytes:
+    """Make a ListPodSandboxRequest for all pods, or for one. Its filter has the id in the same field as
+    ListContainersRequest, so the two are the same bytes.
+    """
+    return containers_request(pod_id)
+
+
+def containers_request(container_id: str = "") -> bytes:
+    """Make a ListContainersRequest for all containers, or for one."""
+    if not container_id:
+        return b""
+    return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=container_id)).SerializeToString()
+
+
+def pods(message: bytes) -> Iterator[PodInfo]:
+    """Yield the pods of a ListPodSandboxResponse, with ids and metadata. Raises Unreadable."""
+    for item in _items(api_pb2.PodSandbox, message):
+        meta = item.metadata
+        yield PodInfo(_id(item.id), meta.name, meta.uid, meta.namespace, meta.attempt)
+
+
+def containers(message: bytes) -> Iterator[ContainerInfo]:
+    """Yield the containers of a ListContainersResponse, with ids, pod ids and metadata. Raises Unreadable."""
+    for item in _items(api_pb2.Container, message):
+        yield ContainerInfo(_id(item.id), item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
+
+
+def _items(kind: type[_M], message: bytes) -> Iterator[_M]:
+    try:
+        for field in protobuf.fields(message):
+            if field.number == ITEMS and field.wire_type == protobuf.LENGTH_DELIMITED:
+                yield decode(kind, message[field.value_start : field.end])
+    except WireError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _id(text: str) -> str:
+    if not text:
+        raise Unreadable("list with an item without an id")
+    return text
+
 
 Json = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakSet
 
-from runtimeproxy.docker.resources import TYPE_LABEL
+from runtimeproxy.docker.messages import TYPE_LABEL
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import RETRY_SECONDS, SCARCE, SCARCE_RETRY_SECONDS, own_shortage
 

@@ -23,15 +23,13 @@ from runtimeproxy.core.call import (
     read_once,
 )
 from runtimeproxy.core.store import Store
-from runtimeproxy.docker import cgroup, edit, translate
+from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.exchange import DockerHeld, Exchanges, Shared
 from runtimeproxy.docker.lookup import Lookup
-from runtimeproxy.docker.resources import POD_TYPE
+from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import EventFollower
-from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.errors import BackendError, HookError
 from runtimeproxy.model import hookpoints, records
 from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, ResourceValue
@@ -104,11 +102,11 @@ class CreateCall(DockerCall):
             body = self.body
             if self.shared.creates_pass():
                 self.already_sent = self.send_request(None)
-            self._requested = translate.read_create(body, self._name) if translate.is_pods(body) else None
+            self._requested = messages.read_create(body, self._name) if messages.is_pods(body) else None
             of_pod = isinstance(self._requested, RequestedPod)
             self.is_plain = self._requested is None
         except Unreadable as error:
-            kind = translate.kind_of_unreadable(body, self._name)
+            kind = messages.kind_of_unreadable(body, self._name)
             self._unreadable, self.is_kind_known = str(error), kind is not None
             of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
         if self.is_plain:
@@ -173,12 +171,12 @@ class CreateCall(DockerCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        self.leave_out(edit.left_out_of_create(adjustment.resources), "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(edit.respelt_in_create(adjustment.resources), adjustment.owners)
+        self.leave_out(messages.left_out_of_create(adjustment.resources), "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(messages.respelt_in_create(adjustment.resources), adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
         path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
-        parent = None if path is None or driver is None else cgroup.to_docker(path, driver)
-        body = (edit.edit_pod if of_pod else edit.edit_container)(self.body, adjustment, parent)
+        parent = None if path is None or driver is None else messages.to_docker(path, driver)
+        body = (messages.edit_pod if of_pod else messages.edit_container)(self.body, adjustment, parent)
         self._released = None if body is self.body else body
         return self._released
 
@@ -189,13 +187,13 @@ class CreateCall(DockerCall):
         """
         if self._released is None:
             return self.requested
-        made = translate.read_create(self._released, self._name)
+        made = messages.read_create(self._released, self._name)
         assert made is not None
         return made
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the daemon gave, and the resources that were sent."""
-        made_id, sent = translate.read_created_id(reply.message), self._sent
+        made_id, sent = messages.read_created_id(reply.message), self._sent
         if isinstance(sent, RequestedPod):
             pod = records.created_pod(subject, adjustment, made_id).pod
             return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
@@ -318,7 +316,7 @@ class StartCall(ReferenceCall):
         call is ``state_unknown`` from then on.
         """
         container = records.container_of(subject).effective
-        update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        update = messages.update_body(adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
@@ -342,7 +340,7 @@ class UpdateCall(ReferenceCall):
     @read_once
     def update(self) -> EffectiveUpdate:
         """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
-        return EffectiveUpdate(RequestedUpdate(self._reference, translate.read_update(self.body)))
+        return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:
         """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
@@ -358,7 +356,9 @@ class UpdateCall(ReferenceCall):
         effective = records.container_of(subject).effective.resources or NO_RESOURCES
         if MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {SWAP})
-        update = edit.edit_update(self.body, records.differing(subject, self.update.requested, adjustment), effective)
+        update = messages.edit_update(
+            self.body, records.differing(subject, self.update.requested, adjustment), effective
+        )
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)

@@ -11,8 +11,16 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldCall, Reply, Unreadable
-from runtimeproxy.core.memory_budget import NO_ROOM, MemoryBudget
+from runtimeproxy.core.call import (
+    MESSAGE_LIMIT,
+    NO_ROOM,
+    UNANSWERED,
+    CallState,
+    HeldCall,
+    MemoryBudget,
+    Reply,
+    Unreadable,
+)
 from runtimeproxy.docker.routes import PASSING, Action, Route
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import Key

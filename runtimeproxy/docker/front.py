@@ -10,9 +10,8 @@ import logging
 import socket
 from functools import partial
 
-from runtimeproxy.core.call import Unreadable
+from runtimeproxy.core.call import MemoryBudget, Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
-from runtimeproxy.core.memory_budget import MemoryBudget
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.bad_gateway import BadGateway

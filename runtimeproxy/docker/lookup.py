@@ -12,12 +12,10 @@ from dataclasses import replace
 from runtimeproxy.core.call import Life
 from runtimeproxy.core.store import WHOLE_ID, Store
 from runtimeproxy.core.sync import Listed
-from runtimeproxy.docker import cgroup, status, translate
+from runtimeproxy.docker import messages, status
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.cgroup import Driver
-from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
+from runtimeproxy.docker.messages import CONTAINER_TYPE, POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.status import ImageDefaults
-from runtimeproxy.docker.translate import RequestedContainer, RequestedPod
 from runtimeproxy.model import records
 from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
@@ -43,7 +41,7 @@ class Lookup:
     async def learn_driver(self) -> None:
         """Ask the daemon for its cgroup driver and default runtime, and keep both. Raises BackendError, Unreadable."""
         driver, runtime = status.read_info(await self._backend.info())
-        self.driver = cgroup.driver(driver)
+        self.driver = messages.driver(driver)
         self._default_runtime = runtime or status.DEFAULT_RUNTIME
 
     async def known_driver(self) -> Driver:
@@ -84,7 +82,7 @@ class Lookup:
         if reply is None:
             return None
         inspected = status.parse_inspect(reply, reference if len(reference) == WHOLE_ID else "")
-        full_id = translate.id_of(inspected)
+        full_id = messages.id_of(inspected)
         known = self.known(full_id)
         if known is not None:
             return full_id, known
@@ -140,10 +138,10 @@ class Lookup:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
         What its image added is removed, for which the image has to be read.
         """
-        if not translate.is_pods(reply):
+        if not messages.is_pods(reply):
             return None
         await self.known_driver()
-        shipped = await self._image(translate.text_of(inspected, "Image"))
+        shipped = await self._image(messages.text_of(inspected, "Image"))
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> ImageDefaults | None:
@@ -176,4 +174,4 @@ class Lookup:
 
 def _in_cri(asked: RequestedPod | RequestedContainer, driver: Driver) -> str | None:
     """Return a cgroup parent in CRI's form; None if it is unknown."""
-    return None if asked.cgroup_parent is None else cgroup.to_cri(asked.cgroup_parent, driver)
+    return None if asked.cgroup_parent is None else messages.to_cri(asked.cgroup_parent, driver)

@@ -18,9 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtimeproxy.core.call import Life, Unreadable
-from runtimeproxy.docker import translate
-from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
-from runtimeproxy.docker.translate import Labels, RequestedContainer, RequestedPod, reads_json
+from runtimeproxy.docker import messages
+from runtimeproxy.docker.messages import (
+    LABEL_PREFIX,
+    RESOURCE_TABLE,
+    Labels,
+    RequestedContainer,
+    RequestedPod,
+    reads_json,
+)
 from runtimeproxy.model.fields import ROWS, Resources
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
@@ -52,8 +58,8 @@ class ImageDefaults:
 @reads_json
 def read_info(reply: bytes) -> tuple[str, str]:
     """Read the daemon's cgroup driver and its default runtime in the answer to GET /info. Raises Unreadable."""
-    info = translate.document(reply)
-    return translate.text_of(info, "CgroupDriver"), translate.text_of(info, "DefaultRuntime")
+    info = messages.document(reply)
+    return messages.text_of(info, "CgroupDriver"), messages.text_of(info, "DefaultRuntime")
 
 
 @reads_json
@@ -61,7 +67,7 @@ def parse_inspect(reply: bytes, full_id: str = "") -> Object:
     """Return the members of an inspected container or image that are read, without those that are unknown. ``full_id``
     is used where the reply repeats no id. Raises Unreadable.
     """
-    known = _known(translate.document(reply), _PARTS)
+    known = _known(messages.document(reply), _PARTS)
     if known.get("Id"):
         return known
     return Object((*(member for member in known.members if member[0] != "Id"), ("Id", full_id)))
@@ -74,7 +80,7 @@ def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
         value = owner.get(name)
         if isinstance(kind, Mapping):
             members.append((name, _known(value if isinstance(value, Object) else _NOTHING, kind)))
-        elif type(value) is not kind or (kind is int and value not in translate.INT64):
+        elif type(value) is not kind or (kind is int and value not in messages.INT64):
             continue
         elif kind is Object:
             members.append((name, Object([(key, text) for key, text in value.members if isinstance(text, str)])))
@@ -88,8 +94,8 @@ _NOTHING = Object(())
 
 def read_image(reply: bytes) -> ImageDefaults:
     """Read an inspected image. Raises Unreadable."""
-    config = translate.object_of(parse_inspect(reply), "Config")
-    return ImageDefaults(translate.labels_of(config), translate.texts_of(config, "Env"))
+    config = messages.object_of(parse_inspect(reply), "Config")
+    return ImageDefaults(messages.labels_of(config), messages.texts_of(config, "Env"))
 
 
 @reads_json
@@ -101,15 +107,15 @@ def read_inspect(
     ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
     whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
-    config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
+    config, host = (messages.object_of(inspected, name) for name in ("Config", "HostConfig"))
     shipped = shipped or ImageDefaults()
-    name = translate.text_of(inspected, "Name")
-    labels = _own_labels(translate.labels_of(config), shipped.labels, name)
-    container_id = translate.id_of(inspected)
-    if translate.kind_of(labels) is None:
+    name = messages.text_of(inspected, "Name")
+    labels = _own_labels(messages.labels_of(config), shipped.labels, name)
+    container_id = messages.id_of(inspected)
+    if messages.kind_of(labels) is None:
         return None
-    env = _own_env(translate.texts_of(config, "Env"), shipped.env)
-    value = translate.asked(name, labels, env, host)
+    env = _own_env(messages.texts_of(config, "Env"), shipped.env)
+    value = messages.asked(name, labels, env, host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
     if isinstance(value, RequestedPod):
@@ -127,9 +133,9 @@ _LIVES = {
 @reads_json
 def read_state(reply: bytes) -> Life:
     """Read the State of an inspected container. Raises Unreadable."""
-    state = translate.object_of(translate.document(reply), "State")
+    state = messages.object_of(messages.document(reply), "State")
     try:
-        return _LIVES[translate.text_of(state, "Status")]
+        return _LIVES[messages.text_of(state, "Status")]
     except KeyError:
         raise Unreadable("inspected container in a state that is not known") from None
 
@@ -140,7 +146,7 @@ def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
     An image committed from a pod's container has the kubelet's labels, too. Without them the container would count as
     one without a pod.
     """
-    kept = _KUBELETS if translate.parse_name(name) else ()
+    kept = _KUBELETS if messages.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
 

@@ -14,7 +14,6 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.envs import changed, found_in
 from runtimeproxy.model.fields import MAP_FIELDS, NO_RESOURCES, RESOURCE_FIELDS, TEXT_FIELDS, ResourceValue, Value
 from runtimeproxy.model.fields import kind_of as kind_of
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
@@ -27,6 +26,8 @@ from runtimeproxy.model.values import (
     HookAnswer,
     HookRequest,
     PodInfo,
+    changed,
+    found_in,
 )
 
 V = TypeVar("V")

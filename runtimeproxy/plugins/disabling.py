@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
+from runtimeproxy.eventloop import run_in_daemon_thread
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.plugins.mask import MOST_NAMES, Disabled, MaskError, MaskFile, check_name, check_seconds
 

@@ -19,7 +19,7 @@ from functools import partial
 from weakref import WeakSet
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.eventloop.daemon_thread import run_in_daemon_thread
+from runtimeproxy.eventloop import run_in_daemon_thread
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop.batch import batch
+from runtimeproxy.eventloop import batch
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups

@@ -16,9 +16,7 @@ from functools import partial
 from typing import Any
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop.batch import batch
-from runtimeproxy.eventloop.deadlines import Deadline, Deadlines
-from runtimeproxy.eventloop.fiber import Pending
+from runtimeproxy.eventloop import Deadline, Deadlines, Pending, batch
 from runtimeproxy.relay.dial import (
     RETRY_SECONDS,
     SCARCE,

@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from runtimeproxy.core.keyed_queue import KeyedQueue
-from runtimeproxy.eventloop.deadlines import Deadlines
+from runtimeproxy.core.open_calls import KeyedQueue
+from runtimeproxy.eventloop import Deadlines
 from tests.fakes.clock import virtual_time
 
 pytestmark = virtual_time

@@ -60,20 +60,20 @@ def resident_bytes() -> int:
 
 def read(fields: dict[str, Any]) -> Any:
     """Return the variables as they are read from a create's request."""
-    from runtimeproxy.cri import api_pb2, translate
+    from runtimeproxy.cri import api_pb2, messages
 
     config = api_pb2.ContainerConfig()
     for key, value in fields["envs"].items():
         config.envs.add(key=key.encode(), value=value.encode())
     request = api_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config)
-    return translate.read_container(request.SerializeToString())[0].envs
+    return messages.read_container(request.SerializeToString())[0].envs
 
 
 def fill(form: str) -> None:
     """Fill a Store; print the number of its records and the memory they take."""
     import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
     from runtimeproxy.core.store import Store
-    from runtimeproxy.model import envs
+    from runtimeproxy.model import values
     from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 
     pod_template, container_template = json.dumps(POD), json.dumps(CONTAINER)
@@ -90,7 +90,7 @@ def fill(form: str) -> None:
             if form == "cri":
                 fields["envs"] = read(fields)
             asked = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
-            changed = envs.changed(asked.envs, {"HOOK": f"{each}"})
+            changed = values.changed(asked.envs, {"HOOK": f"{each}"})
             hooked = replace(asked, envs=changed, resources=replace(resources, cpu_shares=2))
             store.commit(Subject(owner, ContainerRecord(asked, hooked if each % 2 else asked)))
     gc.collect()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.cri.routes import HELD
 from tests.cri import peer
-from tests.cri.messages import METHODS, Method, messages
+from tests.cri.messages import METHODS, Method, random_messages
 from tests.cri.peer import REPLY, TRAILERS, Ack, Credit, Fields, Headers, Play, Raw, Settings, grpc, request, split
 from tests.fakes.clock import VirtualLoop
 from tests.fakes.node import Node
@@ -104,7 +104,7 @@ def plain_call(method: Method, asked: bytes, answered: bytes) -> Call:
 @st.composite
 def calls(draw: st.DrawFn, methods: tuple[Method, ...] = METHODS) -> Call:
     method = draw(st.sampled_from(methods))
-    message, compressed = draw(messages(method.request)), draw(st.sampled_from((False,) * 7 + (True,)))
+    message, compressed = draw(random_messages(method.request)), draw(st.sampled_from((False,) * 7 + (True,)))
     extra, shape, asides, pad = draw(HOW)
     encoding: Fields = ((b"grpc-encoding", b"gzip"),) if compressed else ()
     body, end = grpc(gzip(message), 1) if compressed else grpc(message), draw(REQUEST_ENDS)
@@ -120,7 +120,8 @@ def calls(draw: st.DrawFn, methods: tuple[Method, ...] = METHODS) -> Call:
 @st.composite
 def answers(draw: st.DrawFn, method: Method) -> list[Unit]:
     """Return the answer to a call; that of GetContainerEvents may have no end."""
-    replies = draw(st.lists(messages(method.reply), max_size=3)) if method.streams else [draw(messages(method.reply))]
+    one = random_messages(method.reply)
+    replies = draw(st.lists(one, max_size=3)) if method.streams else [draw(one)]
     end = draw(REPLY_ENDS)
     if end == "failed at once":
         return [header_unit(FAILED, end=True)]

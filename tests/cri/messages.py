@@ -149,7 +149,7 @@ TIMES: Sequence[int] = (*(1,) * 14, 2, 60)
 TAILS = (*(b"",) * 7, BULK)
 
 
-def messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
+def random_messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
     """Return messages of a type, most of them short; for None any bytes."""
     fields = OCTETS if descriptor is None else fields_of(descriptor)
     return st.builds(

@@ -12,13 +12,12 @@ from typing import NamedTuple
 from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
-from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
+from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.calls import KINDS
-from runtimeproxy.cri.frame_relay import FrameRelay
+from runtimeproxy.cri.frame_relay import FrameRelay, Shared
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import NotHttp2, Reader
-from runtimeproxy.cri.streams import Shared
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.flow import FlowControlledSender
 

@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
-from runtimeproxy.cri import api_pb2, edit
+from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import REPEATS_SECONDS, STATUS_SECONDS, Backend
 from runtimeproxy.cri.sync import CriState
@@ -24,7 +24,7 @@ from tests.fakes.runtime import FakeRuntime, Injection
 from tests.fakes.shapes import SHAPES, Shape
 
 Code = grpc.StatusCode
-UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
+UPDATE = messages.update_request("c1", {"cpu_shares": 7}, None)
 
 ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ListPodSandbox": lambda backend: backend.pods("v1"),
@@ -175,7 +175,7 @@ async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: 
 
 async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     _, container_id = made(runtime)
-    request = edit.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
+    request = messages.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
     await backend.update(version, request, 5.0)
     received = runtime.received[-1]
     assert received.path == f"/runtime.{version}.RuntimeService/UpdateContainerResources"

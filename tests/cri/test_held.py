@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.core.call import UNANSWERED, CallState, Reply
-from runtimeproxy.core.memory_budget import NO_ROOM
+from runtimeproxy.core.call import NO_ROOM, UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
 from runtimeproxy.wire import JOINED_BYTES
 from tests.cri import peer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.cri import streams as streams_module
+from runtimeproxy.cri import frame_relay
 from runtimeproxy.cri.image import AWAY
 from runtimeproxy.errors import WireError
 from tests.cri import peer
@@ -183,7 +183,7 @@ def test_refusal_waits_for_the_runtimes_first_settings() -> None:
 
 
 def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "RETIRED_LIMIT", 1)
+    monkeypatch.setattr(frame_relay, "RETIRED_LIMIT", 1)
     play, streams = peer.Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
     play.client.sends(*[Headers(stream, PULL, end=True) for stream in streams])
     play.image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in streams])

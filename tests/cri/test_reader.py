@@ -5,8 +5,7 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cri import routes
-from runtimeproxy.cri import streams as streams_module
+from runtimeproxy.cri import frame_relay, routes
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
@@ -358,7 +357,7 @@ def test_stream_is_open_until_the_runtime_ends_it(end: peer.Frame, congested: bo
 
 
 def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "RETIRED_LIMIT", 2)
+    monkeypatch.setattr(frame_relay, "RETIRED_LIMIT", 2)
     play = peer.greeted()
     play.may_pass = False
     play.client.sends(*[Raw(1, 0x4, stream, b"\x83") for stream in (1, 3, 5)])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from runtimeproxy.core.memory_budget import MemoryBudget
+from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.docker.exchange import Exchange, Known, Shared
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.wire import bodies

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
+from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.core.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply, Unreadable
-from runtimeproxy.core.memory_budget import NO_ROOM
+from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.docker import routes
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1

@@ -13,8 +13,8 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import lookup as module
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.messages import Driver
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD

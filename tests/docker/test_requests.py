@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.core.memory_budget import NO_ROOM
+from runtimeproxy.core.call import NO_ROOM
 from runtimeproxy.docker.requests import READ_AHEAD_BYTES
 from runtimeproxy.docker.routes import Action
 from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answer, chunks, head, request

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import status
+from runtimeproxy.docker.messages import RequestedContainer, RequestedPod, read_create
 from runtimeproxy.docker.status import ImageDefaults, read_image, read_state
-from runtimeproxy.docker.translate import RequestedContainer, RequestedPod, read_create
 from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, POD_BODY, POD_NAME, SANDBOX

@@ -7,13 +7,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
-from runtimeproxy.core.memory_budget import MemoryBudget
+from runtimeproxy.core.call import CallState, HeldCall, Life, MemoryBudget, Reply
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.calls import KINDS, CriShared
+from runtimeproxy.cri.frame_relay import Streams
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.routes import Route
-from runtimeproxy.cri.streams import Streams
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject

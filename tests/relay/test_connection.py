@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop.batch import batch
+from runtimeproxy.eventloop import batch
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.drain import Unfinished

@@ -18,8 +18,7 @@ import grpc
 import pytest
 import uvloop
 
-from runtimeproxy.eventloop.batch import batch
-from runtimeproxy.eventloop.fiber import Fiber
+from runtimeproxy.eventloop import Fiber, batch
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.rpc import connection as unary

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from runtimeproxy.docker.resources import RESOURCE_TABLE
+from runtimeproxy.docker.messages import RESOURCE_TABLE
 from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.shapes import CONTAINERD, SHAPES

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from runtimeproxy.core.call import DONE, UNANSWERED, UPDATE_SECONDS, Reply, Unreadable
-from runtimeproxy.cri import api_pb2, calls, translate
+from runtimeproxy.cri import api_pb2, calls, messages
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
 from runtimeproxy.model import hookpoints
@@ -70,9 +70,9 @@ async def test_long_message_is_read_before_its_release(node: Node, long: bool, m
     steps = list[str]()
     node.know()
     held = node.held(CREATE)
-    release, read = held.send_request, translate.read_container
+    release, read = held.send_request, messages.read_container
     monkeypatch.setattr(held, "send_request", lambda message: steps.append("released") or release(message))
-    monkeypatch.setattr(translate, "read_container", lambda message: steps.append("read") or read(message))
+    monkeypatch.setattr(messages, "read_container", lambda message: steps.append("read") or read(message))
     await node.run(held)
     assert steps == (["read", "released"] if long else ["released", "read"])
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.docker import translate
+from runtimeproxy.docker import messages
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.values import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
@@ -139,7 +139,7 @@ async def test_pod_that_is_answered_with_a_containers_id_has_no_record(node: Nod
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a registered hook server the front releases a create at once; the lifecycle runs it in a later step."""
     pod_id = await node.create_pod()
-    is_pods = translate.is_pods
+    is_pods = messages.is_pods
 
     def registers(body: bytes) -> bool:
         assert len(node.dockerd.requests(CREATE)) == 1, "the daemon has not read yet what it was just sent"
@@ -147,7 +147,7 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
             node.plugins.add("late", HookAnswer(envs={"B": "3"}), policy=FAIL)
         return is_pods(body)
 
-    monkeypatch.setattr(translate, "is_pods", registers)
+    monkeypatch.setattr(messages, "is_pods", registers)
     container_id = await node.create_container(pod_id)
     assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
     assert node.came(CREATE) == written(node.container_body(pod_id))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.edit import (
+from runtimeproxy.docker.messages import (
+    RESOURCE_TABLE,
     Update,
     edit_container,
     edit_pod,
@@ -20,7 +21,6 @@ from runtimeproxy.docker.edit import (
     respelt_in_create,
     update_body,
 )
-from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.values import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, Resources, ResourceValue

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model.envs import NO_CHANGES, Envs, changed, found_in
+from runtimeproxy.model.values import NO_CHANGES, Envs, changed, found_in
 from tests.amounts import examples
 
 Texts = dict[str, str]

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.translate import read_container, read_id, read_pod, read_pod_update, read_update
+from runtimeproxy.cri.messages import read_container, read_id, read_pod, read_pod_update, read_update
 from runtimeproxy.hookapi import api_pb2 as hook_pb2
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.envs import Envs
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.model.values import ContainerInfo, Envs, HookRequest, PodInfo, Resources
 from runtimeproxy.wire.protobuf import varint
-from tests.cri.messages import DECLARED, messages
+from tests.cri.messages import DECLARED, random_messages
 from tests.fakes import cri_pb2 as cri
 
 Read = Callable[[bytes], object]
@@ -177,7 +176,7 @@ def test_odd_env_has_all_of_them_looked_into(odd: list[bytes], means: dict[str, 
 
 
 @settings(deadline=None)
-@given(messages(DECLARED["CreateContainerRequest"]))
+@given(random_messages(DECLARED["CreateContainerRequest"]))
 def test_container_is_the_same_whether_its_envs_are_looked_into_or_not(message: bytes) -> None:
     def read() -> tuple[ContainerInfo, PodInfo | None] | str:
         try:

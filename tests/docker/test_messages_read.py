@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
-from runtimeproxy.docker import translate
-from runtimeproxy.docker.resources import RESOURCE_TABLE
-from runtimeproxy.docker.translate import DockerName, RequestedContainer, RequestedPod, is_pods, parse_name, read_update
+from runtimeproxy.docker import messages
+from runtimeproxy.docker.messages import (
+    RESOURCE_TABLE,
+    DockerName,
+    RequestedContainer,
+    RequestedPod,
+    is_pods,
+    parse_name,
+    read_update,
+)
 from runtimeproxy.model.fields import named
 from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
@@ -25,7 +32,7 @@ NO_LIMITS = filled(RESOURCES, {})
 
 
 def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> RequestedPod | RequestedContainer | None:
-    return translate.read_create(json.dumps(body).encode(), name)
+    return messages.read_create(json.dumps(body).encode(), name)
 
 
 def read_container(body: dict[str, Any]) -> ContainerInfo:
@@ -140,7 +147,7 @@ def test_keys_are_found_as_go_finds_them() -> None:
     text = json.dumps(CONTAINER_BODY)
     for key in ("Env", "Labels", "HostConfig", "CgroupParent", *RESOURCE_TABLE.values()):
         text = text.replace(f'"{key}"', f'"{key.swapcase()}"')
-    assert translate.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(TOLD, PARENT)
+    assert messages.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(TOLD, PARENT)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
@@ -179,9 +186,9 @@ CREATED_IDS += [(reply, None) for reply in (b"{}", b'{"Id":""}', b'{"Id":null}',
 def test_created_id(reply: bytes, expected: str | None) -> None:
     if expected is None:
         with pytest.raises(Unreadable):
-            translate.read_created_id(reply)
+            messages.read_created_id(reply)
     else:
-        assert translate.read_created_id(reply) == expected
+        assert messages.read_created_id(reply) == expected
 
 
 WRONG: dict[str, tuple[str, list[object]]] = {
@@ -216,7 +223,7 @@ def test_key_that_is_read_stands_once(key: str) -> None:
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
         twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')
         with pytest.raises(Unreadable):
-            translate.read_create(twice.encode(), CONTAINER_NAME)
+            messages.read_create(twice.encode(), CONTAINER_NAME)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +237,11 @@ def test_key_that_is_read_stands_once(key: str) -> None:
     ],
 )
 def test_kind_of_unreadable_is_that_of_label_or_name(body: dict[str, Any], name: str, kind: str | None) -> None:
-    assert translate.kind_of_unreadable(json.dumps(body).encode(), name) == kind
+    assert messages.kind_of_unreadable(json.dumps(body).encode(), name) == kind
 
 
 Reader = Callable[[bytes], object]
-READERS = [lambda body: translate.read_create(body, CONTAINER_NAME), read_update, translate.read_created_id]
+READERS = [lambda body: messages.read_create(body, CONTAINER_NAME), read_update, messages.read_created_id]
 
 
 @pytest.mark.parametrize("read", READERS)

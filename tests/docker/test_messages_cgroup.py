@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.cgroup import Driver, driver, to_cri, to_docker
+from runtimeproxy.docker.messages import Driver, driver, to_cri, to_docker
 
 SLICES = [("", ""), ("-.slice", "/"), ("system.slice", "/system.slice"), ("a.slice.slice", "/a.slice.slice")]
 SLICES += [("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice")]

@@ -1,6 +1,6 @@
 """The count of bytes kept by held requests, and its limit (relay-rules A4)."""
 
-from runtimeproxy.core.memory_budget import PROCESS_LIMIT, MemoryBudget
+from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 
 
 def test_held_bytes_count_up_to_the_limit_until_they_are_freed() -> None:

@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
-from runtimeproxy.cri import api_pb2, edit, translate
+from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import RESOURCE_FIELDS, Resources, ResourceValue, overlay
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment
 from tests.cri import rest
-from tests.cri.messages import DECLARED, messages
+from tests.cri.messages import DECLARED, random_messages
 from tests.fakes import cri_pb2 as cri
 
 Changes = dict[str, ResourceValue]
@@ -61,8 +61,10 @@ def changed(**resources: ResourceValue) -> Adjustment:
     ],
 )
 def test_what_an_update_can_say(changes: Changes, said: Changes, left_out: tuple[str, ...]) -> None:
-    assert edit.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
-    assert edit.values_for_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), "there is nothing to clear"
+    assert messages.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
+    assert messages.values_for_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), (
+        "there is nothing to clear"
+    )
 
 
 def memory_and_swap(memory: int, swap: int) -> Resources:
@@ -88,12 +90,12 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
 )
 def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
     adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
-    said = edit.values_for_create(adjustment, memory_and_swap(*asked))
+    said = messages.values_for_create(adjustment, memory_and_swap(*asked))
     assert overlay(memory_and_swap(*asked), said.resources) == memory_and_swap(*made)
 
 
 def test_no_memory_limit_is_0_in_a_create_without_resources() -> None:
-    assert edit.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
+    assert messages.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
 
 
 @pytest.mark.parametrize("lifts", [True, False])
@@ -119,7 +121,7 @@ def test_memory_and_swap_of_an_update(
     asked: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
 ) -> None:
     change_of = {"memory_limit_in_bytes": change}
-    said = edit.values_for_update(
+    said = messages.values_for_update(
         change_of, memory_and_swap(*present), memory_and_swap(*asked), accepts_unlimited_memory=lifts
     )
     short = {
@@ -131,8 +133,8 @@ def test_memory_and_swap_of_an_update(
 
 
 def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
-    assert edit.without_fixed_fields(None) is None
-    assert edit.without_fixed_fields(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)
+    assert messages.without_fixed_fields(None) is None
+    assert messages.without_fixed_fields(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
     ],
 )
 def test_update_request(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
-    assert translate.read_update(edit.update_request("c1", changes, base)) == ("c1", expected, {})
+    assert messages.read_update(messages.update_request("c1", changes, base)) == ("c1", expected, {})
 
 
 POD_CONFIG = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/pod1"))
@@ -182,25 +184,25 @@ NOVEL = Adjustment(
     ],
 )
 def test_what_is_new_stands_behind_a_create_as_it_came(adjustment: Adjustment, parent: str | None) -> None:
-    result = edit.edit_container(CREATE, adjustment, parent)
+    result = messages.edit_container(CREATE, adjustment, parent)
     assert result.startswith(CREATE)
     more = cri.CreateContainerRequest.FromString(result[len(CREATE) :])
     assert more.HasField("sandbox_config") is (parent is not None)
     assert more.HasField("config") is bool(adjustment)
-    assert edit.edit_container(result, adjustment, parent) is result
+    assert messages.edit_container(result, adjustment, parent) is result
 
 
 def test_what_is_new_of_a_pod_stands_behind_its_request() -> None:
     linux = cri.LinuxPodSandboxConfig(cgroup_parent="/x", resources=limits({"cpu_quota": -1}))
     more = cri.PodSandboxConfig(labels={"new": ""}, annotations={"new": "1"}, linux=linux)
-    result = edit.edit_pod(POD, Adjustment({"new": ""}, {"new": "1"}, {}, "/x", {"cpu_quota": -1}))
+    result = messages.edit_pod(POD, Adjustment({"new": ""}, {"new": "1"}, {}, "/x", {"cpu_quota": -1}))
     assert result.startswith(POD)
     assert cri.RunPodSandboxRequest.FromString(result.removeprefix(POD)).config == more
 
 
 def test_what_is_new_of_an_update_stands_behind_it() -> None:
     message = cri.UpdateContainerResourcesRequest(container_id="c1").SerializeToString() + UNKNOWN
-    result = edit.edit_update(message, {"cpu_quota": -1}, {"new": "1"})
+    result = messages.edit_update(message, {"cpu_quota": -1}, {"new": "1"})
     more = cri.UpdateContainerResourcesRequest(annotations={"new": "1"}, linux=limits({"cpu_quota": -1}))
     assert result.startswith(message)
     assert cri.UpdateContainerResourcesRequest.FromString(result.removeprefix(message)) == more
@@ -221,7 +223,7 @@ def test_what_is_new_of_an_update_stands_behind_it() -> None:
     ],
 )
 def test_what_is_there_already_or_cleared_is_changed_within(adjustment: Adjustment, parent: str | None) -> None:
-    result = edit.edit_container(CREATE, adjustment, parent)
+    result = messages.edit_container(CREATE, adjustment, parent)
     assert not result.startswith(CREATE)
     assert result.endswith(UNKNOWN)
     envs = cri.CreateContainerRequest.FromString(result).config.envs
@@ -230,9 +232,9 @@ def test_what_is_there_already_or_cleared_is_changed_within(adjustment: Adjustme
 
 def test_message_is_not_even_walked_through_without_edits() -> None:
     broken = b"\xff"
-    assert edit.edit_pod(broken, NO_ADJUSTMENT) is broken
-    assert edit.edit_container(broken, NO_ADJUSTMENT, None) is broken
-    assert edit.edit_update(broken, {}, {}) is broken
+    assert messages.edit_pod(broken, NO_ADJUSTMENT) is broken
+    assert messages.edit_container(broken, NO_ADJUSTMENT, None) is broken
+    assert messages.edit_update(broken, {}, {}) is broken
 
 
 def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
@@ -240,7 +242,7 @@ def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
     config = cri.ContainerConfig(envs=[cri.KeyValue(key=key, value=value) for key, value in envs])
     message = cri.CreateContainerRequest(pod_sandbox_id="p", config=config).SerializeToString()
     adjustment = Adjustment(envs={"Z": "9", "A": "new", "Y": ""}, labels={"no": "no"}, cgroup_parent="/not/this")
-    after = cri.CreateContainerRequest.FromString(edit.edit_container(message, adjustment, None))
+    after = cri.CreateContainerRequest.FromString(messages.edit_container(message, adjustment, None))
     assert [(env.key, env.value) for env in after.config.envs] == [
         *(("A", b"1"), ("B", b"\xff"), ("A", b"new"), ("C", b"3")),
         *(("Y", b""), ("Z", b"9")),
@@ -253,8 +255,8 @@ def test_entry_keeps_what_nobody_knows_in_it() -> None:
     """As in containerd's parser; protobuf's Python parser does not accept such an entry as one of the map."""
     before, after = (b"\x22\x0b\x0a\x01a" + b"\xa2\x06\x02\xff\xfe" + b"\x12\x01" + value for value in (b"1", b"2"))
     request = b"\x0a\x01c" + before
-    assert edit.edit_update(request, {}, {"a": "1"}) is request
-    assert edit.edit_update(request, {}, {"a": "2"}) == b"\x0a\x01c" + after
+    assert messages.edit_update(request, {}, {"a": "1"}) is request
+    assert messages.edit_update(request, {}, {"a": "2"}) == b"\x0a\x01c" + after
 
 
 TEXTS = st.sampled_from(("", "a", "A", "2MB")) | st.text(max_size=3)
@@ -276,11 +278,11 @@ ADJUSTMENTS = st.builds(
 
 
 def edit_create(message: bytes, change: Adjustment) -> bytes:
-    return edit.edit_container(message, change, change.cgroup_parent)
+    return messages.edit_container(message, change, change.cgroup_parent)
 
 
 def edit_update(message: bytes, change: Adjustment) -> bytes:
-    return edit.edit_update(message, change.resources, change.annotations)
+    return messages.edit_update(message, change.resources, change.annotations)
 
 
 def as_is(value: str | None, change: str | None) -> str | None:
@@ -293,7 +295,7 @@ def said(resources: Resources | None, change: Mapping[str, ResourceValue] = {}) 
 
 
 def pod_with(message: bytes, change: Adjustment) -> object:
-    pod = translate.read_pod(message)
+    pod = messages.read_pod(message)
     return replace(
         pod,
         labels={**pod.labels, **change.labels},
@@ -304,7 +306,7 @@ def pod_with(message: bytes, change: Adjustment) -> object:
 
 
 def create_with(message: bytes, change: Adjustment) -> object:
-    container, pod = translate.read_container(message)
+    container, pod = messages.read_container(message)
     annotations, envs = {**container.annotations, **change.annotations}, {**container.envs, **change.envs}
     resources = said(container.resources, change.resources)
     parent = as_is("" if pod is None else pod.cgroup_parent, change.cgroup_parent)
@@ -312,7 +314,7 @@ def create_with(message: bytes, change: Adjustment) -> object:
 
 
 def update_with(message: bytes, change: Adjustment) -> object:
-    container_id, resources, annotations = translate.read_update(message)
+    container_id, resources, annotations = messages.read_update(message)
     return container_id, said(resources, change.resources), {**annotations, **change.annotations}
 
 
@@ -335,7 +337,7 @@ class Kind:
 
 
 KINDS = [
-    Kind("RunPodSandboxRequest", edit.edit_pod, pod_with, rest.in_pod),
+    Kind("RunPodSandboxRequest", messages.edit_pod, pod_with, rest.in_pod),
     Kind("CreateContainerRequest", edit_create, create_with, rest.in_create),
     Kind("UpdateContainerResourcesRequest", edit_update, update_with, rest.in_update),
 ]
@@ -346,7 +348,7 @@ EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @settings(deadline=None)
 @given(st.data(), ADJUSTMENTS)
 def test_edited_request_means_the_request_with_the_change(kind: Kind, data: st.DataObject, change: Adjustment) -> None:
-    message = data.draw(messages(DECLARED[kind.name]))
+    message = data.draw(random_messages(DECLARED[kind.name]))
     assume(kind.reads(message))
     result = kind.edit(message, change)
     assert kind.with_change(result, NO_ADJUSTMENT) == kind.with_change(message, change)
@@ -369,10 +371,10 @@ def parsed(message: bytes, name: str) -> list[bytes]:
 @settings(deadline=None)
 @given(st.data(), ADJUSTMENTS)
 def test_change_behind_a_request_says_what_it_says_within(kind: Kind, data: st.DataObject, change: Adjustment) -> None:
-    message = data.draw(messages(DECLARED[kind.name]))
+    message = data.draw(random_messages(DECLARED[kind.name]))
     assume(kind.reads(message))
     result = kind.edit(message, change)
-    with mock.patch.object(edit, "_keys_absent", return_value=False):
+    with mock.patch.object(messages, "_keys_absent", return_value=False):
         rewritten = kind.edit(message, change)
     assert parsed(result, kind.name) == parsed(rewritten, kind.name)
     assert result.startswith(message) or result == rewritten
@@ -382,10 +384,10 @@ def test_change_behind_a_request_says_what_it_says_within(kind: Kind, data: st.D
 @settings(deadline=None)
 @given(st.data())
 def test_echo_is_no_change_but_the_same_object(kind: Kind, data: st.DataObject) -> None:
-    message = data.draw(messages(DECLARED[kind.name]))
+    message = data.draw(random_messages(DECLARED[kind.name]))
     assume(kind.reads(message))
     values: Any = kind.with_change(message, NO_ADJUSTMENT)
-    if kind.edit is edit.edit_pod:
+    if kind.edit is messages.edit_pod:
         texts = {"labels": values.labels, "annotations": values.annotations, "cgroup_parent": values.cgroup_parent}
         resources = values.resources
     elif kind.edit is edit_create:

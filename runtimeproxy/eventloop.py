@@ -1,0 +1,240 @@
+"""Coroutines without tasks, deadlines with one timer, batches of calls, and threads that may block.
+
+Invariants: a fiber runs inside the call that starts or resumes it, never nested in itself. No callback of a deadline
+runs early or after its cancellation. A write waits for the last call of its batch and no longer.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+async def run_in_daemon_thread(work: Callable[[], _T]) -> _T:
+    """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(end: Callable[[], None]) -> None:
+        if not done.done():  # else the caller no longer waits
+            end()
+
+    def run() -> None:
+        try:
+            end = partial(done.set_result, work())
+        except Exception as error:
+            end = partial(done.set_exception, error)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, end)
+
+    threading.Thread(target=run, name="run_in_daemon_thread", daemon=True).start()
+    return await done
+
+
+Late = Callable[[], object]
+
+
+class Deadline:
+    """A deadline; ``late`` is its callback, None once it was cancelled."""
+
+    late: Late | None = None
+
+
+class Deadlines:
+    """Deadlines on the event loop's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Deadline]] = []
+        """A heap, ordered by time and then by arrival; a cancelled deadline stays in it until its time has come."""
+        self._numbers = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+
+    def add(self, at: float, late: Late) -> Deadline:
+        """Call ``late`` at a time unless it is cancelled before; return the deadline."""
+        deadline = Deadline()
+        deadline.late = late
+        heappush(self._due, (at, next(self._numbers), deadline))
+        if at < self._timer_at:
+            self._wait_until(at)
+        return deadline
+
+    def cancel(self, deadline: Deadline) -> None:
+        """Cancel a deadline."""
+        deadline.late = None
+
+    def _wait_until(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._look), at
+
+    def _look(self) -> None:
+        """Call back the deadlines that are due, and set the timer to the next one that is not cancelled."""
+        now = asyncio.get_running_loop().time()
+        self._timer, self._timer_at = None, inf
+        late: list[Deadline] = []
+        while self._due and (self._due[0][0] <= now or self._due[0][2].late is None):
+            late.append(heappop(self._due)[2])
+        if self._due:
+            self._wait_until(self._due[0][0])
+        for deadline in late:
+            if deadline.late is not None:  # an earlier callback may have cancelled it
+                deadline.late()
+
+
+T = TypeVar("T")
+
+
+class Pending(asyncio.Future[T]):
+    """A future result: a fiber that awaits it resumes inside ``set_result``, a task in a later loop iteration."""
+
+    fiber: "Fiber[Any] | None" = None
+
+    def set_result(self, result: T, /) -> None:
+        """Set the result and resume the fiber that waits for it."""
+        super().set_result(result)
+        if self.fiber is not None:
+            self.fiber.resume()
+
+    def set_exception(self, error: type | BaseException, /) -> None:
+        """Set the error, which is raised in the fiber that waits for it."""
+        super().set_exception(error)
+        if self.fiber is not None:
+            self.fiber.resume()
+            error.__traceback__ = None  # type: ignore[union-attr] # see Fiber
+
+
+class Fiber(asyncio.Future[T]):
+    """A coroutine that runs without a task; the fiber's result or error is that of the coroutine.
+
+    An error that was raised in the coroutine loses its traceback when the step ends. From Python 3.12 on, the frames in
+    it refer to the frame that resumed the coroutine, and that one to the error: a cycle, hence memory freed late.
+    """
+
+    _go: Coroutine[Any, Any, T]
+    _awaited: asyncio.Future[Any] | None = None
+    _runs = False
+    _interrupted: BaseException | None = None
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Run a coroutine until it waits for the first time."""
+        self._go = coroutine
+        self._step(coroutine.send, None)
+
+    def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
+        """Resume the coroutine, which takes the result or error from what it awaited. What it no longer awaits, since
+        it was interrupted in between, does not resume it."""
+        if awaited is not None and awaited is not self._awaited:
+            return
+        del awaited  # it refers to its error
+        by, self._interrupted = self._interrupted, None
+        if by is None:
+            self._step(self._go.send, None)
+        else:
+            self._step(self._go.throw, by)
+
+    def interrupt(self, by: BaseException) -> None:
+        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
+        if self._runs:
+            self._interrupted = by
+        elif not self.done():
+            awaited = self._awaited
+            if isinstance(awaited, Pending):
+                awaited.fiber = None
+                awaited.cancel()
+            elif awaited is not None and awaited.cancel():
+                self._interrupted = by
+                return
+            self._step(self._go.throw, by)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
+        if self.done():
+            return False
+        self.interrupt(asyncio.CancelledError())
+        return True
+
+    def _step(self, go_on: Callable[[Any], Any], value: BaseException | None) -> None:
+        """Run until the coroutine waits again or ends."""
+        self._runs, self._awaited = True, None
+        try:
+            awaited = go_on(value)
+        except StopIteration as end:
+            self.set_result(end.value)
+            return
+        except asyncio.CancelledError:
+            super().cancel()
+            return
+        except Exception as error:
+            self.set_exception(error)
+            return
+        finally:
+            self._runs = False
+            if value is not None:
+                value.__traceback__ = None
+        self._awaited = awaited
+        if isinstance(awaited, Pending):
+            awaited._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
+            awaited.fiber = self
+        elif awaited is not None:
+            awaited._asyncio_future_blocking = False
+            awaited.add_done_callback(self.resume)
+        else:  # asyncio.sleep(0)
+            self.get_loop().call_soon(self.resume)
+        if self._interrupted is not None:
+            by, self._interrupted = self._interrupted, None
+            self.interrupt(by)
+
+
+Action = Callable[[], None]
+
+
+class Batch(threading.local):
+    """The calls of the read that a thread handles."""
+
+    def __init__(self) -> None:
+        self._resuming = False
+        self._more = False
+        """True while another call of the read is still to be resumed."""
+        self._writes: dict[Action, None] = {}
+        self._followers: list[Action] = []
+
+    def defers(self, write: Action) -> bool:
+        """Return whether a write has to wait; it is then called later, once even if it was deferred several times."""
+        if self._more:
+            self._writes[write] = None
+        return self._more
+
+    def follows(self, resume: Action) -> bool:
+        """Return whether ``resume`` will be called after the calls of this read; False outside of them, and in such a
+        follower, so that a read does not last as long as there are calls that wait for one another."""
+        if self._resuming:
+            self._followers.append(resume)
+        return self._resuming
+
+    def each(self, calls: deque[T]) -> Iterator[T]:
+        """Return the calls of a read in order, for the caller to resume; their writes leave with those of the last one,
+        or right after it."""
+        try:
+            self._resuming = True
+            while calls:
+                call = calls.popleft()
+                self._more = bool(calls)
+                yield call
+        finally:
+            self._resuming = self._more = False
+            writes, self._writes = self._writes, {}
+            followers, self._followers = self._followers, []
+            for action in (*writes, *followers):
+                action()
+
+
+batch = Batch()
