@@ -189,7 +189,7 @@ class Streams:
         self._retired.append(stream)
         if len(self._retired) > RETIRED_LIMIT:
             oldest = self._retired.popleft()
-            if self.client_out.waits(oldest):
+            if oldest in self.client_out.queues:
                 self._retired.append(oldest)
             else:
                 self.streams.pop(oldest, None)
@@ -465,7 +465,7 @@ class FrameRelay(ABC):
             return
         self._reader.open.pop(stream, None)
         self.source.drop(stream)
-        if code == http2.NO_ERROR and self.sink.waits(stream):
+        if code == http2.NO_ERROR and stream in self.sink.queues:
             self.sink.send_frame(stream, frame)  # the complete answer before it must not be lost (RFC 9113, 8.1)
         else:
             self.sink.drop(stream)

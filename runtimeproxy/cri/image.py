@@ -37,8 +37,8 @@ class ImageLink(ClientConnection):
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
-        self.sender.manage_window(block.stream)
-        self.owner.client_out.manage_window(block.stream)
+        self.sender.stream_windows[block.stream] = 0
+        self.owner.client_out.stream_windows[block.stream] = 0
         stream.client_headers(block)
         return stream
 
@@ -127,7 +127,7 @@ class ImageStream:
 
     def _answer_complete(self) -> None:
         """Forget the stream; reset it toward the service if the rest of the request will not come."""
-        if not self._half_closed or self._link.sender.waits(self._stream):
+        if not self._half_closed or self._stream in self._link.sender.queues:
             self._link.sender.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 

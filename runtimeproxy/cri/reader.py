@@ -215,7 +215,7 @@ class FromClient(FrameRelay):
         held: CriHeld = reader.shared.kinds[route.operation](reader, route, stream, fields, half_closed)
         reader.highest = stream
         self.streams[stream] = held
-        self.sink.manage_window(stream)
+        self.sink.stream_windows[stream] = 0
         if len(self.streams) > OPEN_STREAMS:
             reader.check_open()
         return held

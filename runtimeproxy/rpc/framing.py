@@ -113,7 +113,7 @@ class Calls(ClientConnection):
         self._calls[stream] = _Call()
         timeout = grpc.timeout(seconds)
         block = _request_head(path) + bytes((len(timeout),)) + timeout
-        self.sender.manage_window(stream)
+        self.sender.stream_windows[stream] = 0
         self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
         *first, last = grpc.pieces(message)
         for piece in first:
@@ -148,7 +148,7 @@ class Calls(ClientConnection):
         elif max(announced, len(call.body) - grpc.PREFIX_BYTES) > self._max_reply_bytes:
             self._end(stream, TooLong(self._max_reply_bytes), reset=True)
         elif end:
-            self._end(stream, _broken("the answer ends without grpc-status"), self.sender.waits(stream))
+            self._end(stream, _broken("the answer ends without grpc-status"), stream in self.sender.queues)
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         """Process the headers or trailers of a reply."""
@@ -157,7 +157,7 @@ class Calls(ClientConnection):
         if call is None:
             return
         if end:
-            self._end(stream, self._outcome(call, head), self.sender.waits(stream))
+            self._end(stream, self._outcome(call, head), stream in self.sender.queues)
         elif head.good and not call.headed:
             call.headed = True
             call.encoding = head.encoding

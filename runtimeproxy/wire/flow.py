@@ -71,8 +71,9 @@ class FlowControlledSender:
         """True once more is queued than allowed; the connection must be ended then."""
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         """What waits for the peer's credit, by stream."""
-        self._stream_windows: dict[int, int] = {}
-        """The difference of each stream's window from INITIAL_WINDOW_SIZE; may be negative."""
+        self.stream_windows: dict[int, int] = {}
+        """The streams whose windows are hop by hop: the difference of each from INITIAL_WINDOW_SIZE, 0 to begin with.
+        It may be negative."""
         self.widened = False
         """True while ``catch_up`` is due."""
 
@@ -121,35 +122,25 @@ class FlowControlledSender:
         """Return whether frames wait for the peer's credit."""
         return bool(self.queues)
 
-    def waits(self, stream: int) -> bool:
-        """Return whether frames of a stream are queued."""
-        return stream in self.queues
-
     def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
         """Send DATA as the windows allow, split as needed, or queue it behind what waits of its stream. ``charge``
         bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
-        if self.take(stream, len(payload)):
-            self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload))
-            if source is not None:
-                source.credit(charge)
-            return
-        waiting = _Waiting(memoryview(payload), end, False, charge, source)
-        if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
-            self._append(stream, waiting)
-
-    def take(self, stream: int, length: int) -> bool:
-        """Deduct a DATA frame sent now from the windows. Return False, deducting nothing, if it must wait."""
-        beyond = self._stream_windows.get(stream)
+        length, beyond = len(payload), self.stream_windows.get(stream)
         room = min(self.window, self.max_frame)
         if beyond is not None:
             room = min(room, self.initial_window + beyond)
         if length > room or stream in self.queues or self.cut_through or not self._started:
-            return False
+            waiting = _Waiting(memoryview(payload), end, False, charge, source)
+            if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
+                self._append(stream, waiting)
+            return
         self.window -= length
         if beyond is not None:
-            self._stream_windows[stream] = beyond - length
-        return True
+            self.stream_windows[stream] = beyond - length
+        self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload))
+        if source is not None:
+            source.credit(charge)
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
         """Send whole frames behind what is queued of their stream; ``cost`` is their flow-controlled length."""
@@ -190,15 +181,11 @@ class FlowControlledSender:
 
     # Windows given by the peer.
 
-    def manage_window(self, stream: int) -> None:
-        """Manage the window of a stream hop by hop from now on."""
-        self._stream_windows[stream] = 0
-
     def forget_window(self, stream: int) -> None:
         """Forget the window of a stream that has ended, and what is queued of it."""
         if stream in self.queues:
             self.drop(stream)
-        self._stream_windows.pop(stream, None)
+        self.stream_windows.pop(stream, None)
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
         """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
@@ -235,7 +222,7 @@ class FlowControlledSender:
                 self.max_frame = value
                 self.frame_limit = max(self.frame_limit, value)
         initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)  # the last one counts
-        if initial + max(self._stream_windows.values(), default=0) > http2.MAX_WINDOW:
+        if initial + max(self.stream_windows.values(), default=0) > http2.MAX_WINDOW:
             raise _too_wide()
         self.widened |= initial > self.initial_window
         self.initial_window = initial
@@ -243,7 +230,7 @@ class FlowControlledSender:
     def catch_up(self) -> None:
         """Send what wider stream windows allow; due once all bytes read from the peer are processed."""
         self.widened = False
-        for stream in [stream for stream in self.queues if stream in self._stream_windows]:
+        for stream in [stream for stream in self.queues if stream in self.stream_windows]:
             self._send_stream(stream)
 
     def open_window(self, increment: int) -> None:
@@ -258,11 +245,11 @@ class FlowControlledSender:
 
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Apply the peer's WINDOW_UPDATE on a stream that is hop by hop; others are ignored. Raises WireError."""
-        if stream in self._stream_windows:
-            beyond = self._stream_windows[stream] + increment
+        if stream in self.stream_windows:
+            beyond = self.stream_windows[stream] + increment
             if self.initial_window + beyond > http2.MAX_WINDOW:
                 raise _too_wide()
-            self._stream_windows[stream] = beyond
+            self.stream_windows[stream] = beyond
             self._send_stream(stream)
 
     def drain(self) -> None:
@@ -299,9 +286,9 @@ class FlowControlledSender:
     def _send_part(self, stream: int, waiting: "_Waiting") -> bool:
         payload = waiting.payload
         size = min(len(payload), self.window, self.max_frame)
-        if stream in self._stream_windows:
-            size = min(size, max(self.initial_window + self._stream_windows[stream], 0))
-            self._stream_windows[stream] -= size
+        if stream in self.stream_windows:
+            size = min(size, max(self.initial_window + self.stream_windows[stream], 0))
+            self.stream_windows[stream] -= size
         if payload and not size:
             return False
         self.window -= size

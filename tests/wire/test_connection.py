@@ -102,7 +102,7 @@ def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
 def test_windows_are_opened_by_updates_and_by_settings_once_all_is_read(link: Noted) -> None:
     wider, narrower = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (3, 0))
     link.receive(narrower)
-    link.sender.manage_window(1)
+    link.sender.stream_windows[1] = 0
     link.sender.send_data(1, b"abc", False, None, 0)
     link.receive(wider + narrower)
     assert http2.DATA not in [kind for kind, *_ in link.sent()]

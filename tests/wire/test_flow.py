@@ -66,7 +66,7 @@ def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
 
 def test_settings_lessen_on_sight_and_raise_behind_their_ack() -> None:
     sender = started()
-    sender.manage_window(1)
+    sender.stream_windows[1] = 0
     sender.send_data(1, bytes(100_000), True, None, 0)
     assert sum(length for _, length, _ in data_of(sender)) == http2.DEFAULT_WINDOW
     sender.open_window(1 << 20)
@@ -146,7 +146,7 @@ def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[FlowCo
 @pytest.mark.parametrize("increment", [1, 2**31 - 1])
 def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
     sender, most = started(), http2.MAX_WINDOW - http2.DEFAULT_WINDOW
-    sender.manage_window(1)
+    sender.stream_windows[1] = 0
     sender.open_window(most)
     sender.open_stream_window(1, most)
     with pytest.raises(WireError, match=r"2\^31-1"):
@@ -156,7 +156,7 @@ def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
     with pytest.raises(WireError, match=r"2\^31-1"):
         sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.DEFAULT_WINDOW + 1)])
     sender.forget_window(1)  # a stream that has ended no longer counts
-    sender.manage_window(3)
+    sender.stream_windows[3] = 0
     sender.open_stream_window(3, 1)
     sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW - 1)])
     with pytest.raises(WireError, match=r"2\^31-1"):
@@ -183,16 +183,19 @@ def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "stream_window", "length", "whole"),
-    [(10, 10, 10, True), (9, 10, 10, False), (10, 9, 10, False), (2**20, 2**20, http2.DEFAULT_FRAME_SIZE + 1, False)],
+    ("window", "stream_window", "length", "sent"),
+    [(10, 10, 10, [10]), (9, 10, 10, [9]), (10, 9, 10, [9]), (2**20, 2**20, 16_385, [16_384, 1])],
 )
-def test_credit_is_taken_whole_or_not_at_all(window: int, stream_window: int, length: int, whole: bool) -> None:
+def test_data_are_split_only_where_a_limit_requires_it(
+    window: int, stream_window: int, length: int, sent: list[int]
+) -> None:
     sender = started()
     sender.initial_window = stream_window
-    sender.manage_window(1)
+    sender.stream_windows[1] = 0
     sender.window = window
-    assert sender.take(1, length) == whole
-    assert sender.window == window - (length if whole else 0)
+    sender.send_data(1, bytes(length), True, None, 0)
+    assert data_of(sender) == [(1, size, sum(sent) == length and at == len(sent)) for at, size in enumerate(sent, 1)]
+    assert (sender.window, bool(sender.queues)) == (window - sum(sent), sum(sent) < length)
 
 
 def test_short_waiting_data_of_one_source_are_put_together() -> None:
@@ -267,7 +270,7 @@ class Peer(RuleBasedStateMachine):
         self.handed = self.due = self.returned = 0
         self.started = False
         for stream in GOVERNED:
-            self.sender.manage_window(stream)
+            self.sender.stream_windows[stream] = 0
             self.streams[stream].window = self.initial
         if early:
             self.start()
@@ -313,7 +316,7 @@ class Peer(RuleBasedStateMachine):
             self.sender.forget_window(stream)
             self.streams[stream] = Stream()
             if stream in GOVERNED:
-                self.sender.manage_window(stream)
+                self.sender.stream_windows[stream] = 0
                 self.streams[stream].window = self.initial
 
     @rule(stream=st.sampled_from(GOVERNED + PASSING), now=RARELY)
@@ -396,7 +399,7 @@ class Peer(RuleBasedStateMachine):
             assert self.window == self.sender.window >= 0
             assert self.pings == (self.injected if self.started else 0)
         for stream, model in self.streams.items():
-            assert self.cut is not None or self.sender.waits(stream) == bool(model.items)
+            assert self.cut is not None or (stream in self.sender.queues) == bool(model.items)
 
     def arrived(self, frame: Any, whole: bytes) -> None:
         if isinstance(frame, DataFrame):
