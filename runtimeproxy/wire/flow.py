@@ -170,7 +170,8 @@ class FlowControlledSender:
             self._gone(waiting)
 
     def drop_all(self) -> None:
-        """Drop all queues, as the connection has ended."""
+        """Drop all queues and the ACKs that wait, as the connection has ended."""
+        self.acks.clear()
         for stream in list(self.queues):
             self.drop(stream)
 
