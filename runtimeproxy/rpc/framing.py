@@ -1,24 +1,27 @@
-"""Unary gRPC calls on one HTTP/2 connection, the client's side (RFC 9113 and gRPC's PROTOCOL-HTTP2 document).
+"""HTTP/2 connections of the proxy's own and unary gRPC calls on them, the client's side (RFC 9113 and gRPC's
+PROTOCOL-HTTP2 document): requests become frames, frames become outcomes.
 
-Owns the streams of the proxy's own calls: requests become frames, frames become outcomes.
-Must not know: sockets, clocks, what a message means, whether a call is worth repeating.
 Invariant: every call that was opened ends exactly once, by an outcome or by ``cancel``. What the peer can make the
 proxy keep is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
 from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.connection import ClientConnection
+from runtimeproxy.wire.flow import FlowControlledSender
 
 STREAMS_UNTIL_TOLD = 1
 """Most streams that are open before the peer's SETTINGS say how many it takes."""
 
-ACKS_AT_ONCE = 16
-"""Most answers to the peer's PINGs that wait for other data to be sent with."""
+HEADER_LIMIT = 64 * 1024
+"""Longest header block that is accepted, in bytes, including the heads of its frames."""
+
+_BLOCK_SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
 
 _ENABLE_PUSH = 0x2
 _LONGEST_TEXT = 2048
@@ -70,6 +73,141 @@ def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
     return CallFailed(code, text, Kind.BROKEN)
 
 
+class ClientConnection(ABC):
+    """The client's end of an HTTP/2 connection of the proxy's own; ``sender.out`` collects the bytes for the server.
+
+    What the server can make the proxy keep is bounded; a server that breaks the protocol raises WireError.
+    """
+
+    waiting_acks = 0
+    """Most answers to the peer's PINGs that wait in ``sender.acks`` for other data to be sent with."""
+
+    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
+        self.sender = FlowControlledSender()
+        self.stream_limit = streams_until_told
+        """How many streams may be open, as the server's SETTINGS say."""
+        self.closing = False
+        """True once the peer takes no new streams."""
+        self.greeted = False
+        """True once the server's SETTINGS were received."""
+        self._acknowledged = False
+        """True once the server acknowledged the table size of 0, so that each header block must stand alone. Before
+        that each block is translated, also one that no call waits for: the decoder's dynamic table depends on it."""
+        self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
+        self._blocks = headers.Blocks()
+        self._fragment: bytearray | None = None
+        """The part of an unfinished header block that has come, else None; the next three fields belong to it."""
+        self._block_stream = self._block_bytes = 0
+        self._block_ends = False
+        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
+            http2.HEADERS: self._headers,
+            http2.CONTINUATION: self._continuation,
+            http2.RST_STREAM: self._reset,
+            http2.SETTINGS: self._settings,
+            http2.PUSH_PROMISE: self._push,
+            http2.PING: self._ping,
+            http2.GOAWAY: self._goaway,
+            http2.WINDOW_UPDATE: self._window_update,
+        }
+        self.sender.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
+        self.sender.start()
+
+    def receive(self, data: bytes) -> None:
+        """Process bytes from the peer. Raises WireError, after which the connection must not be used any more."""
+        for kind, flags, stream, payload in self._frames.feed(data):
+            if (self._fragment is None) == (kind == http2.CONTINUATION):
+                raise WireError("CONTINUATION out of place")
+            if not self.greeted and (kind != http2.SETTINGS or flags & http2.ACK):
+                raise WireError("the first frame is not SETTINGS")
+            if kind == http2.DATA:
+                self.sender.received(len(payload))
+                part = http2.unpad(payload, flags) if flags & http2.PADDED else payload
+                self.data(stream, part, len(payload), bool(flags & http2.END_STREAM))
+            elif kind == http2.HEADERS and flags & _BLOCK_SHAPE == http2.END_HEADERS:  # nearly all of them
+                block = payload if self._acknowledged else self._blocks.translate(payload)
+                self.block(stream, block, bool(flags & http2.END_STREAM))
+            elif (handler := self._handlers.get(kind)) is not None:
+                handler(flags, stream, payload)
+        if self.sender.widened:
+            self.sender.catch_up()
+
+    def _headers(self, flags: int, stream: int, payload: bytes) -> None:
+        _, fragment = http2.split_block(http2.HEADERS, flags, payload)
+        self._fragment = bytearray()
+        self._block_stream, self._block_bytes, self._block_ends = stream, 0, bool(flags & http2.END_STREAM)
+        self._continuation(flags, stream, fragment)
+
+    def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
+        assert self._fragment is not None
+        self._fragment += payload
+        self._block_bytes += http2.HEAD_BYTES + len(payload)
+        if stream != self._block_stream or self._block_bytes > HEADER_LIMIT:
+            raise WireError("CONTINUATION of another stream, or header block is too long")
+        if flags & http2.END_HEADERS:
+            block, self._fragment = bytes(self._fragment), None
+            self.block(stream, block if self._acknowledged else self._blocks.translate(block), self._block_ends)
+
+    def _reset(self, flags: int, stream: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise WireError("RST_STREAM frame whose length is not 4")
+        self.reset(stream, int.from_bytes(payload))
+
+    def _settings(self, flags: int, stream: int, payload: bytes) -> None:
+        if flags & http2.ACK:
+            self._acknowledged = True
+            self._blocks.acknowledge()
+            return
+        entries = http2.read_settings(payload)
+        # Without an entry the number is unlimited (RFC 9113, 6.5.2).
+        unnamed = self.stream_limit if self.greeted else http2.MAX_STREAM_ID
+        self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
+        self.greeted = True
+        self.sender.apply_settings(entries)
+        self.sender.inject(http2.SETTINGS_ACK)
+
+    def _push(self, flags: int, stream: int, payload: bytes) -> None:
+        raise WireError("PUSH_PROMISE although push is off")
+
+    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise WireError("PING frame whose length is not 8")
+        if not flags & http2.ACK:
+            self.sender.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
+            if len(self.sender.acks) > self.waiting_acks:
+                self.sender.acknowledge()
+
+    def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
+        self.closing = True
+        self.goaway(http2.read_u32(payload))
+
+    def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise WireError("WINDOW_UPDATE frame whose length is not 4")
+        increment = int.from_bytes(payload) & http2.MAX_STREAM_ID
+        if stream:
+            self.sender.open_stream_window(stream, increment)
+        else:
+            self.sender.open_window(increment)
+
+    # Handlers of frames on streams, for the subclass.
+
+    @abstractmethod
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        """Called for DATA, without its padding; ``length`` must be credited to the sender once the data is consumed."""
+
+    @abstractmethod
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        """Called for a whole header block, which must stand alone. Raises WireError."""
+
+    @abstractmethod
+    def reset(self, stream: int, code: int) -> None:
+        """Called for RST_STREAM."""
+
+    @abstractmethod
+    def goaway(self, last_stream: int) -> None:
+        """Called for GOAWAY: streams above the last one were not processed."""
+
+
 class _Call:
     """The part of a reply that has come so far."""
 
@@ -82,6 +220,8 @@ class Calls(ClientConnection):
     """The calls of one connection. ``out`` collects bytes for the peer, ``acks`` the PING answers that may be sent a
     little later, ``ended`` the outcomes by stream.
     """
+
+    waiting_acks = 16
 
     def __init__(self, max_reply_bytes: int) -> None:
         # A whole reply fits into the stream's window, so a stream needs no WINDOW_UPDATE.
@@ -98,12 +238,6 @@ class Calls(ClientConnection):
     def room(self) -> int:
         """Return how many more calls the peer takes now."""
         return max(self.stream_limit - len(self._calls), 0)
-
-    def acknowledge(self, ack: bytes) -> None:
-        """Queue the answer to a peer's PING behind the next data; send it at once if many are queued."""
-        self.acks.append(ack)
-        if len(self.acks) > ACKS_AT_ONCE:
-            self.sender.acknowledge()
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request with a timeout in seconds; return its stream."""
@@ -156,29 +290,29 @@ class Calls(ClientConnection):
         call = self._calls.get(stream)
         if call is None:
             return
+        outcome: Outcome
         if end:
-            self._end(stream, self._outcome(call, head), stream in self.sender.queues)
+            if head.status is None:
+                unfinished = call.headed or head.good
+                outcome = _broken("the answer ends without grpc-status") if unfinished else head.fault()
+            elif head.status == grpc.OK:
+                try:
+                    outcome = grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
+                except grpc.TooLong:
+                    outcome = TooLong(self._max_reply_bytes)
+                except WireError as error:
+                    outcome = _broken(str(error))
+            elif head.status == grpc.DEADLINE_EXCEEDED:
+                outcome = CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
+            else:
+                outcome = CallFailed(head.status, head.text, Kind.STATUS)
+            self._end(stream, outcome, stream in self.sender.queues)
         elif head.good and not call.headed:
             call.headed = True
             call.encoding = head.encoding
         elif call.headed or not head.informational:
             fault = _broken("the answer has headers after its message") if head.good else head.fault()
             self._end(stream, fault, reset=True)
-
-    def _outcome(self, call: _Call, head: "_Head") -> Outcome:
-        """Return the outcome of a stream that ends with these headers."""
-        if head.status is None:
-            return _broken("the answer ends without grpc-status") if call.headed or head.good else head.fault()
-        if head.status == grpc.OK:
-            try:
-                return grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
-            except grpc.TooLong:
-                return TooLong(self._max_reply_bytes)
-            except WireError as error:
-                return _broken(str(error))
-        if head.status == grpc.DEADLINE_EXCEEDED:
-            return CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
-        return CallFailed(head.status, head.text, Kind.STATUS)
 
     def _end(self, stream: int, outcome: Outcome, reset: bool) -> None:
         """End a call; ``reset`` if the peer has not ended its stream, or part of the request is not sent yet."""

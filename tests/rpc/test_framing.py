@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.rpc.framing import ACKS_AT_ONCE, CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
+from runtimeproxy.rpc.framing import CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
 from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
 
 LIMIT = 1000
@@ -133,7 +133,7 @@ def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
 
 def test_few_pings_are_acknowledged_with_the_next_write_and_many_at_once() -> None:
     calls = connected()
-    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(ACKS_AT_ONCE + 1)]
+    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(Calls.waiting_acks + 1)]
     acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
     calls.receive(b"".join(pings[:-1]))
     assert (calls.out, calls.acks) == ([], acks[:-1])

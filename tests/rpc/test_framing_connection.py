@@ -4,8 +4,8 @@ import pytest
 from hpack import Encoder
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.rpc.framing import HEADER_LIMIT, ClientConnection
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.connection import HEADER_LIMIT, ClientConnection
 from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW
 
 BLOCK = headers.build([(b":status", b"200")])
