@@ -1,7 +1,6 @@
-"""A small unary gRPC client over a unix socket, for hook servers and for the proxy's own questions to the runtime.
+"""A small unary gRPC client over a unix socket, for hook servers and for the proxy's own calls to the runtime.
 
-Owns the connection: dialled on demand, shared by all calls, replaced when another socket is at the path.
-Must not know: what a message means, frames (``rpc.framing`` has them).
+Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path.
 Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer says that it did not
 process it; any other failure after a byte was written is left to the caller.
 """
@@ -13,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop import Deadline, Deadlines, Pending, batch
+from runtimeproxy.eventloop import Deadlines, Pending, batch
 from runtimeproxy.relay.dial import (
     RETRY_SECONDS,
     SCARCE,
@@ -40,6 +40,8 @@ LONGEST_RETRY_SECONDS = 0.1
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
+_identity: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino", "st_ctime_ns")
+"""Identify a socket: an inode number may be reused, but not with the same change time."""
 
 
 class Shortage(CallFailed):
@@ -89,13 +91,13 @@ class UnaryClient:
     def peer(self) -> Peer:
         """Return the present peer at the path. A socket that was not connected to before is dialled without waiting."""
         try:
-            identity = self._identity()
+            identity = _identity(os.stat(self._path))
             if identity != self._connected_to:
                 self._dialled(asyncio.get_running_loop(), identity)
         except (OSError, UntrustedSocket):
             return Peer(None, 0)
         link = self._link
-        usable = link is not None and link.identity == identity and link.alive
+        usable = link is not None and link.identity == identity and not link.calls.closing
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     def absence(self) -> str:
@@ -104,10 +106,11 @@ class UnaryClient:
         A connection that is made here is not answered yet. A shortage in the proxy says nothing about the server.
         """
         try:
-            if (link := self._usable(asyncio.get_running_loop())) is not None:
-                link.greet()
+            link = self._usable(asyncio.get_running_loop())
+            if link is not None and link.calls.out:
+                link.flush()  # the preface: servers may wait for it with their SETTINGS, and close without it
             self._note_answer()
-            if self._lacking or self._identity() == self._answered_by:
+            if self._lacking or _identity(os.stat(self._path)) == self._answered_by:
                 return ""
         except CallFailed as failure:
             return failure.text
@@ -116,7 +119,7 @@ class UnaryClient:
         return f"{self._path}: listens, but has not answered as a gRPC server"
 
     def _note_answer(self) -> None:
-        if self._link is not None and self._link.greeted:
+        if self._link is not None and self._link.calls.greeted:
             self._answered_by = self._link.identity
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
@@ -130,11 +133,15 @@ class UnaryClient:
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + timeout_seconds, RETRY_SECONDS
         link = self._link
-        if peer is None or not peer.connection or link is None or not link.free:
+        if peer is None or not peer.connection or link is None or not link.calls.room:
             link = None
         while True:
             link = link or self._usable(loop) or await self._usable_until(loop, deadline)
-            call = link.begin(method_path, message, deadline)
+            call: Pending[bytes] = Pending(loop=loop)
+            stream = link.calls.open(method_path, message, deadline - loop.time())
+            expiry = self.deadlines.add(deadline, partial(link.expire, call))
+            link.open[stream] = call
+            link.flush()
             try:
                 return await call
             except Unprocessed:
@@ -146,7 +153,9 @@ class UnaryClient:
                     raise _late() from None
                 raise
             finally:
-                link.leave(call)
+                self.deadlines.cancel(expiry)
+                if stream in link.open or link.waiting or link.calls.closing:
+                    link.leave(stream)
                 del call  # the error's traceback refers to this frame: each would keep the other alive
             link = None
             await asyncio.sleep(min(pause, left))
@@ -160,13 +169,13 @@ class UnaryClient:
             raise _closed()
         self._lacking = ""
         try:
-            identity = self._identity()
+            identity = _identity(os.stat(self._path))
             link = self._link
-            if link is None or link.identity != identity or not link.alive:
+            if link is None or link.identity != identity or link.calls.closing:
                 link = self._dialled(loop, identity)
         except OSError as error:
             raise CallFailed(grpc.UNAVAILABLE, f"{self._path}: {error.strerror}", Kind.UNREACHABLE) from None
-        return link if link is not None and link.free else None
+        return link if link is not None and link.calls.room else None
 
     def _dialled(self, loop: asyncio.AbstractEventLoop, identity: _Identity) -> "_Link | None":
         try:
@@ -192,16 +201,11 @@ class UnaryClient:
             left = deadline - loop.time()
             if left <= 0:
                 raise Shortage(self._lacking) if self._lacking else _late()
-            if self._link is not None and self._link.alive and not self._link.free:
+            if self._link is not None and not self._link.calls.closing and not self._link.calls.room:
                 await self._link.room(deadline)
             else:
                 await asyncio.sleep(min(left, SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS))
         return link
-
-    def _identity(self) -> _Identity:
-        """Identify the socket at the path: an inode number may be reused, but not with the same change time."""
-        found = os.stat(self._path)
-        return found.st_dev, found.st_ino, found.st_ctime_ns
 
     async def close(self) -> None:
         """Close the connections at once; calls in flight fail. A later call dials anew."""
@@ -219,13 +223,8 @@ class UnaryClient:
         self._link = None
 
 
-class _Call(Pending[bytes]):
-    stream = 0
-    deadline: Deadline
-
-
 class _Link:
-    """One connection and the calls on it."""
+    """One connection and the calls on it, by stream. New calls may be sent until ``calls.closing``."""
 
     def __init__(
         self,
@@ -237,12 +236,10 @@ class _Link:
     ) -> None:
         self.identity = identity
         self._loop = loop
-        self._calls = Calls(max_reply_bytes)
-        self._open: dict[int, _Call] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._promised = 0
-        """Calls that were granted room and have not used it yet."""
-        self._retired = False
+        self.calls = Calls(max_reply_bytes)
+        self.open: dict[int, Pending[bytes]] = {}
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        """The calls that wait for room, in order."""
         self._deadlines = client.deadlines
         self._links = client.links
         self._links.add(self)
@@ -250,63 +247,32 @@ class _Link:
         self._endpoint = Endpoint(loop, sock, self, client.buffer)
         self._endpoint.resume()
 
-    @property
-    def alive(self) -> bool:
-        """Return whether new calls may be sent on this connection."""
-        return not (self._retired or self._calls.closing or self._endpoint.closed)
-
-    def greet(self) -> None:
-        """Send the preface, unless it is sent: servers may wait for it with their SETTINGS, and close without it."""
-        if self._calls.out:
-            self._flush()
-
-    @property
-    def greeted(self) -> bool:
-        """Return whether the peer has sent its SETTINGS."""
-        return self._calls.greeted
-
-    @property
-    def free(self) -> bool:
-        """Return whether the peer takes one more call now, beside those that were granted room."""
-        return self._calls.room > self._promised
-
     async def room(self, deadline: float) -> None:
         """Wait for room for one more call, in order, or the connection's end. Raises CallFailed at the deadline."""
         future = self._loop.create_future()
-        self._waiting.append(future)
+        self.waiting.append(future)
         late = self._deadlines.add(deadline, partial(_end_late, future))
         try:
             await future
         except asyncio.CancelledError:
             if not future.cancelled():
-                self._promised -= 1
+                self.calls.granted -= 1
                 self._wake()  # the room goes to the next one
             raise
         finally:
             self._deadlines.cancel(late)
-        self._promised -= 1
+        self.calls.granted -= 1
 
-    def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
-        """Send a request and return its reply, to be awaited until ``deadline``. ``leave`` must be called after it."""
-        call = _Call(loop=self._loop)
-        call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
-        call.deadline = self._deadlines.add(deadline, partial(self._expire, call))
-        self._open[call.stream] = call
-        self._flush()
-        return call
-
-    def leave(self, call: _Call) -> None:
-        """Stop waiting for a reply; cancel the call if it has not ended."""
-        self._deadlines.cancel(call.deadline)
-        if self._open.pop(call.stream, None) is not None and not self._endpoint.closed:
-            self._calls.cancel(call.stream)
-            self._flush()
-        if self._waiting:
+    def leave(self, stream: int) -> None:
+        """Cancel the call of a stream if it has not ended, and let others use its room."""
+        if self.open.pop(stream, None) is not None and not self._endpoint.closed:
+            self.calls.cancel(stream)
+            self.flush()
+        if self.waiting:
             self._wake()
-        if not self.alive:
-            self._close_if_done()
+        self._close_if_done()
 
-    def _expire(self, call: _Call) -> None:
+    def expire(self, call: Pending[bytes]) -> None:
         """Fail a call at its deadline; later calls use a new connection, in case this one is dead."""
         if not call.done():
             self.retire()
@@ -314,17 +280,17 @@ class _Link:
 
     def retire(self) -> None:
         """Accept no more calls; close when those in flight have ended."""
-        self._retired = True
+        self.calls.closing = True
         self._wake()
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not self.alive and not self._open:
+        if self.calls.closing and not self.open:
             self._close()
 
     def end(self, failure: CallFailed) -> None:
         """Close at once; calls in flight fail."""
-        calls, self._open = list(self._open.values()), {}
+        calls, self.open = list(self.open.values()), {}
         self._close()
         for call in calls:
             if not call.done():
@@ -332,23 +298,25 @@ class _Link:
 
     def _close(self) -> None:
         self._endpoint.close()
+        self.calls.closing = True
         self._links.discard(self)
         self._wake()
 
     def _wake(self) -> None:
         """Wake as many waiting calls as there is room for, or all of them if the connection takes no more."""
-        while self._waiting and (self.free or not self.alive):
-            future = self._waiting.popleft()
+        while self.waiting and (self.calls.room or self.calls.closing):
+            future = self.waiting.popleft()
             if not future.done():
-                self._promised += 1
+                self.calls.granted += 1
                 future.set_result(None)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what is queued, together with the answers to the peer's PINGs."""
-        if batch.defers(self._flush):
+        if batch.defers(self.flush):
             return
-        self._calls.sender.acknowledge()
-        out = self._calls.out
+        if self.calls.acks:
+            self.calls.sender.acknowledge()
+        out = self.calls.out
         if out:
             self._endpoint.write(b"".join(out))
             out.clear()
@@ -357,12 +325,12 @@ class _Link:
 
     def _flush_acks(self) -> None:
         self._acks = None
-        if self._calls.acks:
-            self._flush()
+        if self.calls.acks:
+            self.flush()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Process the peer's bytes, then pass the outcomes to their callers."""
-        calls = self._calls
+        calls = self.calls
         failure = None
         try:
             calls.receive(data)
@@ -370,12 +338,12 @@ class _Link:
             calls.out.append(http2.goaway(0, http2.PROTOCOL_ERROR))
             failure = CallFailed(grpc.INTERNAL, f"the peer broke the protocol: {error}", Kind.BROKEN)
         if calls.out:
-            self._flush()
+            self.flush()
         elif calls.acks and self._acks is None:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
         for stream, outcome in batch.each(deque(ended)) if ended else ():
-            call = self._open.pop(stream, None)
+            call = self.open.pop(stream, None)
             if call is None or call.done():
                 continue
             if isinstance(outcome, CallFailed):
@@ -384,9 +352,9 @@ class _Link:
                 call.set_result(outcome)
         if failure is not None:
             self.end(failure)
-        if self._waiting:
+        if self.waiting:
             self._wake()
-        if not self.alive:
+        if calls.closing:
             self._close_if_done()
 
     def ended(self, endpoint: Endpoint) -> None:

@@ -233,11 +233,13 @@ class Calls(ClientConnection):
         self._max_reply_bytes = max_reply_bytes
         self._calls: dict[int, _Call] = {}
         self._next_stream = 1
+        self.granted = 0
+        """Calls that wait to be opened, with room reserved for them."""
 
     @property
     def room(self) -> int:
-        """Return how many more calls the peer takes now."""
-        return max(self.stream_limit - len(self._calls), 0)
+        """Return how many more calls the peer accepts now, in addition to those that were granted room."""
+        return max(self.stream_limit - len(self._calls) - self.granted, 0)
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request with a timeout in seconds; return its stream."""

@@ -453,7 +453,7 @@ async def test_call_that_gives_up_hands_its_turn_on(client: UnaryClient, one_at_
     second, third = start(client), start(client)
     await asyncio.sleep(0.02)
     (link,) = client.links
-    woken, wake = link._waiting[0], link._wake
+    woken, wake = link.waiting[0], link._wake
 
     def woken_and_cancelled() -> None:
         wake()
@@ -467,7 +467,7 @@ async def test_call_that_gives_up_hands_its_turn_on(client: UnaryClient, one_at_
     assert await third == b"y"
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert link._promised == 0
+    assert link.calls.granted == 0
 
 
 def end_inside_a_frame(peer: Connection) -> None:
