@@ -53,7 +53,7 @@ class HookServer(grpc.GenericRpcHandler):
         self._hooks = tuple(hooks)
         self._name = name
         self._handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            codec.method_path(point): grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
+            codec.PATHS[point.name]: grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
             for point in points_of(self._hooks)
         }
         self._running: set[object] = set()

@@ -82,7 +82,7 @@ async def connection(endpoint: str) -> AsyncIterator[UnaryClient]:
 
 async def ask(client: UnaryClient, point: HookPoint, body: bytes, timeout_seconds: float) -> HookAnswer:
     """Send an encoded request to a hook point and return the answer. Raises CallFailed."""
-    answered = await client.call(codec.method_path(point), body, timeout_seconds)
+    answered = await client.call(codec.PATHS[point.name], body, timeout_seconds)
     try:
         return codec.decode(point, answered)
     except WireError as error:

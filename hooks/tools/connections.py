@@ -99,7 +99,7 @@ async def cancelled(subject: TriedServer, point: HookPoint) -> None:
 async def broken_connection(subject: TriedServer, point: HookPoint) -> None:
     """Break connections in the middle of a call: in its head, in its message, and while it is answered."""
     calls = Calls(MAX_REPLY_BYTES)
-    calls.open(codec.method_path(point), subject.body(point), subject.timeout_seconds)
+    calls.open(codec.PATHS[point.name], subject.body(point), subject.timeout_seconds)
     sent = b"".join(calls.out)  # all bytes that a client sends on a new connection to make one call
     for length in (len(sent) // 2, len(sent) - 1, len(sent)):
         try:

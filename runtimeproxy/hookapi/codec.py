@@ -1,14 +1,12 @@
 """Convert the model's values to and from messages of runtime.v1alpha1; no other module does (hook-api, first table).
 
-Owns which field of a message holds which field of the model, for the proxy's side and for the hook server's.
-Must not know: what an answer means (runtimeproxy.model.merge), how the bytes travel.
 Invariant: every field of a message that the model has is filled; text that is not UTF-8 is left out, never altered.
 
 A container's request is the concatenation of two parts: what it says of the pod, and what of the container. To a parser
 that is one message (protobuf.dev, "Last One Wins"), and each part is encoded once per value.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -25,18 +23,15 @@ from runtimeproxy.model.values import NO_CHANGES, ContainerInfo, Envs, HookAnswe
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
+PATHS = {point.name: f"/{SERVICE}/{point.method}" for point in HOOK_POINTS}
+"""The HTTP/2 path of the method that serves a hook point, by the point's name."""
+
 _GROWTH = 24
 """Most bytes of a decoded answer per encoded byte, as an estimate: an entry of a map has at least five bytes."""
 
 M = TypeVar("M", bound=Message)
 
-_PATHS = {point.name: f"/{SERVICE}/{point.method}" for point in HOOK_POINTS}
 _V = TypeVar("_V", PodInfo, ContainerInfo, Resources, HookAnswer)
-
-
-def method_path(point: HookPoint) -> str:
-    """Return the HTTP/2 path of the method that serves a hook point."""
-    return _PATHS[point.name]
 
 
 def request_fields(point: HookPoint) -> dict[int, str]:
@@ -82,17 +77,16 @@ def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
 
 
 def _pod_request(pod: PodInfo) -> bytes:
-    message = api_pb2.PodSandboxHookRequest()
     try:
-        _write_pod_meta(message.pod_meta, pod)
-        message.runtime_handler = pod.runtime_handler
-        _write_entries(message.labels, pod.labels)
-        _write_entries(message.annotations, pod.annotations)
-        message.cgroup_parent = pod.cgroup_parent or ""
-        if pod.overhead is not None:
-            _write_resources(message.overhead, pod.overhead)
-        if pod.resources is not None:
-            _write_resources(message.resources, pod.resources)
+        message = api_pb2.PodSandboxHookRequest(
+            pod_meta=_pod_meta(pod),
+            runtime_handler=pod.runtime_handler,
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=pod.cgroup_parent,
+            overhead=_resources(pod.overhead),
+            resources=_resources(pod.resources),
+        )
     except UnicodeEncodeError:
         return _pod_request(_encodable(pod))
     return message.SerializeToString()
@@ -118,13 +112,13 @@ def _read_pod_request(body: bytes) -> HookRequest:
 
 
 def _write_pod_answer(answer: HookAnswer) -> bytes:
-    message = api_pb2.PodSandboxHookResponse()
     try:
-        _write_entries(message.labels, answer.labels)
-        _write_entries(message.annotations, answer.annotations)
-        message.cgroup_parent = answer.cgroup_parent
-        if answer.resources is not None:
-            _write_resources(message.resources, answer.resources)
+        message = api_pb2.PodSandboxHookResponse(
+            labels=answer.labels,
+            annotations=answer.annotations,
+            cgroup_parent=answer.cgroup_parent,
+            resources=_resources(answer.resources),
+        )
     except UnicodeEncodeError:
         return _write_pod_answer(_encodable(answer))
     return message.SerializeToString()
@@ -145,14 +139,14 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 def _pod_part(pod: PodInfo) -> bytes:
     """Encode what a container's request says of its pod; cached with the pod's value, which is about as large."""
-    message = api_pb2.ContainerResourceHookRequest()
     try:
-        _write_pod_meta(message.pod_meta, pod)
-        if pod.resources is not None:
-            _write_resources(message.pod_resources, pod.resources)
-        _write_entries(message.pod_annotations, pod.annotations)
-        _write_entries(message.pod_labels, pod.labels)
-        message.pod_cgroup_parent = pod.cgroup_parent or ""
+        message = api_pb2.ContainerResourceHookRequest(
+            pod_meta=_pod_meta(pod),
+            pod_resources=_resources(pod.resources),
+            pod_annotations=pod.annotations,
+            pod_labels=pod.labels,
+            pod_cgroup_parent=pod.cgroup_parent,
+        )
     except UnicodeEncodeError:
         return _pod_part(_encodable(pod))
     part = message.SerializeToString()
@@ -163,16 +157,15 @@ def _pod_part(pod: PodInfo) -> bytes:
 def _container_part(container: ContainerInfo) -> bytes:
     """Encode what a container's request says of the container. A cgroup parent of its own overrides the pod's by coming
     later. It is not cached for a container without an id, whose value is used only once, in its create."""
-    message, envs = api_pb2.ContainerResourceHookRequest(), container.envs
+    envs = container.envs
     try:
-        meta = message.container_meta
-        meta.SetInParent()
-        meta.name, meta.attempt, meta.id = container.name, container.attempt, container.id
-        _write_entries(message.container_annotations, container.annotations)
-        if container.resources is not None:
-            _write_resources(message.container_resources, container.resources)
-        message.pod_cgroup_parent = container.cgroup_parent
-        _write_entries(message.container_envs, envs.changes if type(envs) is Envs else envs)
+        message = api_pb2.ContainerResourceHookRequest(
+            container_meta={"name": container.name, "attempt": container.attempt, "id": container.id},
+            container_annotations=container.annotations,
+            container_resources=_resources(container.resources),
+            pod_cgroup_parent=container.cgroup_parent,
+            container_envs=envs.changes if type(envs) is Envs else envs,
+        )
     except UnicodeEncodeError:
         return _container_part(_encodable(container))
     part = message.SerializeToString()
@@ -226,13 +219,13 @@ def _read_container_request(body: bytes) -> HookRequest:
 
 
 def _write_container_answer(answer: HookAnswer) -> bytes:
-    message = api_pb2.ContainerResourceHookResponse()
     try:
-        _write_entries(message.container_annotations, answer.annotations)
-        if answer.resources is not None:
-            _write_resources(message.container_resources, answer.resources)
-        message.pod_cgroup_parent = answer.cgroup_parent
-        _write_entries(message.container_envs, answer.envs)
+        message = api_pb2.ContainerResourceHookResponse(
+            container_annotations=answer.annotations,
+            container_resources=_resources(answer.resources),
+            pod_cgroup_parent=answer.cgroup_parent,
+            container_envs=answer.envs,
+        )
     except UnicodeEncodeError:
         return _write_container_answer(_encodable(answer))
     return message.SerializeToString()
@@ -266,24 +259,25 @@ def _parse(kind: type[M], body: bytes) -> M:
     return message
 
 
-def _write_pod_meta(message: api_pb2.PodSandboxMetadata, pod: PodInfo) -> None:
-    message.SetInParent()
-    message.name, message.uid, message.namespace, message.attempt = pod.name, pod.uid, pod.namespace, pod.attempt
+def _pod_meta(pod: PodInfo) -> dict[str, Any]:
+    return {"name": pod.name, "uid": pod.uid, "namespace": pod.namespace, "attempt": pod.attempt}
 
 
 _fields_of = attrgetter(*RESOURCE_FIELDS)
+_LIMITS = frozenset(name for name, row in ROWS.items() if row.kind is Kind.NUMBERS)
 
-# In few functions: in a process that was idle, the first call of a function costs as much as several fields.
 
-
-def _write_resources(message: api_pb2.LinuxContainerResources, resources: Resources) -> None:
-    message.SetInParent()
+def _resources(resources: Resources | None) -> dict[str, Any] | None:
+    """Return a LinuxContainerResources as a message's constructor accepts it."""
+    if resources is None:
+        return None
+    found: dict[str, Any] = {}
     for name in RESOURCE_FIELDS:
         if value := getattr(resources, name):
-            if name in MAP_FIELDS:
-                _WRITE_MAP[name](getattr(message, name), value)
-            else:
-                setattr(message, name, value)
+            if name in _LIMITS:
+                value = [{"page_size": page_size, "limit": limit} for page_size, limit in value.items()]
+            found[name] = value
+    return found
 
 
 def resources_of(message: Any) -> Resources:
@@ -294,18 +288,8 @@ def resources_of(message: Any) -> Resources:
     return Resources(*values)
 
 
-def _write_limits(message: Any, limits: Mapping[str, int]) -> None:
-    for page_size, limit in limits.items():
-        message.add(page_size=page_size, limit=limit)
-
-
 def _limits_of(message: Any) -> dict[str, int]:
     return {entry.page_size: entry.limit for entry in message}
-
-
-def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]) -> None:
-    for key, value in entries.items():
-        message[key] = value
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
@@ -316,11 +300,8 @@ def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-_WRITE_MAP: Mapping[str, Callable[[Any, Any], None]] = {
-    name: _write_limits if ROWS[name].kind is Kind.NUMBERS else _write_entries for name in MAP_FIELDS
-}
 _READ_MAP: Sequence[tuple[int, Callable[[Any], Any]]] = [
-    (index, _limits_of if ROWS[name].kind is Kind.NUMBERS else entries_of)
+    (index, _limits_of if name in _LIMITS else entries_of)
     for index, name in enumerate(RESOURCE_FIELDS)
     if name in MAP_FIELDS
 ]

@@ -55,7 +55,7 @@ class HookClient:
         half_time = loop.time() + timeout_seconds / 2
         try:
             body = codec.encode(point, request)
-            return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds, peer))
+            return codec.decode(point, await self._unary.call(codec.PATHS[point.name], body, timeout_seconds, peer))
         except Shortage as shortage:
             raise HookError(self.plugin, point.name, Reason.INTERNAL, shortage.text) from None
         except TooLong as failure:

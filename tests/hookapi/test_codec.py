@@ -90,7 +90,7 @@ def test_service_has_one_method_for_each_hook_point() -> None:
     messages = {point: (f"{kinds[point.subject]}Request", f"{kinds[point.subject]}Response") for point in HOOK_POINTS}
     assert found == {point.method: messages[point] for point in HOOK_POINTS}
     for point in HOOK_POINTS:
-        assert codec.method_path(point) == f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook"
+        assert codec.PATHS[point.name] == f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook"
     assert service.full_name == codec.SERVICE
 
 

@@ -42,4 +42,4 @@ def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> 
 
 def status(path: str, asked: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
     """Return status and text of a call at PreCreateContainer."""
-    return bare(path, codec.method_path(CREATE), codec.encode(CREATE, asked), seconds)[:2]
+    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, asked), seconds)[:2]

@@ -27,7 +27,7 @@ from tests.hooks.sdk.callers import CREATE, LONG_SECONDS, bare, call, request
 from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
 from tests.hooks.sdk.processes import eventually
 
-METHOD = codec.method_path(CREATE)
+METHOD = codec.PATHS[CREATE.name]
 OK = (grpc.StatusCode.OK, "")
 ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -160,7 +160,7 @@ def test_bytes_that_are_no_request_are_refused(serve: Serve) -> None:
     assert text == "ContainerResourceHookRequest that is not a well-formed protobuf message"
 
 
-UNSERVED = (codec.method_path(BY_NAME["PreStartContainer"]), f"/{codec.SERVICE}/PreRemoveRunPodSandboxHook", "/a/B")
+UNSERVED = (codec.PATHS["PreStartContainer"], f"/{codec.SERVICE}/PreRemoveRunPodSandboxHook", "/a/B")
 
 
 @pytest.mark.parametrize("method", UNSERVED)
