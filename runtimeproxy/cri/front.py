@@ -27,10 +27,9 @@ from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.plugins.registration import FailurePolicy
-from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.connection import Connection, Endpoint
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase
 from runtimeproxy.wire import http2
 

@@ -9,8 +9,8 @@ import asyncio
 import socket
 
 from runtimeproxy.docker.reader import DAEMON_AWAY
+from runtimeproxy.relay.connection import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Drainable, Unfinished
-from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
 

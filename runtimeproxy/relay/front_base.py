@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.relay.connection import ReadBuffer
 from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
 from runtimeproxy.relay.drain import Drain, Drainable, Unfinished, total
-from runtimeproxy.relay.endpoint import ReadBuffer
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.eventloop import Deadlines, Pending, batch
+from runtimeproxy.relay.connection import Endpoint, ReadBuffer
 from runtimeproxy.relay.dial import (
     RETRY_SECONDS,
     SCARCE,
@@ -25,7 +26,6 @@ from runtimeproxy.relay.dial import (
     dial_now,
     own_shortage,
 )
-from runtimeproxy.relay.endpoint import Endpoint, ReadBuffer
 from runtimeproxy.rpc.framing import CallFailed, Calls, Kind, TooLong, Unprocessed
 from runtimeproxy.wire import grpc, http2
 

@@ -19,9 +19,8 @@ from runtimeproxy.cri.goaway import GONE
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
-from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
 from runtimeproxy.wire import flow
 from runtimeproxy.wire.flow import CREDIT_STEP, FlowControlledSender
 from tests.cri import peer

@@ -16,9 +16,8 @@ import pytest
 from runtimeproxy.errors import WireError
 from runtimeproxy.eventloop import batch
 from runtimeproxy.relay import connection
-from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.connection import Connection, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
 from tests.patience import read, until

@@ -19,8 +19,8 @@ import pytest
 import uvloop
 
 from runtimeproxy.eventloop import Fiber, batch
+from runtimeproxy.relay.connection import Endpoint
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
-from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.rpc import connection as unary
 from runtimeproxy.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2

@@ -435,6 +435,6 @@ def test_functions_of_a_real_call_are_listed() -> None:
         first, *functions = listed.splitlines()
         assert first.startswith(head)
         assert len(functions) == len(set(functions)) == int(first.split()[-2])
-        assert functions[0].split()[0] == "relay/endpoint.py"
+        assert functions[0].split()[0] == "relay/connection.py"
     assert "plugins/client.py" not in bare
     assert "plugins/client.py" in hooked

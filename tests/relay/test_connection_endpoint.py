@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint, ReadBuffer
+from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from tests.patience import read, until
 
