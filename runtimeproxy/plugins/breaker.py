@@ -1,7 +1,5 @@
-"""The breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix H10).
+"""The breaker of one plugin: a hook server that hangs or breaks off is not called for a while (fault matrix H10).
 
-Owns which failures count, how many in a row open the breaker, for how long, and which call probes the server.
-Must not know: clocks, sockets, policies, what is done instead of asking.
 Invariant: while it is open no attempt is admitted; while it is half open one at a time is. An attempt admitted before
 the state changed, or before another server took the socket, says nothing about the time after it.
 """
@@ -51,8 +49,9 @@ class Breaker:
     def admit(self, server: Hashable, now: float) -> int | None:
         """Return the number of an attempt; None if the hook server must not be asked now. ``server`` must stay equal as
         long as the same process has the socket: a new one is probed at once. An attempt must be ended by ``end``."""
-        if server != self._server:
-            self._meet(server)
+        if server != self._server:  # unless the breaker was closed, one call probes the new server first
+            self._server, self._failures, self._openings = server, 0, 0
+            self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)
         if self.state is BreakerState.OPEN and now >= self._until:
             self._become(BreakerState.HALF_OPEN)
         if self.state is BreakerState.OPEN or self._trying:
@@ -66,36 +65,20 @@ class Breaker:
             return
         self._trying = False
         if reason in _WELL:
-            if self._failures or self._openings or self.state is not BreakerState.CLOSED:
-                self._close()
+            self._failures = self._openings = 0
+            if self.state is not BreakerState.CLOSED:
+                self._become(BreakerState.CLOSED)
         elif reason in _SICK:
-            self._fail(now)
+            self._failures += 1
+            if self.state is BreakerState.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
+                self._openings += 1
+                self.seconds = min(self._openings * OPEN_SECONDS, LONGEST_SECONDS)
+                self._until = now + self.seconds
+                self._become(BreakerState.OPEN)
 
     def seconds_left(self, now: float) -> float:
         """Return for how many seconds the server will not even be probed."""
         return max(self._until - now, 0.0) if self.state is BreakerState.OPEN else 0.0
-
-    def _meet(self, server: Hashable) -> None:
-        """Reset for a new server; unless the breaker was closed, one call probes the new server first."""
-        self._server = server
-        self._forget()
-        self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)
-
-    def _close(self) -> None:
-        self._forget()
-        if self.state is not BreakerState.CLOSED:
-            self._become(BreakerState.CLOSED)
-
-    def _fail(self, now: float) -> None:
-        self._failures += 1
-        if self.state is BreakerState.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
-            self._openings += 1
-            self.seconds = min(self._openings * OPEN_SECONDS, LONGEST_SECONDS)
-            self._until = now + self.seconds
-            self._become(BreakerState.OPEN)
-
-    def _forget(self) -> None:
-        self._failures = self._openings = 0
 
     def _become(self, state: BreakerState) -> None:
         self.state = state

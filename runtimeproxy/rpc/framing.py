@@ -105,31 +105,45 @@ class ClientConnection(ABC):
             http2.RST_STREAM: self._reset,
             http2.SETTINGS: self._settings,
             http2.PUSH_PROMISE: self._push,
-            http2.PING: self._ping,
             http2.GOAWAY: self._goaway,
-            http2.WINDOW_UPDATE: self._window_update,
         }
         self.sender.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
         self.sender.start()
 
     def receive(self, data: bytes) -> None:
         """Process bytes from the peer. Raises WireError, after which the connection must not be used any more."""
+        sender = self.sender
         for kind, flags, stream, payload in self._frames.feed(data):
             if (self._fragment is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
             if not self.greeted and (kind != http2.SETTINGS or flags & http2.ACK):
                 raise WireError("the first frame is not SETTINGS")
             if kind == http2.DATA:
-                self.sender.received(len(payload))
+                sender.received(len(payload))
                 part = http2.unpad(payload, flags) if flags & http2.PADDED else payload
                 self.data(stream, part, len(payload), bool(flags & http2.END_STREAM))
             elif kind == http2.HEADERS and flags & _BLOCK_SHAPE == http2.END_HEADERS:  # nearly all of them
                 block = payload if self._acknowledged else self._blocks.translate(payload)
                 self.block(stream, block, bool(flags & http2.END_STREAM))
+            elif kind == http2.WINDOW_UPDATE:
+                if len(payload) != 4:
+                    raise WireError("WINDOW_UPDATE frame whose length is not 4")
+                increment = int.from_bytes(payload) & http2.MAX_STREAM_ID
+                if stream:
+                    sender.open_stream_window(stream, increment)
+                else:
+                    sender.open_window(increment)
+            elif kind == http2.PING:
+                if len(payload) != 8:
+                    raise WireError("PING frame whose length is not 8")
+                if not flags & http2.ACK:
+                    sender.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
+                    if len(sender.acks) > self.waiting_acks:
+                        sender.acknowledge()
             elif (handler := self._handlers.get(kind)) is not None:
                 handler(flags, stream, payload)
-        if self.sender.widened:
-            self.sender.catch_up()
+        if sender.widened:
+            sender.catch_up()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         _, fragment = http2.split_block(http2.HEADERS, flags, payload)
@@ -168,26 +182,9 @@ class ClientConnection(ABC):
     def _push(self, flags: int, stream: int, payload: bytes) -> None:
         raise WireError("PUSH_PROMISE although push is off")
 
-    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
-        if len(payload) != 8:
-            raise WireError("PING frame whose length is not 8")
-        if not flags & http2.ACK:
-            self.sender.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
-            if len(self.sender.acks) > self.waiting_acks:
-                self.sender.acknowledge()
-
     def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
         self.closing = True
         self.goaway(http2.read_u32(payload))
-
-    def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise WireError("WINDOW_UPDATE frame whose length is not 4")
-        increment = int.from_bytes(payload) & http2.MAX_STREAM_ID
-        if stream:
-            self.sender.open_stream_window(stream, increment)
-        else:
-            self.sender.open_window(increment)
 
     # Handlers of frames on streams, for the subclass.
 
