@@ -1,7 +1,5 @@
 """The client of one hook server (hook-api, first table and "Failures").
 
-Owns the path of a hook request to its hook server and back, and the reason that a failure is counted under.
-Must not know: policies, budgets, what is done with an answer.
 Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline. The hook server's own
 text is only in the error for the caller (``said``), never in a log line.
 """

@@ -1,7 +1,5 @@
 """Read the registration directory once (hook-api, "Registration files").
 
-Owns which names count, and how a file is opened so that nothing in the directory can block or fill the proxy.
-Must not know: what a file says, when it is read.
 Invariant: only regular files are opened, links followed; a name is absent from the result only if it is gone.
 """
 

@@ -1,7 +1,5 @@
 """Which hook servers an operator has disabled, now and across restarts (docs/operation.rst).
 
-Owns their names, the end of their time, when the mask is written, and the log lines on all that.
-Must not know: plugins, registrations, what it means to be disabled.
 Invariant: a change is in force before the mask is written, and stays in force if it cannot be. A mask that cannot be
 used disables nobody and does not keep the proxy from starting: a file that anybody may have made must not be able to
 take a policy out of force, and a node without its proxy is not ready. That is told as ``fault``.

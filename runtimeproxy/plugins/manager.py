@@ -1,7 +1,5 @@
 """The Plugins Manager knows which hook servers are to be asked at a hook point, right now.
 
-Owns the plugins, their clients, and the task that follows the registration directory.
-Must not know: what a hook server is asked and what its answer means, deadlines, failure handling.
 Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
 a whole. Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever
 becomes of its file, and neither is one that names the same socket.
@@ -251,16 +249,16 @@ class Manager:
 
     async def _follow(self, looked: asyncio.Event) -> None:
         while True:
-            async with self._going_on(), self._telling_of_a_hang():
+            async with self._log_and_continue(), self._warn_if_slow():
                 await run_in_daemon_thread(self._watcher.arm)
-            async with self._going_on(), self._telling_of_a_hang():
+            async with self._log_and_continue(), self._warn_if_slow():
                 await self._scan()
             looked.set()
-            async with self._going_on():
+            async with self._log_and_continue():
                 await self._watcher.changed()
 
     @asynccontextmanager
-    async def _telling_of_a_hang(self) -> AsyncIterator[None]:
+    async def _warn_if_slow(self) -> AsyncIterator[None]:
         """Log a warning if a look at the directory takes too long: no change is noticed until it has ended."""
         why = "does not answer: is there a link into a mount that is gone? The plugins stay as they are"
         complain = partial(self._complain, f"{self._folder} {why}")
@@ -271,8 +269,8 @@ class Manager:
             timer.cancel()
 
     @asynccontextmanager
-    async def _going_on(self) -> AsyncIterator[None]:
-        """Log an exception of the proxy's own and go on: the next event or poll tries again."""
+    async def _log_and_continue(self) -> AsyncIterator[None]:
+        """Log an exception of the proxy's own and continue: the next event or poll tries again."""
         try:
             yield
         except Exception as error:
@@ -351,7 +349,12 @@ class Manager:
         }
         self._by_point = {name: asked for name, asked in by_point.items() if asked}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
-        self._give_up(before.values(), {plugin.client for plugin in plugins})
+        kept = {plugin.client for plugin in plugins}
+        for plugin in before.values():
+            if plugin.client not in kept:
+                self._retire(plugin.client)
+            if plugin not in plugins:
+                self._metrics.forget(plugin.name)
         logged, self._repetitions = self._repetitions, repetitions(self.repeated)
         for warning in self._repetitions:
             if warning not in logged:
@@ -372,14 +375,6 @@ class Manager:
             timeout_seconds=registration.timeout_seconds or self._timeout_seconds,
             client=client,
         )
-
-    def _give_up(self, before: Iterable[Plugin], kept: Set[HookClient]) -> None:
-        """Close the clients that no plugin uses any more, and drop the gauges of the plugins."""
-        for plugin in before:
-            if plugin.client not in kept:
-                self._retire(plugin.client)
-            if plugin not in self._plugins.values():
-                self._metrics.forget(plugin.name)
 
     def _retire(self, client: HookClient) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")

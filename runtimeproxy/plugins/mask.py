@@ -1,7 +1,5 @@
 """The mask: the file with the hook servers that an operator has disabled (docs/operation.rst).
 
-Owns the form of the file, its checks, how it is written, and what may be said about a disabled hook server.
-Must not know: plugins, when a time is over, what is done about a fault.
 Invariant: the file is at every moment the old one or the new one as a whole, also if the machine fails. Nothing is
 taken from a file that another user could have written. Without a file nothing is made but by a write.
 """

@@ -1,7 +1,5 @@
 """Check every second which hook servers can be reached, whether or not there are calls for them.
 
-Owns since when a plugin cannot be reached, and why, and the log lines, events and gauge on that.
-Must not know: what a call does without a hook server.
 Invariant: a look at one plugin costs two stats, and a connect where no connection is open; no iteration of the loop
 looks at more than ``AT_ONCE`` of them.
 """

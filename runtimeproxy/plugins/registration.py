@@ -1,7 +1,5 @@
 """Parse one registration file into a ``Registration`` (hook-api, "Registration files").
 
-Owns the keys of a file, their types and defaults, and which faults are errors and which only warnings.
-Must not know: directories, when a file is read, what happens to a plugin.
 Invariant: files with the same content, in whatever order, give equal registrations; of a key that a file has twice the
 last value is used.
 """

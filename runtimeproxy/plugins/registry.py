@@ -1,7 +1,5 @@
 """The registered plugins: takes file contents, returns changes (hook-api, "Registration files").
 
-Owns the last good state of every file name, and which changes of a file are to be logged.
-Must not know: directories, events, clients.
 Invariant: content that cannot be used never removes the last good registration of its name; only the file's absence
 does.
 """

@@ -1,8 +1,7 @@
 """Wait until the registration directory may have changed (hook-api, "Registration files").
 
-Owns the inotify watches: on the directory, on each folder above it (it may be missing, renamed or replaced), and on the
-targets of its links; and the slow poll that helps where inotify reports nothing.
-Must not know: what a file says; it never opens one.
+Watched are the directory, each folder above it (it may be missing, renamed or replaced), and the targets of its links;
+a slow poll helps where inotify reports nothing.
 Invariant: events are only hints. The caller renews the watches after every return and reads the directory after that,
 so that no change is missed in between.
 """

@@ -1,7 +1,5 @@
 """Accept client connections.
 
-Owns accept(2) on the listening socket.
-Must not know: what is done with a connection.
 Invariant: running out of file descriptors pauses accepting and ends nothing (fault matrix P8).
 """
 

@@ -1,7 +1,5 @@
 """Connect to a unix socket.
 
-Owns connect(2) on unix sockets, and the check of who is at the other end where that matters.
-Must not know: what is spoken on the connection.
 Invariant: a returned socket is connected. With a full backlog (EAGAIN) asyncio reports a connection that is none and
 uvloop raises, so plain sockets are used (relay-rules A12).
 """

@@ -1,8 +1,7 @@
 """The drain of a front: finish the calls of its clients, take no new ones, and cut streams off last.
 
-Owns the order and the time limits of that, and its log lines. Before it, answers in progress may be waited for while
-clients are still served: to wait for them with the door closed would cost everybody else's calls.
-Must not know: what is spoken on a connection, signals, the listening socket.
+Before it, answers in progress may be waited for while clients are still served: otherwise all other calls would wait,
+too.
 Invariant: it ends within its time whatever clients, hook servers and the runtime do.
 """
 

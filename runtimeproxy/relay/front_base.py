@@ -1,7 +1,5 @@
 """What all fronts do with connections: pair each accepted client with a new connection to the backend.
 
-Owns dialling at accept, the connections and tasks of a front.
-Must not know: what is spoken on a connection.
 Invariant: a client is paired, told that the backend is away, or closed; nothing waits for another client's dial.
 """
 

@@ -1,7 +1,6 @@
 """Detect peers that have closed their socket, which EOF alone does not tell from a half-close (relay-rules B1).
 
-Owns one epoll(7) descriptor that reports only hang-ups; the event loop reads it like a socket.
-Must not know: what is done then.
+One epoll(7) descriptor reports only hang-ups; the event loop reads it like a socket.
 Invariant: a watched socket costs nothing until it hangs up, however many there are.
 """
 

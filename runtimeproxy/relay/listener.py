@@ -1,8 +1,6 @@
 """The listening socket: it has one owner, the configured permissions at most, and never replaces anything else.
 
-Owns the lock beside the socket, the checks of its directory, bind, mode and group, removal, and the sockets that
-systemd hands over (LISTEN_FDS).
-Must not know: who connects and what for.
+Here are also the sockets that systemd hands over (LISTEN_FDS).
 Invariant: nothing is removed but a socket on which nobody listens, and at the end the very socket that was made here.
 The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
 """

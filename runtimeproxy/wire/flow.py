@@ -1,9 +1,6 @@
 """Sending to one peer of a relay, and the credit given to that peer (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
 
-Owns the connection window toward a peer, the frames queued for it, the stream windows that are hop by hop, the moment
-at which a frame of the proxy's own may be inserted, the connection credit returned to the peer, and the state of its
-PINGs.
-Must not know: which stream is held and why, header compression, who writes to the socket.
+Here are also the stream windows that are hop by hop, and the state of the peer's PINGs.
 Invariant: bytes of one stream leave in the order in which they were given. Nothing is inserted into a frame that is cut
 through, nor before the first SETTINGS. No more DATA leaves than the peer's windows allow.
 """
@@ -178,7 +175,8 @@ class FlowControlledSender:
     def _gone(self, waiting: "_Waiting") -> None:
         self._queued_frames -= 1
         self._queued_bytes -= waiting.free
-        waiting.credit()
+        if waiting.source is not None:
+            waiting.source.credit(waiting.charge)
 
     # Windows given by the peer.
 
@@ -352,10 +350,6 @@ class _Waiting:
         self.end = later.end
         self.charge += later.charge
         return True
-
-    def credit(self) -> None:
-        if self.source is not None:
-            self.source.credit(self.charge)
 
 
 def _too_wide() -> WireError:

@@ -1,7 +1,5 @@
 """HTTP/2 frames and settings (RFC 9113, sections 4 to 6).
 
-Owns the layout of frames: how a frame head is read and how the proxy's own frames are built.
-Must not know: what a connection does with them, header compression, gRPC.
 Invariant: building and reading are inverse; only ``FrameBuffer`` keeps state.
 """
 
