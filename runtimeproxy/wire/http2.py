@@ -58,25 +58,25 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
-def block_frames(
-    kind: int, flags: int, stream: int, prefix: bytes, block: bytes, max_frame: int = DEFAULT_FRAME_SIZE
-) -> bytes:
+def block_frames(kind: int, flags: int, stream: int, prefix: bytes, block: bytes) -> bytes:
     """Return the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed. Of ``flags`` only
     END_STREAM and PRIORITY_FLAG are used; ``prefix`` is the part before the fragment (``split_block``).
     """
     payload = prefix + block
     flags &= END_STREAM | PRIORITY_FLAG
-    first = frame(kind, flags | (END_HEADERS if len(payload) <= max_frame else 0), stream, payload[:max_frame])
-    starts = range(max_frame, len(payload), max_frame)
-    return first + b"".join(
-        frame(CONTINUATION, END_HEADERS if at == starts[-1] else 0, stream, payload[at : at + max_frame])
-        for at in starts
-    )
+    if len(payload) <= DEFAULT_FRAME_SIZE:
+        return frame(kind, flags | END_HEADERS, stream, payload)
+    frames = [frame(kind, flags, stream, payload[:DEFAULT_FRAME_SIZE])]
+    for at in range(DEFAULT_FRAME_SIZE, len(payload), DEFAULT_FRAME_SIZE):
+        last = at + DEFAULT_FRAME_SIZE >= len(payload)
+        part = payload[at : at + DEFAULT_FRAME_SIZE]
+        frames.append(frame(CONTINUATION, END_HEADERS if last else 0, stream, part))
+    return b"".join(frames)
 
 
-def header_frames(stream: int, block: bytes, end: bool, max_frame: int = DEFAULT_FRAME_SIZE) -> bytes:
+def header_frames(stream: int, block: bytes, end: bool) -> bytes:
     """Return the frames of a header block of the proxy's own."""
-    return block_frames(HEADERS, END_STREAM if end else 0, stream, b"", block, max_frame)
+    return block_frames(HEADERS, END_STREAM if end else 0, stream, b"", block)
 
 
 def window_update(stream: int, increment: int) -> bytes:

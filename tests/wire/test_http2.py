@@ -10,8 +10,8 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
 from tests.wire.frames import parse
 
-SMALL = 16
-"""A MAX_FRAME_SIZE that keeps the cases of splitting readable; the real least one is 16,384."""
+LONGEST = http2.DEFAULT_FRAME_SIZE
+"""Longest frame that is built: the least MAX_FRAME_SIZE of a peer."""
 
 STREAMS = st.integers(1, http2.MAX_STREAM_ID)
 CODES = st.integers(0, 2**32 - 1)
@@ -51,30 +51,30 @@ def test_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-@pytest.mark.parametrize("size", [0, 1, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL, 2 * SMALL + 1])
+@pytest.mark.parametrize("size", [0, 1, LONGEST - 1, LONGEST, LONGEST + 1, 2 * LONGEST, 2 * LONGEST + 1])
 def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
-    frames = [frame for frame, _ in parse(http2.header_frames(3, pattern(size), end, SMALL))]
+    frames = [frame for frame, _ in parse(http2.header_frames(3, pattern(size), end))]
     assert b"".join(frame.data for frame in frames) == pattern(size)
     assert {frame.stream_id for frame in frames} == {3}
     more = len(frames) - 1
     assert [frame.type for frame in frames] == [http2.HEADERS] + [http2.CONTINUATION] * more
-    assert [len(frame.data) for frame in frames[:-1]] == [SMALL] * more
-    assert len(frames[-1].data) <= SMALL
+    assert [len(frame.data) for frame in frames[:-1]] == [LONGEST] * more
+    assert len(frames[-1].data) <= LONGEST
     assert ["END_HEADERS" in frame.flags for frame in frames] == [False] * more + [True]
     assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * more
 
 
 def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
-    original = oracle.HeadersFrame(5, pattern(40), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
+    original = oracle.HeadersFrame(5, pattern(2 * LONGEST), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
     original.depends_on, original.stream_weight, original.exclusive = 3, 200, True
     framed = original.serialize()
     prefix, fragment = http2.split_block(http2.HEADERS, framed[4], framed[http2.HEAD_BYTES :])
-    rebuilt = http2.block_frames(http2.HEADERS, framed[4], 5, prefix, fragment, 20)
+    rebuilt = http2.block_frames(http2.HEADERS, framed[4], 5, prefix, fragment)
     first, *_, last = (frame for frame, _ in parse(rebuilt))
     assert (first.depends_on, first.stream_weight, first.exclusive) == (3, 200, True)
     assert set(first.flags) == {"PRIORITY", "END_STREAM"}
-    assert first.data + last.data == pattern(40)[:15] + pattern(40)[35:]
-    assert first.body_len == 20, "the priority counts toward the frame's length"
+    assert first.data + last.data == pattern(2 * LONGEST)[: LONGEST - 5] + pattern(2 * LONGEST)[-5:]
+    assert first.body_len == LONGEST, "the priority counts toward the frame's length"
 
 
 def test_push_promise_is_split_at_16384_bytes_and_built_like_headers() -> None:
