@@ -38,7 +38,8 @@ DISCARDED_READS = 4
 PASSING_BYTES = 16 * 1024
 """Length in bytes from which on it pays to check whether data can pass unchanged."""
 PIECE_BYTES = 512
-"""Memory that a queued piece takes beside its bytes: a stream of short lines must not take more than a dense one."""
+"""Bytes of memory that a queued piece needs in addition to its data: a stream of short lines must not take more than a
+dense one."""
 KEPT_BYTES = 208 * 1024
 """Send buffer in bytes that the kernel is asked to keep for a client. The kernel doubles it (socket(7)), so that the
 data of one read from the backend is written immediately. It is the kernel's default, and the most that an unprivileged
@@ -157,11 +158,11 @@ class Endpoint:
         """Return whether the peer has closed its socket, and not only shut down writing; meaningful after its EOF."""
         return not self.closed and has_hung_up(self._sock)
 
-    def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
-        """Call ``told`` once when the peer closes its socket."""
+    def watch(self, hangups: Hangups, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the peer closes its socket."""
         if not self.closed and self._hangups is None:
             self._hangups = hangups
-            hangups.watch(self._sock, told)
+            hangups.watch(self._sock, callback)
 
     # Writing.
 
