@@ -1,6 +1,5 @@
 """Relay the frames of a CRI connection from one peer to the other and read them on the way, one object per direction.
 
-The streams of a connection that do not pass unchanged are here too, with what all connections of a front share.
 Invariants: frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3,
 A8). Bytes leave by the two senders only. A padded frame is never split, and a header block is re-encoded only if it has
 to be. DATA of a stream that the proxy answered are credited, so that the connection window stays open.
@@ -85,8 +84,7 @@ class Stream(Protocol):
     def client_data(self, data: Data) -> None: ...
     def client_reset(self, frame: bytes) -> None: ...
     def client_window(self, increment: int) -> None: ...
-    def runtime_headers(self, block: HeaderBlock) -> None: ...
-    def runtime_data(self, data: Data) -> None: ...
+    def runtime_part(self, part: Data | HeaderBlock) -> None: ...
     def runtime_reset(self, frame: bytes) -> None: ...
     def runtime_window(self, increment: int) -> None: ...
 
@@ -109,13 +107,14 @@ class LocallyAnsweredStream:
     def client_data(self, data: Data) -> None:
         self._client_out.credit(data.length)
 
-    def runtime_data(self, data: Data) -> None:
-        self._runtime_out.credit(data.length)
+    def runtime_part(self, part: Data | HeaderBlock) -> None:
+        if isinstance(part, Data):
+            self._runtime_out.credit(part.length)
 
     def _drop(self, what: object) -> None:
         """Drop a header block, a reset or credit."""
 
-    client_headers = runtime_headers = client_reset = runtime_reset = client_window = runtime_window = _drop
+    client_headers = client_reset = runtime_reset = client_window = runtime_window = _drop
 
 
 RETIRED_LIMIT = 1_000
@@ -168,21 +167,12 @@ class Streams:
         """What the connection has to act on after the read: held calls to start or to resume, and ``reader`` events."""
         self._retired: deque[int] = deque()
 
-    def forget(self, stream: int) -> None:
-        """Stop handling a stream: its frames pass unchanged from now on."""
-        self.streams.pop(stream, None)
-        self.runtime_out.forget_window(stream)
-
-    def drop(self, stream: int) -> None:
-        """Drop what still comes on a stream that the proxy answered itself."""
-        self.runtime_out.forget_window(stream)
-        self.streams[stream] = LocallyAnsweredStream(self.client_out, self.runtime_out)
-        self.retire(stream)
-
     def answer(self, stream: int, frames: bytes) -> None:
         """Answer a request in the server's place, and drop what still comes on its stream."""
         self.client_out.inject(frames)
-        self.drop(stream)
+        self.runtime_out.forget_window(stream)
+        self.streams[stream] = LocallyAnsweredStream(self.client_out, self.runtime_out)
+        self.retire(stream)
 
     def retire(self, stream: int) -> None:
         """Remember an ended stream until RETIRED_LIMIT others have ended and nothing of it waits for the client."""
@@ -356,8 +346,8 @@ class FrameRelay(ABC):
                 return self._relay_data(data, at - _HEAD_BYTES)
             self.sink.window -= length
             self.source.relayed(length)
-            if flags & _END_STREAM:
-                self.ended(stream)
+            if flags & _END_STREAM and not self.from_client:
+                self._reader.open.pop(stream, None)
             return after
         if after > len(data):
             return 0
@@ -391,10 +381,10 @@ class FrameRelay(ABC):
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
         if special is not None:
-            (special.client_data if self.from_client else special.runtime_data)(data)
+            (special.client_data if self.from_client else special.runtime_part)(data)
             return
-        if end:
-            self.ended(stream)
+        if end and not self.from_client:  # a stream counts as open until the runtime ends it
+            self._reader.open.pop(stream, None)
         data.send(self.sink, stream, self.source)
 
     def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
@@ -423,9 +413,11 @@ class FrameRelay(ABC):
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
         elif special is not None:
-            (special.client_headers if self.from_client else special.runtime_headers)(block)
+            (special.client_headers if self.from_client else special.runtime_part)(block)
+        elif self.passes_block(stream, block.alone, block.end):
+            block.send(self.sink, stream)
         else:
-            self.headers(block)
+            self.handle_request(block)
 
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if flags & http2.ACK:
@@ -496,7 +488,7 @@ class FrameRelay(ABC):
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self._leaving = True
-        self.sink.out.append(self.goaway(payload, frame))
+        self.sink.out.append(frame)
 
     def pipe(self) -> None:
         """Pass all bytes unread from now on."""
@@ -511,24 +503,16 @@ class FrameRelay(ABC):
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Called for a complete header block that needs no re-encoding: return whether it passes unchanged. May raise
-        WireError.
+        """Called for the complete headers or trailers of a stream that passes or is new: return whether they pass
+        unchanged. May raise WireError.
         """
 
     @abstractmethod
     def passed(self, stream: int, end: bool, key: Key) -> None:
         """Called when a remembered header block has passed on a stream; ``end`` is its END_STREAM."""
 
-    @abstractmethod
-    def headers(self, block: HeaderBlock) -> None:
-        """Called for a complete HEADERS block of a passing or a new stream: send it on, or handle it."""
+    def handle_request(self, block: HeaderBlock) -> None:  # noqa: B027
+        """Called for a request that ``passes_block`` does not let pass: answer it, or send it on."""
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
         """Called with the entries of each SETTINGS frame as they were passed on."""
-
-    def ended(self, stream: int) -> None:  # noqa: B027
-        """Called when DATA end the source's half of a passing stream. It counts as open until the runtime ends it."""
-
-    def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the GOAWAY frame to send on in place of ``frame``."""
-        return frame

@@ -199,8 +199,8 @@ class CriConnection(Connection):
             waits = waits or reader.client_out.congested
         self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
         if self._runtime_gone:
-            reader.goaway.runtime_gone()
-            reader.goaway.drain(refusing=True)
+            reader.answer_unanswered()
+            reader.drain(refusing=True)
         reader.runtime_gone()
         self.act_on_ready()
         if self._runtime_gone:
@@ -224,7 +224,7 @@ class CriConnection(Connection):
         """Send GOAWAY; with ``refusing`` send it again with the last stream id, and part if no stream is open."""
         if self._parted or self._piped:
             return
-        self.reader.goaway.drain(refusing)
+        self.reader.drain(refusing)
         self.wake()
         if refusing and not self.unfinished():
             self.part()
@@ -235,14 +235,14 @@ class CriConnection(Connection):
             return Unfinished(answers=1)
         if self._parted or self.client_ended:
             return Unfinished()
-        calls, answers, streams = self.reader.goaway.unfinished()
+        calls, answers, streams = self.reader.unfinished()
         calls += sum(len(image.link.streams) for image in self.images)
         return Unfinished(calls, answers or int(not self.delivered), streams)
 
     def part(self) -> None:
         """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
         if not self._parted and not self._piped:
-            self.reader.goaway.drain(refusing=True)
+            self.reader.drain(refusing=True)
         super().part()
 
     def act(self, event: object) -> None:

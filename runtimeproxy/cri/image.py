@@ -155,7 +155,7 @@ class ImageStream:
     def _never_sent(self, what: object) -> NoReturn:
         raise WireError("the runtime answers a stream that it was not sent")
 
-    runtime_headers = runtime_data = runtime_reset = _never_sent
+    runtime_part = runtime_reset = _never_sent
 
     def runtime_window(self, increment: int) -> None:
         """Ignore credit for a stream that the runtime never got."""
