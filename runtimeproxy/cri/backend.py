@@ -1,8 +1,7 @@
 """The CRI calls that the proxy itself makes: lists and status of pods and containers, PreStart's extra update.
 
-Owns these calls and their errors.
-Must not know: held streams, the Store.
-Invariant: a pod or container that does not exist is the result None; everything else that fails is a BackendError.
+A pod or container that does not exist is the result None; everything else that fails is a BackendError. For
+``core.sync`` the state is read in v1 wherever the runtime has that (docs/architecture.rst).
 """
 
 import asyncio
@@ -11,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import Life, Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, messages, status
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
-from runtimeproxy.model import no_effect
+from runtimeproxy.model import no_effect, records
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
@@ -26,6 +27,8 @@ REPEATS_SECONDS = 300.0
 """Seconds after the start in which the runtime may still work on an earlier process's create: two minutes are the
 kubelet's deadline, the rest is for a runtime that is late."""
 REPLY_LIMIT = 16 * 2**20
+ITEMS_AT_ONCE = 200
+"""Items of a list that are read before the event loop may serve calls."""
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
 """gRPC statuses that mean that the runtime was interrupted, not that it rejected the call."""
@@ -166,7 +169,8 @@ class Backend:
         """
         for verbosely in (True, False) if verbose else (False,):
             try:
-                return await self._call(version, kind.method, kind.request(any_id, verbose=verbosely))
+                request = kind.request(any_id, verbose=verbosely)
+                return await self._client.call(runtime_path(version, kind.method), request, STATUS_SECONDS)
             except CallFailed as error:
                 if error.code in _SAYS_NOTHING:
                     raise _failed(kind.method, error) from None
@@ -180,12 +184,9 @@ class Backend:
 
     async def _ask(self, version: str, method: str, request: bytes) -> bytes:
         try:
-            return await self._call(version, method, request)
+            return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
         except CallFailed as error:
             raise _failed(method, error) from None
-
-    async def _call(self, version: str, method: str, request: bytes) -> bytes:
-        return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds. Raises BackendError, whose
@@ -210,3 +211,62 @@ def _failed(method: str, error: CallFailed) -> BackendError:
 
 def _kind(error: CallFailed) -> BackendFailure:
     return _FAILURES.get(error.code, BackendFailure.OTHER)
+
+
+class CriState:
+    """Reads the pods and containers that the runtime has."""
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self._backend = backend
+        self._store = store
+        self._version = VERSIONS[0]
+
+    async def listed(self) -> Listed:
+        """Return the ids of all pods and containers; also learn the runtime's name and CRI version. Raises
+        BackendError, Unreadable.
+        """
+        try:
+            return await self._listed(VERSIONS[0])
+        except BackendError as error:
+            if error.kind is not BackendFailure.UNIMPLEMENTED:
+                raise
+        return await self._listed(VERSIONS[1])
+
+    async def _listed(self, version: str) -> Listed:
+        pods = await self._backend.pods(version)
+        self._version = version
+        await self._backend.learn(version)
+        return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
+
+    def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
+        """Yield the pods, dropping each record whose id now belongs to another pod: the runtime has lost its state.
+        That is so where the uid differs; the records of the pod's containers are dropped with it.
+        """
+        for pod in pods:
+            known = self._store.pod(pod.id)
+            if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):
+                for container in self._store.containers_of(pod.id):
+                    self._store.drop(container.effective.id)
+                self._store.drop(pod.id)
+            yield pod
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else self._store.read_pod(info)
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Read a container, and its pod unless the Store has that. Raises BackendError, Unreadable."""
+        info = await self._backend.container(self._version, container_id)
+        if info is None:
+            return None
+        pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
+        return None if pod is None else records.subject_of_read(pod, self._store.read_container(info))
+
+
+async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:
+    ids: list[str] = []
+    for item in items:
+        ids.append(item.id)
+        if len(ids) % ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return ids

@@ -1,6 +1,6 @@
 """Read CRI requests into values of ``model``, and put an adjustment into the bytes of a request.
 
-Field numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
+runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
 Invariants: reading raises nothing but ``Unreadable``, whatever the bytes, and its text has none of them. An edited
 request differs in the changed fields only, and without a change the result is the same object (hook-api, "What an
 answer means"). Editing raises WireError where a request is not protobuf.
@@ -36,7 +36,6 @@ from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field, rewrite, string_field, varint_field
 
 _M = TypeVar("_M", bound=Message)
-
 
 SHORT_BYTES = 2 * FIELDS_LIMIT
 """A message of up to so many bytes cannot have more than FIELDS_LIMIT fields, since the shortest field is a tag and a
@@ -192,10 +191,8 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
         return message
     more = _POD()
     config = more.config
-    if (
-        _keys_absent(message, labels, annotations)
-        and _can_append(message, config.linux.resources, resources)
-        and (parent is None or _can_append(message, config.linux, {"cgroup_parent": parent}))
+    if _can_append(message, config.linux.resources, resources, labels, annotations) and (
+        parent is None or _can_append(message, config.linux, {"cgroup_parent": parent})
     ):
         config.labels.update(labels)
         config.annotations.update(annotations)
@@ -222,10 +219,8 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
         return message
     more = _CREATE()
     config = more.config
-    if (
-        _keys_absent(message, envs, annotations)
-        and _can_append(message, config.linux.resources, resources)
-        and (cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent}))
+    if _can_append(message, config.linux.resources, resources, envs, annotations) and (
+        cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent})
     ):
         for key in sorted(envs):
             config.envs.add(key=key.encode(), value=envs[key].encode())
@@ -246,7 +241,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
     if not (resources or annotations):
         return message
     more = _UPDATE()
-    if _keys_absent(message, annotations) and _can_append(message, more.linux, resources):
+    if _can_append(message, more.linux, resources, annotations):
         more.annotations.update(annotations)
         return message + more.SerializeToString()
     edits = {
@@ -313,17 +308,15 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 # -- changes appended to the request ---------------------------------------------------------------------------------
 
 
-def _keys_absent(message: bytes, *entries: Mapping[str, object]) -> bool:
-    """Return whether a message certainly has none of the keys, as their bytes occur nowhere in it."""
-    return not any(key.encode() in message for keys in entries for key in keys)
+def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mapping[str, str]) -> bool:
+    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten,
+    also because it may have a key of ``entries``, which the caller appends.
 
-
-def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
-    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
-
-    A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
-    request is then rewritten without need, which costs time but gives the same result.
+    A key or value that the message already has is searched for by its encoded bytes, which may also occur by chance:
+    the request is then rewritten without need, which costs time but gives the same result.
     """
+    if any(key.encode() in message for keys in entries for key in keys):
+        return False
     for name, value in changes.items():
         if not value:
             return False
@@ -331,22 +324,14 @@ def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
             setattr(more, name, value)
             if type(more)(**{name: value}).SerializeToString() in message:
                 return False
-        elif not _keys_absent(message, value):
+        elif any(key.encode() in message for key in value):
             return False
+        elif fields.ROWS[name].kind is Kind.TEXTS:
+            getattr(more, name).update(value)
         else:
-            _ADD[fields.ROWS[name].kind](getattr(more, name), value)
+            for page_size in sorted(value):
+                getattr(more, name).add(page_size=page_size, limit=value[page_size])
     return True
-
-
-def _add_limits(more: Any, limits: Mapping[str, int]) -> None:
-    for page_size in sorted(limits):
-        more.add(page_size=page_size, limit=limits[page_size])
-
-
-_ADD: dict[Kind, Callable[[Any, Any], None]] = {
-    Kind.NUMBERS: _add_limits,
-    Kind.TEXTS: lambda more, entries: more.update(entries),
-}
 
 
 # -- changes within the request --------------------------------------------------------------------------------------
@@ -358,7 +343,7 @@ def _inside(number: int, edits: Edits) -> Edits:
 
 def _texts(number: int, values: Mapping[str, str]) -> Edits:
     """Edit a map<string,string> or a list of KeyValue, in both of which the last entry with a key counts."""
-    return {number: _text_entries(values)} if values else {}
+    return {number: _TO_WIRE[Kind.TEXTS](values)} if values else {}
 
 
 def _cgroup_parent(parent: str | None) -> Edits:
@@ -371,13 +356,9 @@ def _resources(number: int, changes: Changes) -> Edits:
     return _inside(number, edits)
 
 
-def _text_entries(values: Mapping[str, str]) -> Edit:
-    return entries_field({key: string_field(value) for key, value in values.items()})
-
-
 _TO_WIRE: dict[Kind, Callable[[Any], Edit]] = {
     Kind.NUMBER: varint_field,
     Kind.TEXT: string_field,
     Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
-    Kind.TEXTS: _text_entries,
+    Kind.TEXTS: lambda values: entries_field({key: string_field(value) for key, value in values.items()}),
 }
