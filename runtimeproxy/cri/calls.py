@@ -59,8 +59,6 @@ class CriShared(Shared):
 
 
 class CriCall(CriHeld):
-    """What the calls of all operations have in common; each subclass reads one kind of message."""
-
     shared: CriShared
 
     def may_be_repeated(self) -> bool:
@@ -68,16 +66,15 @@ class CriCall(CriHeld):
 
     @property
     def message(self) -> bytes:
-        """Return the request's message. Raises Unreadable."""
+        """The request's message. Raises Unreadable."""
         if self._message is None:
             raise Unreadable(self.problem)
         return self._message
 
     @read_once
     def id(self) -> str:
-        """Return the id in the request's first field. Raises Unreadable. Runtimes also accept the beginning of an id,
-        as crictl's users type it; once the subject is known this is the full id.
-        """
+        """The id in the request. Runtimes also accept the beginning of an id, as crictl's users type it; once the
+        subject is known this is the full id."""
         return messages.read_id(self.message)
 
     def order_key(self) -> str:
@@ -111,20 +108,16 @@ class CriCall(CriHeld):
         self.send_refusal(code, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def release_buffers(self) -> None:
-        """Return the request's bytes to the memory budget. Of a call that changes no record the message is dropped,
-        too: it may wait for minutes until its unknown outcome is read from the runtime.
-        """
         self.free()
-        if self.operation in hookpoints.UNRECORDED:
+        if self.operation in hookpoints.UNRECORDED:  # it may wait for minutes until its unknown outcome is read
             self._message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """Read a pod from the runtime; a record that the Store has under the full id takes precedence."""
+        """Read from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self.shared.backend.pod(self.version, pod_id)
         return None if info is None else store.read_pod(info)
 
     async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
-        """Read a container from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self.shared.backend.container(self.version, container_id)
         return None if info is None else store.read_container(info)
 
@@ -305,14 +298,12 @@ class UpdatePodCall(PodCall):
         return self.id
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        overhead, resources = self.requested
-
-        def updated(pod: PodInfo) -> PodInfo:
-            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
-
-        pod = subject.pod
-        reported = None if resources else pod.reported
-        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read, reported))
+        pod, (overhead, resources) = subject.pod, self.requested
+        original, effective = (
+            replace(info, overhead=overhead or info.overhead, resources=resources or info.resources)
+            for info in (pod.original, pod.effective)
+        )
+        return Subject(PodRecord(original, effective, pod.read, None if resources else pod.reported))
 
 
 class StartCall(ContainerCall):
@@ -321,11 +312,8 @@ class StartCall(ContainerCall):
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
-
-        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
-        call is ``state_unknown`` from then on.
-        """
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
+        failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         present = records.container_of(subject).effective.resources
         settable = self.settable(adjustment.resources, subject, None, adjustment)
         resources = {name: value for name, value in settable.items() if value}

@@ -1,8 +1,6 @@
 """Relay the frames of a CRI connection from one peer to the other and read them on the way, one object per direction.
 
-Invariants: frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3,
-A8). Bytes leave by the two senders only. A padded frame is never split, and a header block is re-encoded only if it has
-to be. DATA of a stream that the proxy answered are credited, so that the connection window stays open.
+Frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3, A8).
 """
 
 from abc import ABC, abstractmethod
@@ -59,9 +57,8 @@ class HeaderBlock:
     """The block re-encoded so that it does not depend on the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones. A
-        block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
-        """
+        """Send the block on, as its own frames if nothing changes. One that waits may still be dropped, so it must
+        not carry the table size update (relay-rules A1)."""
         if self.blocks.standalone:
             block = self.alone
         elif sink.congested or sink.cut_through:
@@ -76,9 +73,8 @@ class HeaderBlock:
 
 
 class Stream(Protocol):
-    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. Each method is
-    called for a frame or header block that the client or the runtime sent on the stream.
-    """
+    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. A method is
+    called for what the client or the runtime sent on it."""
 
     def client_headers(self, block: HeaderBlock) -> None: ...
     def client_data(self, data: Data) -> None: ...
@@ -97,22 +93,21 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
     return frames if half_closed else frames + http2.rst_stream(stream, http2.NO_ERROR)
 
 
+@dataclass(frozen=True, slots=True)
 class LocallyAnsweredStream:
     """A stream that the proxy answered itself: what either side still sends on it is dropped, its DATA credited."""
 
-    def __init__(self, client_out: FlowControlledSender, runtime_out: FlowControlledSender) -> None:
-        self._client_out = client_out
-        self._runtime_out = runtime_out
+    client_out: FlowControlledSender
+    runtime_out: FlowControlledSender
 
     def client_data(self, data: Data) -> None:
-        self._client_out.credit(data.length)
+        self.client_out.credit(data.length)
 
     def runtime_part(self, part: Data | HeaderBlock) -> None:
         if isinstance(part, Data):
-            self._runtime_out.credit(part.length)
+            self.runtime_out.credit(part.length)
 
-    def _drop(self, what: object) -> None:
-        """Drop a header block, a reset or credit."""
+    def _drop(self, what: object) -> None: ...
 
     client_headers = client_reset = runtime_reset = client_window = runtime_window = _drop
 
@@ -211,7 +206,6 @@ class FrameRelay(ABC):
     """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
     from_client: bool
-    """Whether the client sends these frames, or else the runtime."""
     piped = False
     _unread = False
     """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
@@ -246,7 +240,7 @@ class FrameRelay(ABC):
         }
 
     def feed(self, data: bytes) -> None:
-        """Relay bytes of the source, split at any point. Raises WireError if they break the protocol."""
+        """Relay bytes of the source, split at any point. Raises WireError."""
         if self._unread and not (data := self.opening(data)):
             return
         self.source.heard = self._clock()
@@ -292,9 +286,7 @@ class FrameRelay(ABC):
             self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
-        """Pass consecutive DATA frames without flags, of which an answer has many; return where the next frame starts.
-        Their windows are counted in one sum, where ``_passes`` counts each frame.
-        """
+        """Pass consecutive DATA frames without flags, counted in one sum; return where the next frame starts."""
         sink, streams, read_head = self.sink, self.streams, http2.read_head
         last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
         while at <= last:
@@ -309,10 +301,8 @@ class FrameRelay(ABC):
         return at
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start.
-
-        The second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of
-        the proxy's own wait to be put between the two.
+        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start: 0, so
+        that the rest of the cut frame leaves in one slice with what follows it, unless other frames wait in between.
         """
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
@@ -331,8 +321,6 @@ class FrameRelay(ABC):
             raise WireError("CONTINUATION out of place")
         if not self._settings_seen and kind != http2.SETTINGS:
             raise WireError("the first frame is not SETTINGS")
-
-    # Frames that pass unchanged.
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
         """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler. DATA pass even
@@ -370,7 +358,7 @@ class FrameRelay(ABC):
             self.known[block] = key
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Pass PRIORITY and unknown frame types, also on streams that do not pass unchanged."""
+        """Pass PRIORITY and unknown frame types, also on special streams."""
         self.sink.out.append(frame)
 
     # Frames that the proxy handles, one method for each type.
@@ -388,7 +376,6 @@ class FrameRelay(ABC):
         data.send(self.sink, stream, self.source)
 
     def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Collect a header block, and handle it once it is complete."""
         kind, block = frame[http2.TYPE_AT], self._block
         if kind == _CONTINUATION:
             if block is None or stream != block.stream:
@@ -464,12 +451,8 @@ class FrameRelay(ABC):
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK.
-
-        grpc-go sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes
-        and two wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out
-        whether the GOAWAY has arrived.
-        """
+        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK
+        (docs/architecture.rst, "PINGs"). ACKs leave in the order of their PINGs."""
         source, sink = self.source, self.sink
         if flags & http2.ACK:
             sink.passed = max(sink.passed - 1, 0)
@@ -495,17 +478,14 @@ class FrameRelay(ABC):
         self.piped = self._unread = True
 
     def opening(self, data: bytes) -> bytes:
-        """Pass bytes that are no frames; return the rest."""
+        """Pass bytes that are not frames; return the rest."""
         self.sink.out.append(data)
         return b""
-
-    # What differs between the two directions.
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         """Called for the complete headers or trailers of a stream that passes or is new: return whether they pass
-        unchanged. May raise WireError.
-        """
+        unchanged. May raise WireError."""
 
     @abstractmethod
     def passed(self, stream: int, end: bool, key: Key) -> None:

@@ -72,7 +72,7 @@ class CriHeld(HeldCall):
     # From the client.
 
     def client_data(self, data: Data) -> None:
-        """Collect the request, and report it once it is complete or cannot be read; queue or send what follows it."""
+        """Collect the request until it is complete or cannot be read; queue or send what follows it."""
         owner = self.owner
         self._half_closed |= data.end
         if self._whole and self.state is CallState.RELEASED:
@@ -116,7 +116,6 @@ class CriHeld(HeldCall):
             self.owner.client_out.inject(http2.window_update(self.stream, length))
 
     def client_headers(self, block: HeaderBlock) -> None:
-        """Send the request's trailers, or queue them after its message."""
         self._half_closed = True
         if self.state is CallState.RELEASED:
             block.send(self.owner.runtime_out, self.stream)
@@ -136,14 +135,12 @@ class CriHeld(HeldCall):
         self.end_unanswered()
 
     def client_window(self, increment: int) -> None:
-        """Pass the client's WINDOW_UPDATE: flow control of replies is end to end."""
-        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))
+        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))  # replies: end to end
 
     # From the runtime.
 
     def runtime_window(self, increment: int) -> None:
-        """Add the runtime's credit to the stream window: flow control of held requests is hop by hop."""
-        self.owner.runtime_out.open_stream_window(self.stream, increment)
+        self.owner.runtime_out.open_stream_window(self.stream, increment)  # held requests: hop by hop
 
     def runtime_part(self, part: Data | HeaderBlock) -> None:
         """Pass a part of the reply while copying it, or hold back the frame that ends it and read the reply."""
@@ -177,8 +174,7 @@ class CriHeld(HeldCall):
             self.owner.ready.append(self)
 
     def _keep_early(self, part: Data | HeaderBlock) -> None:
-        """Hold back a part of a reply that comes before the release; its end ends the call. Raises Excess if it is too
-        much."""
+        """Hold back a part of a reply that comes before the release; its end ends the call. Raises Excess."""
         self._early = (*self._early, part)
         self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
         if self._early_bytes > bounds.EARLY_BYTES:
@@ -205,11 +201,8 @@ class CriHeld(HeldCall):
     # From the lifecycle.
 
     def send_request(self, message: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
-
-        What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
-        False, and sends nothing, if the call is no longer held.
-        """
+        """Send the request on, its own bytes if ``message`` is None, and what followed it. Returns False, and sends
+        nothing, if the call is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
@@ -239,9 +232,7 @@ class CriHeld(HeldCall):
         return True
 
     def send_refusal(self, code: int, text: str) -> bool:
-        """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
-        nothing, if the call is no longer held.
-        """
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7); returns as ``send_request``."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
@@ -283,7 +274,7 @@ class CriHeld(HeldCall):
             self.owner.ready.append(self)
 
     def free(self) -> None:
-        """Return the request's bytes to the memory budget: they are no longer kept."""
+        """Return the request's bytes to the memory budget."""
         self.shared.budget.credit(self._counted)
         self._counted = 0
 
@@ -299,8 +290,6 @@ def _reply_fields(block: bytes) -> Sequence[headers.Header]:
 
 
 def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
-    """Append ``more`` to ``kept``, in place if that is a bytearray."""
-    if not isinstance(kept, bytearray):
-        kept = bytearray(kept)
-    kept += more
-    return kept
+    joined = kept if isinstance(kept, bytearray) else bytearray(kept)
+    joined += more
+    return joined

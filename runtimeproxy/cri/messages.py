@@ -1,9 +1,9 @@
 """Read CRI requests into values of ``model``, and put an adjustment into the bytes of a request.
 
 runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
-Invariants: reading raises nothing but ``Unreadable``, whatever the bytes, and its text has none of them. An edited
-request differs in the changed fields only, and without a change the result is the same object (hook-api, "What an
-answer means"). Editing raises WireError where a request is not protobuf.
+Reading raises nothing but ``Unreadable``, whose text has none of the bytes; editing raises WireError where a request is
+not protobuf. An edited request differs in the changed fields only, and without a change the result is the same object
+(hook-api, "What an answer means").
 
 **Changes are appended where that has the same meaning**: a second message that has only the changes follows the
 request. A parser reads the two as one (protobuf.dev, "Last One Wins"): the last number, text or map entry of a key
@@ -16,6 +16,7 @@ that changes nothing still returns the same object.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -79,7 +80,10 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     pod = _pod(request.sandbox_config) if request.HasField("sandbox_config") else None
     if envs is None:
         del request, config, metadata, linux  # so that decoding does not keep a long env in memory twice
-        envs = _decoded(raw)
+        envs = decoded = dict[str, str]()
+        for key, value in raw.items():
+            with suppress(UnicodeDecodeError):  # a hook message cannot contain what is not UTF-8
+                decoded[key.decode()] = value.decode()
     return ContainerInfo("", pod_id, name, attempt, annotations, resources, envs), pod
 
 
@@ -92,7 +96,7 @@ def read_id(message: bytes) -> str:
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
-    """Read an UpdateContainerResourcesRequest: the id, the Linux resources and the annotations. Raises Unreadable."""
+    """Read an UpdateContainerResourcesRequest: id, Linux resources, annotations. Raises Unreadable."""
     request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
     if not request.container_id:
         raise Unreadable(_WITHOUT_ID)
@@ -101,7 +105,7 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
 
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
-    """Read an UpdatePodSandboxResourcesRequest and return the pod's overhead and its resources. Raises Unreadable."""
+    """Read an UpdatePodSandboxResourcesRequest: the pod's overhead and its resources. Raises Unreadable."""
     request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
     return (
         resources_of(request.overhead) if request.HasField("overhead") else None,
@@ -110,7 +114,7 @@ def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]
 
 
 def _asked(kind: type[_M], message: bytes) -> _M:
-    """Parse a request. Raises Unreadable, also if it has more than FIELDS_LIMIT fields."""
+    """Parse a request. Raises Unreadable, also above FIELDS_LIMIT."""
     if len(message) > SHORT_BYTES:
         try:
             if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
@@ -134,7 +138,6 @@ def decode(kind: type[_M], message: bytes) -> _M:
 
 
 def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo:
-    """Read a sandbox config, of a RunPodSandboxRequest or as a CreateContainerRequest repeats it."""
     metadata, labels, annotations, linux = config.metadata, config.labels, config.annotations, config.linux
     return PodInfo(
         "",
@@ -149,17 +152,6 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo
         resources_of(linux.overhead) if linux.HasField("overhead") else None,
         resources_of(linux.resources) if linux.HasField("resources") else None,
     )
-
-
-def _decoded(entries: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Decode the entries, leaving out those that are not UTF-8: a hook message cannot contain them."""
-    envs = {}
-    for key, value in entries.items():
-        try:
-            envs[key.decode()] = value.decode()
-        except UnicodeDecodeError:
-            continue
-    return envs
 
 
 Edits = dict[int, Edit]
@@ -184,7 +176,6 @@ class SettableValues(NamedTuple):
 
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
-    """Put labels, annotations, cgroup parent and resources into a RunPodSandboxRequest."""
     labels, annotations, resources = adjustment.labels, adjustment.annotations, adjustment.resources
     parent = adjustment.cgroup_parent
     if not (labels or annotations or resources or parent is not None):
@@ -209,10 +200,8 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
-    """Put annotations, envs and resources into a CreateContainerRequest, and a cgroup parent into its pod's config.
-
-    ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own
-    field is ignored, since the parent may also come from the pod's record.
+    """Put an adjustment into a CreateContainerRequest, and ``cgroup_parent`` into its pod's config, None to leave the
+    kubelet's. The adjustment's own parent is ignored, since it may also come from the pod's record.
     """
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
@@ -237,7 +226,7 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
-    """Put resources and annotations into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
+    """Put values into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     if not (resources or annotations):
         return message
     more = _UPDATE()
@@ -284,13 +273,12 @@ def values_for_update(
 
 
 def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
-    """Return the change of the swap limit that a new memory limit needs; a swap limit that is not set stays unset."""
     new_swap = fields.swap_for(memory, swap, new_memory)
     return {} if swap <= 0 or new_swap == swap else {SWAP: new_swap}
 
 
 def without_fixed_fields(resources: Resources | None) -> Resources | None:
-    """Return the resources of an update without the fields that no runtime changes."""
+    """Return an update's resources without the fields that no runtime changes."""
     if resources is None or not any(getattr(resources, name) for name in _FIXED):
         return resources
     return replace(resources, **{name: getattr(NO_RESOURCES, name) for name in _FIXED})

@@ -80,7 +80,6 @@ class Reader(Streams):
                 held.end_unanswered()
 
     def runtime_gone(self) -> None:
-        """End the calls that wait for the runtime's answer."""
         for held in self.held:
             held.end_unanswered()
 
@@ -94,22 +93,17 @@ class Reader(Streams):
                 self.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
 
     def closed(self) -> None:
-        """Drop what still waits for a peer: both connections are closed."""
         self.client_out.drop_all()
         self.runtime_out.drop_all()
 
     def leave(self, client: bool, code: int, why: str) -> None:
-        """Send GOAWAY with ``code`` to the peer that broke the protocol: the client, or else the runtime. The frame
-        leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
-        """
+        """Send GOAWAY to the peer that broke the protocol, the client or else the runtime, if a frame may leave now."""
         last = min(self.last, max(self.highest, self.highest_image)) if client else 0
         (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
 
     def drain(self, refusing: bool) -> None:
-        """Request by GOAWAY that the client opens no more streams; with ``refusing`` name the last one. May be
-        repeated. A client that has opened no stream yet has connected for a call that is still to come, and gets no
-        GOAWAY until ``refusing``.
-        """
+        """Send GOAWAY, with ``refusing`` that of the last stream; each once. A client that has opened no stream yet has
+        connected for a call that is still to come, and gets none until ``refusing``."""
         if not self._announced and (refusing or self.highest or self.highest_image):
             self._announced = True
             self.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
@@ -123,11 +117,8 @@ class Reader(Streams):
         self.from_client.known.clear()  # a new stream must no longer pass because of its remembered headers
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the GOAWAY to send the client for the runtime's.
-
-        Its last stream id is raised to the highest image stream, but never above one that was sent before. Calls above
-        the runtime's own id are reset with REFUSED_STREAM.
-        """
+        """Return the GOAWAY to send the client for the runtime's. Its last stream id is raised to the highest image
+        stream, but never above one that was sent before. Calls above the runtime's own id are reset."""
         own = http2.read_u32(payload)
         lost = [held for held in self.held if held.stream > own]
         for held in lost:
@@ -143,9 +134,8 @@ class Reader(Streams):
 
     def unfinished(self) -> tuple[int, int, int]:
         """Return how many calls wait for their answers, how many answers have begun, and how many streams are endless.
-
-        A complete answer that waits for the client's credit counts among the first. Image calls that wait for the
-        image service are not counted.
+        An answer that waits for the client's credit counts among the first; calls that wait for the image service do
+        not count.
         """
         count = Counter(self.open.values())
         waiting = self.client_out.queues.keys() - self.open.keys() - self.streams.keys()
@@ -156,13 +146,10 @@ class Reader(Streams):
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:
-    """Build the frames that end an unanswered call: UNAVAILABLE, or RST_STREAM once its answer has begun."""
     return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, GONE, False)
 
 
 class FromClient(FrameRelay):
-    """The direction from the client to the runtime."""
-
     from_client = True
     _unread = True
     _reader: Reader
@@ -185,9 +172,8 @@ class FromClient(FrameRelay):
         return data[missing:]
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Return whether a block passes: trailers and the headers of a request, also of one that is held from now on,
-        since streams open in order and the runtime's deadline starts with them.
-        """
+        """Pass trailers and the headers of a request, also of one that is held from now on: streams open in order, and
+        the runtime's deadline starts then."""
         reader = self._reader
         if stream <= reader.highest:
             headers.check(block)
@@ -273,8 +259,6 @@ class FromClient(FrameRelay):
 
 
 class FromRuntime(FrameRelay):
-    """The direction from the runtime to the client."""
-
     from_client = False
     _reader: Reader
 
@@ -285,7 +269,6 @@ class FromRuntime(FrameRelay):
         return True
 
     def passed(self, stream: int, end: bool, key: Key = PASSING_OTHER) -> None:
-        """Note that a reply's headers or trailers passed: the answer has begun, or ended."""
         streams = self._reader.open
         if end:
             streams.pop(stream, None)
@@ -293,5 +276,4 @@ class FromRuntime(FrameRelay):
             streams[stream] = _ANSWERING
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Pass the runtime's GOAWAY with its last stream id adapted."""
         super()._goaway(flags, stream, payload, self._reader.runtime_goaway(payload, frame))
