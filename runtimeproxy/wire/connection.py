@@ -1,9 +1,6 @@
 """The client's end of an HTTP/2 connection of the proxy's own (RFC 9113): what all such connections have in common.
 
-Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and the dispatch of frames to
-handlers.
-Must not know: sockets, what a stream carries.
-Invariant: what the peer can make the proxy keep is bounded; a peer that breaks the protocol raises WireError.
+What the peer can make the proxy keep is bounded; a peer that breaks the protocol raises WireError.
 """
 
 from abc import ABC, abstractmethod

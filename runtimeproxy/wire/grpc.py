@@ -1,8 +1,6 @@
 """gRPC over HTTP/2: message framing, deadlines, status (the protocol's PROTOCOL-HTTP2 document).
 
-Owns the 5-byte message prefix, grpc-timeout, grpc-message and the status codes.
-Must not know: frames, windows, what a message means.
-Invariant: a message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
+A message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
 """
 
 import zlib

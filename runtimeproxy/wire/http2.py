@@ -1,9 +1,4 @@
-"""HTTP/2 frames and settings (RFC 9113, sections 4 to 6).
-
-Owns the layout of frames: how a frame head is read and how the proxy's own frames are built.
-Must not know: what a connection does with them, header compression, gRPC.
-Invariant: building and reading are inverse; only ``FrameBuffer`` keeps state.
-"""
+"""HTTP/2 frames and settings: how they are read, and how the proxy's own are built (RFC 9113, sections 4 to 6)."""
 
 from collections.abc import Iterable
 from struct import Struct
