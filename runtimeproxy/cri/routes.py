@@ -53,4 +53,4 @@ PASSING_OTHER: Key = ("calls_passed", (OTHER,))
 RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)
 """The paths of the method that creates and starts a whole pod, so at no hook point."""
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
-"""Paths of methods that stream without end; before the first event only the path tells one from a unary call."""
+"""Paths of methods that stream without end; before the first event only the path shows that."""

@@ -150,16 +150,16 @@ def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
     status = response.status
     info = _info(response.info)
     config, spec = _object(info, "config"), _object(info, "runtimeSpec")
-    asked = _resources(_object(config, "linux"), "resources")
-    told = status.resources
-    runs = resources_of(told.linux) if told.HasField("linux") else _spec_resources(spec)
+    configured = _resources(_object(config, "linux"), "resources")
+    reported = status.resources
+    runs = resources_of(reported.linux) if reported.HasField("linux") else _spec_resources(spec)
     return ContainerInfo(
         id=status.id or container_id,
         pod_id=_text(info, "sandboxID") or "",
         name=status.metadata.name,
         attempt=status.metadata.attempt,
         annotations=dict(status.annotations),
-        resources=_effective(asked, runs),
+        resources=_effective(configured, runs),
         envs=_envs(config.get("envs") or [] if config else None, _list(_object(spec, "process"), "env")),
         cgroup_parent=_cgroup_parent(spec) or "",
     )
@@ -186,16 +186,16 @@ def _spec_resources(spec: Json) -> Resources:
 
 
 def _from_json(values: Json, page_size: str) -> Resources:
-    told = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
-    return Resources(**{name: value for name, value in told.items() if value is not None})
+    found = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
+    return Resources(**{name: value for name, value in found.items() if value is not None})
 
 
-def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
-    """Return the resources in effect, ``runs``, over those of the config, ``asked``. Where that sets no swap limit
-    runtimes set one equal to the memory limit: that is returned as 0, "not set" in CRI.
+def _effective(configured: Resources | None, runs: Resources) -> Resources | None:
+    """Return the resources in effect, ``runs``, over those of the config, which count where the machine lacks a field.
+    Where that sets no swap limit runtimes set one equal to the memory limit: it is returned as 0, "not set" in CRI.
     """
-    effective = overlay(asked, named(runs))
-    if effective is None or (asked and asked.memory_swap_limit_in_bytes):
+    effective = overlay(configured, named(runs))
+    if effective is None or (configured and configured.memory_swap_limit_in_bytes):
         return effective
     if effective.memory_swap_limit_in_bytes == effective.memory_limit_in_bytes:
         return replace(effective, memory_swap_limit_in_bytes=0)
