@@ -66,7 +66,6 @@ class Backend:
         self.accepts_unlimited_memory = False
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
         self.runtime_name = ""
-        """The name that the runtime reported last."""
         self.no_effect: Mapping[Operation, Fields] = {}
         """The fields that the runtime is known not to use, by operation."""
         self.repeats_until = 0.0

@@ -117,7 +117,7 @@ RETIRED_LIMIT = 1_000
 
 
 class Open(Enum):
-    """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``goaway.ENDLESS``)."""
+    """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``routes.ENDLESS``)."""
 
     UNANSWERED = "unanswered"
     ANSWERING = "answering"
@@ -130,14 +130,11 @@ class Shared:
 
     budget: MemoryBudget
     clock: Callable[[], float]
-    """The event loop's clock."""
     counters: MutableMapping[Key, int]
     """The calls that passed, by their series; a series is there before ``FromClient.passed`` counts it."""
     kinds: Mapping[Operation, Callable[..., Any]]
-    """The class of held call for each operation."""
     image_apart: bool
     start_and_stop_pass: Callable[[], bool]
-    """Return whether a start or a stop passes without being held."""
     passes_ambiguous: Callable[[], bool]
     """Called for a request without exactly one :path: return whether it passes."""
     restore_refusal: Callable[[], str]
@@ -194,7 +191,6 @@ _HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # local nam
 _DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
 _CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer accepts frames of this size
 _PING_BYTES = 8
-
 
 ALIVE_SECONDS = 1.0
 """Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs come even later."""
