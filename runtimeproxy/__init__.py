@@ -13,9 +13,9 @@ The straight line of one held call, the same for both modes (docs/architecture.r
    Where no hook server is told, they go first. If a start or a stop is never answered, the runtime is asked what became
    of it (``core.open_calls``); what other such calls are about is read again.
 
-Beside the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.sync``,
-and ``core.originals_file`` keeps what no runtime tells: the kubelet's own values of what hooks replaced. ``admin``
-tells health, metrics and state, through a process of its own.
+Apart from the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.backend`` or
+``docker.sync``, and ``core.originals_file`` keeps what no runtime reports: the kubelet's own values of what hooks
+replaced. ``admin`` reports health, metrics and state, through a process of its own.
 
 ``exporter`` is a process of its own: it passes the metrics from their socket to TCP.
 

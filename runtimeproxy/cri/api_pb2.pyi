@@ -114,14 +114,6 @@ class PodSandbox(_message.Message):
     metadata: PodSandboxMetadata
     def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ...) -> None: ...
 
-class PodSandboxStatusRequest(_message.Message):
-    __slots__ = ("pod_sandbox_id", "verbose")
-    POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
-    VERBOSE_FIELD_NUMBER: _ClassVar[int]
-    pod_sandbox_id: str
-    verbose: bool
-    def __init__(self, pod_sandbox_id: _Optional[str] = ..., verbose: _Optional[bool] = ...) -> None: ...
-
 class PodSandboxStatus(_message.Message):
     __slots__ = ("id", "metadata", "state", "labels", "annotations", "runtime_handler")
     class LabelsEntry(_message.Message):

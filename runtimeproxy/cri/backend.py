@@ -1,8 +1,7 @@
 """The CRI calls that the proxy itself makes: lists and status of pods and containers, PreStart's extra update.
 
-Owns these calls and their errors.
-Must not know: held streams, the Store.
-Invariant: a pod or container that does not exist is the result None; everything else that fails is a BackendError.
+A pod or container that does not exist is the result None; everything else that fails is a BackendError. For
+``core.sync`` the state is read in v1 wherever the runtime has that (docs/architecture.rst).
 """
 
 import asyncio
@@ -11,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import Life, Unreadable
+from runtimeproxy.core.store import Store
+from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, messages, status
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
-from runtimeproxy.model import no_effect
+from runtimeproxy.model import no_effect, records
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
@@ -26,6 +27,8 @@ REPEATS_SECONDS = 300.0
 """Seconds after the start in which the runtime may still work on an earlier process's create: two minutes are the
 kubelet's deadline, the rest is for a runtime that is late."""
 REPLY_LIMIT = 16 * 2**20
+ITEMS_AT_ONCE = 200
+"""Items of a list that are read before the event loop may serve calls."""
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
 """gRPC statuses that mean that the runtime was interrupted, not that it rejected the call."""
@@ -45,35 +48,24 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The methods, and the functions for their messages, that read pods or containers."""
+    """The methods that read pods or containers, and the function for the items of the list."""
 
     method: str
-    request: Callable[..., bytes]
     list_method: str
-    list_request: Callable[[str], bytes]
     listed: Callable[[bytes], Iterator[PodInfo] | Iterator[ContainerInfo]]
 
 
-_POD_STATUS = _Kind("PodSandboxStatus", status.pod_status_request, "ListPodSandbox", status.pods_request, status.pods)
-_CONTAINER_STATUS = _Kind(
-    "ContainerStatus",
-    status.container_status_request,
-    "ListContainers",
-    status.containers_request,
-    status.containers,
-)
+_POD = _Kind("PodSandboxStatus", "ListPodSandbox", status.pods)
+_CONTAINER = _Kind("ContainerStatus", "ListContainers", status.containers)
 
 
 class Backend:
-    """A client of the runtime's own socket."""
-
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
         self.accepts_unlimited_memory = False
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
         self.runtime_name = ""
-        """The name that the runtime reported last."""
         self.no_effect: Mapping[Operation, Fields] = {}
         """The fields that the runtime is known not to use, by operation."""
         self.repeats_until = 0.0
@@ -82,7 +74,7 @@ class Backend:
         self._serves_cri = False
 
     async def learn(self, version: str) -> None:
-        """Ask the runtime for its name and version, and set what follows from them; a failed call changes nothing."""
+        """Read the runtime's name and version, and set what follows from them; a failed call changes nothing."""
         if reply := await self._version(version):
             self.runtime_name = reply.runtime_name
             self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
@@ -91,7 +83,7 @@ class Backend:
                 self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS
 
     async def serves_cri(self) -> bool:
-        """Return whether the runtime answers a CRI call, on a connection of its own, or has ever answered one here."""
+        """Return whether the runtime answers Version, on a connection of its own, or has ever answered it here."""
         if not self._serves_cri:
             apart = Backend(self._endpoint)
             try:
@@ -102,32 +94,27 @@ class Backend:
         return self._serves_cri
 
     async def _version(self, version: str) -> api_pb2.VersionResponse | None:
-        """Return the runtime's answer to Version; None if the call fails."""
         with suppress(BackendError, Unreadable):
             return messages.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
         return None
 
+    # A pod or container and its state; None if there is none. All of these raise BackendError, Unreadable.
+
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
-        """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""
-        reply = await self._status(version, _POD_STATUS, pod_id)
+        reply = await self._status(version, _POD, pod_id)
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none. Raises BackendError, and Unreadable, also if neither status nor list
-        names the container's pod.
+        """Read a container, with its pod's id from ListContainers where ContainerStatus does not name the pod: that
+        does so only in the verbose part, whose content each runtime chooses.
         """
-        reply = await self._status(version, _CONTAINER_STATUS, container_id)
+        reply = await self._status(version, _CONTAINER, container_id)
         if reply is None:
             return None
         info = status.read_container_status(reply, container_id)
-        return info if info.pod_id else await self._with_pod(version, info)
-
-    async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
-        """Return ``info`` with its pod's id, read from ListContainers; None if the container is not listed.
-        ContainerStatus names the pod only in the verbose part, whose content each runtime chooses.
-        """
-        request = status.containers_request(info.id)
-        for listed in status.containers(await self._ask(version, "ListContainers", request)):
+        if info.pod_id:
+            return info
+        for listed in status.containers(await self._list(version, _CONTAINER, info.id)):
             if listed.id == info.id and not listed.pod_id:
                 raise Unreadable("neither ContainerStatus nor ListContainers names the container's pod")
             if listed.id == info.id:
@@ -135,30 +122,27 @@ class Backend:
         return None
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
-        """Read a pod sandbox's state, ready or not; None if there is none. Raises BackendError, Unreadable."""
-        reply = await self._status(version, _POD_STATUS, pod_id, verbose=False)
+        reply = await self._status(version, _POD, pod_id, verbose=False)
         return None if reply is None else status.read_pod_state(reply)
 
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
-        """Read a container's state; None if there is none. Raises BackendError, Unreadable."""
-        reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
+        reply = await self._status(version, _CONTAINER, container_id, verbose=False)
         return None if reply is None else status.read_container_state(reply)
 
     async def container_life(self, version: str, container_id: str) -> Life | None:
-        """Read whether a container was started and runs; None if there is none. Raises BackendError, Unreadable."""
-        reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
+        reply = await self._status(version, _CONTAINER, container_id, verbose=False)
         return None if reply is None else status.read_container_life(reply)
 
+    # All pods or containers, by id and metadata. Raises BackendError; the iterator raises Unreadable.
+
     async def pods(self, version: str) -> Iterator[PodInfo]:
-        """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
-        return status.pods(await self._ask(version, "ListPodSandbox", status.pods_request()))
+        return status.pods(await self._list(version, _POD))
 
     async def containers(self, version: str) -> Iterator[ContainerInfo]:
-        """List all containers, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
-        return status.containers(await self._ask(version, "ListContainers", status.containers_request()))
+        return status.containers(await self._list(version, _CONTAINER))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
-        """Ask for a status, verbose first, then plain; None if there is no such pod or container.
+        """Read a status, verbose first, then plain; None if there is no such pod or container.
 
         The runtime collects the verbose part from other sources, which may fail where the plain status does not:
         containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
@@ -166,26 +150,26 @@ class Backend:
         """
         for verbosely in (True, False) if verbose else (False,):
             try:
-                return await self._call(version, kind.method, kind.request(any_id, verbose=verbosely))
+                request = status.status_request(any_id, verbose=verbosely)
+                return await self._client.call(runtime_path(version, kind.method), request, STATUS_SECONDS)
             except CallFailed as error:
                 if error.code in _SAYS_NOTHING:
                     raise _failed(kind.method, error) from None
                 failed = error
         if failed.code == grpc.NOT_FOUND:
             return None
-        listed = kind.listed(await self._ask(version, kind.list_method, kind.list_request(any_id)))
-        if any(item.id.startswith(any_id) for item in listed):
+        if any(item.id.startswith(any_id) for item in kind.listed(await self._list(version, kind, any_id))):
             raise _failed(kind.method, failed)
         return None
 
+    async def _list(self, version: str, kind: _Kind, any_id: str = "") -> bytes:
+        return await self._ask(version, kind.list_method, status.list_request(any_id))
+
     async def _ask(self, version: str, method: str, request: bytes) -> bytes:
         try:
-            return await self._call(version, method, request)
+            return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
         except CallFailed as error:
             raise _failed(method, error) from None
-
-    async def _call(self, version: str, method: str, request: bytes) -> bytes:
-        return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds. Raises BackendError, whose
@@ -196,7 +180,8 @@ class Backend:
         except CallFailed as error:
             rejected = error.kind is Kind.STATUS and error.code not in _BROKEN_OFF
             not_done = rejected or error.kind is Kind.UNREACHABLE
-            raise BackendError(f"UpdateContainerResources: {error}", _kind(error), not_done=not_done) from None
+            failure = _FAILURES.get(error.code, BackendFailure.OTHER)
+            raise BackendError(f"UpdateContainerResources: {error}", failure, not_done=not_done) from None
 
     async def close(self) -> None:
         await self._client.close()
@@ -205,8 +190,59 @@ class Backend:
 def _failed(method: str, error: CallFailed) -> BackendError:
     """Return the error of a call, without the runtime's words, which may repeat values: it is logged."""
     reason = f"gRPC status {error.code}" if error.kind is Kind.STATUS else str(error)
-    return BackendError(f"{method}: {reason}", _kind(error))
+    return BackendError(f"{method}: {reason}", _FAILURES.get(error.code, BackendFailure.OTHER))
 
 
-def _kind(error: CallFailed) -> BackendFailure:
-    return _FAILURES.get(error.code, BackendFailure.OTHER)
+class CriState:
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self._backend = backend
+        self._store = store
+        self._version = VERSIONS[0]
+
+    async def listed(self) -> Listed:
+        """Return all ids, and learn the runtime's name and CRI version. Raises BackendError, Unreadable."""
+        try:
+            return await self._listed(VERSIONS[0])
+        except BackendError as error:
+            if error.kind is not BackendFailure.UNIMPLEMENTED:
+                raise
+        return await self._listed(VERSIONS[1])
+
+    async def _listed(self, version: str) -> Listed:
+        pods = await self._backend.pods(version)
+        self._version = version
+        await self._backend.learn(version)
+        return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
+
+    def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
+        """Yield the pods, dropping each record, with its containers', whose id now belongs to another pod, of another
+        uid: the runtime has lost its state.
+        """
+        for pod in pods:
+            known = self._store.pod(pod.id)
+            if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):
+                for container in self._store.containers_of(pod.id):
+                    self._store.drop(container.effective.id)
+                self._store.drop(pod.id)
+            yield pod
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else self._store.read_pod(info)
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Read a container, and its pod unless the Store has that. Raises BackendError, Unreadable."""
+        info = await self._backend.container(self._version, container_id)
+        if info is None:
+            return None
+        pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
+        return None if pod is None else records.subject_of_read(pod, self._store.read_container(info))
+
+
+async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:
+    ids: list[str] = []
+    for item in items:
+        ids.append(item.id)
+        if len(ids) % ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return ids

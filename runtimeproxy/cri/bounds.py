@@ -1,11 +1,7 @@
 """The limits on what the proxy keeps of what a peer of a CRI connection sends.
 
-Owns the limits and their sources.
-Must not know: bytes, sockets, what a frame is for.
-Invariant: what a broken peer can make the proxy keep is bounded, and no legal use comes near a limit: one connection
-carries all probes of a node, and 1,000 streams at once (fault matrix S3). Floods of frames that cost no memory are not
-limited: whoever can connect is root or in the socket's group, and could stop the node in easier ways.
-
+No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at once (fault matrix
+S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
 ``wire.flow`` has the limits of what waits for a peer's flow-control credit, ``wire.headers`` that of a block's fields.
 """
 

@@ -1,8 +1,6 @@
-"""CRI's held calls: a class for each kind of operation.
+"""CRI's held calls: a class for each kind of operation; ``HeldCall`` says what each method is for.
 
-Owns how a held message becomes a subject, how an adjustment is put into it, what its outcome is.
-Must not know: frames, windows, hook servers.
-Invariant: an unchanged message is released as exactly the bytes that came.
+An unchanged message is released as exactly the bytes that came.
 """
 
 import logging
@@ -29,7 +27,7 @@ from runtimeproxy.cri.frame_relay import Shared
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
 from runtimeproxy.model import hookpoints, no_effect, records
-from runtimeproxy.model.fields import Resources, ResourceValue, named, respelt
+from runtimeproxy.model.fields import Changes, Resources, ResourceValue, named, respelt
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
@@ -61,30 +59,25 @@ class CriShared(Shared):
 
 
 class CriCall(CriHeld):
-    """What the calls of all operations have in common; each subclass reads one kind of message."""
-
     shared: CriShared
 
     def may_be_repeated(self) -> bool:
-        """Return whether CRI-O may still answer with what a create of an earlier process made."""
         return self.shared.clock() < self.shared.backend.repeats_until
 
     @property
     def message(self) -> bytes:
-        """Return the request's message. Raises Unreadable."""
+        """The request's message. Raises Unreadable."""
         if self._message is None:
             raise Unreadable(self.problem)
         return self._message
 
     @read_once
     def id(self) -> str:
-        """Return the id in the request's first field. Raises Unreadable. Runtimes also accept the beginning of an id,
-        as crictl's users type it; once the subject is known this is the full id.
-        """
+        """The id in the request. Runtimes also accept the beginning of an id, as crictl's users type it; once the
+        subject is known this is the full id."""
         return messages.read_id(self.message)
 
     def order_key(self) -> str:
-        """Return the subject's id. Raises Unreadable."""
         return self.id
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
@@ -103,7 +96,6 @@ class CriCall(CriHeld):
         return used
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
-        """Edit the message and send it on."""
         message = self._message if subject is None else self.edited(subject, adjustment)
         if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
             with suppress(Unreadable):
@@ -116,25 +108,20 @@ class CriCall(CriHeld):
         self.send_refusal(code, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def release_buffers(self) -> None:
-        """Return the request's bytes to the memory budget. Of a call that changes no record the message is dropped,
-        too: it may wait for minutes until its unknown outcome is read from the runtime.
-        """
         self.free()
-        if self.operation in hookpoints.UNRECORDED:
+        if self.operation in hookpoints.UNRECORDED:  # it may wait for minutes until its unknown outcome is read
             self._message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """Read a pod from the runtime; a record that the Store has under the full id takes precedence."""
+        """Read from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self.shared.backend.pod(self.version, pod_id)
         return None if info is None else store.read_pod(info)
 
     async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
-        """Read a container from the runtime; a record that the Store has under the full id takes precedence."""
         info = await self.shared.backend.container(self.version, container_id)
         return None if info is None else store.read_container(info)
 
     async def life(self, container_id: str) -> Life | None:
-        """Read whether a container was started and runs, from its status."""
         return await self.shared.backend.container_life(self.version, container_id)
 
 
@@ -144,7 +131,6 @@ class PodCall(CriCall):
     removes_containers = True
 
     def subject(self, store: Store) -> Subject | None:
-        """Return the pod from the Store, by its id or the beginning of it."""
         pod = store.pod(self.id)
         if pod is None:
             self.id = store.whole_pod_id(self.id)
@@ -152,7 +138,6 @@ class PodCall(CriCall):
         return None if pod is None else Subject(pod)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Read the pod from the runtime."""
         pod = await self.read_pod(self.id, store)
         if pod is None:
             return None
@@ -160,7 +145,6 @@ class PodCall(CriCall):
         return Subject(pod)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered stop or remove, read from the pod's state."""
         if self.state is not CallState.RELEASED:
             return NOT_DONE
         state = await self.shared.backend.pod_state(self.version, self.id)
@@ -174,7 +158,6 @@ class ContainerCall(CriCall):
     """StopContainer, RemoveContainer: the request names a container by its id."""
 
     def subject(self, store: Store) -> Subject | None:
-        """Return the container, by its id or the beginning of it, and its pod from the Store."""
         container = store.container(self.id)
         if container is None:
             self.id = store.whole_container_id(self.id)
@@ -183,7 +166,6 @@ class ContainerCall(CriCall):
         return None if pod is None else Subject(pod, container)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Read from the runtime what the Store lacks of the container and its pod."""
         container = store.container(self.id) or await self.read_container(self.id, store)
         if container is None:
             return None
@@ -193,7 +175,6 @@ class ContainerCall(CriCall):
         return None if pod is None else records.subject_of_read(pod, container)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
         if self.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
@@ -203,36 +184,44 @@ class ContainerCall(CriCall):
         ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
         return DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else UNANSWERED
 
+    def settable(
+        self, changes: Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
+    ) -> Changes:
+        """Return the changes that an update can carry, in its values; what it cannot set is reported."""
+        said = messages.values_for_update(
+            changes,
+            records.container_of(subject).effective.resources,
+            requested,
+            accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
+        )
+        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(respelt(changes, said.resources), adjustment.owners)
+        return said.resources
+
 
 class RunPodCall(CriCall):
     """RunPodSandbox: the request describes the pod."""
 
     @read_once
     def requested(self) -> PodInfo:
-        """Return the pod that the kubelet asks for. Raises Unreadable."""
         return messages.read_pod(self.message)
 
     def order_key(self) -> str:
-        """Return the pod's namespace, name, uid and attempt: it has no id yet. Raises Unreadable."""
-        return self.requested.full_name
+        return self.requested.full_name  # it has no id yet
 
     def subject(self, store: Store) -> Subject | None:
-        """Return the pod described in the request. Raises Unreadable."""
         return Subject(PodRecord(self.requested, self.requested))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Return the pod described in the request: the runtime does not have it yet. Raises Unreadable."""
-        return self.subject(store)
+        return self.subject(store)  # the runtime does not have it yet
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put the adjustment into the sandbox config."""
         said = messages.values_for_create(adjustment, self.requested.resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
         return messages.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the runtime gave."""
         said, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
         unused = self.shared.backend.no_effect.get(self.operation)
         if unused and said.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
@@ -240,7 +229,6 @@ class RunPodCall(CriCall):
         return records.created_pod(subject, said, pod_id)
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
-        """Read the pod from the runtime."""
         return await self.read_pod(made.pod.effective.id, store)
 
 
@@ -253,43 +241,34 @@ class CreateCall(CriCall):
 
     @read_once
     def requested(self) -> tuple[ContainerInfo, PodInfo | None]:
-        """Return the container that the kubelet asks for, and what this request says of its pod. Raises Unreadable."""
+        """The container, and what this request contains of its pod."""
         return messages.read_container(self.message)
 
     def order_key(self) -> str:
-        """Return the pod's id with the container's name and attempt: it has no id yet. Raises Unreadable."""
-        container, _ = self.requested
-        return container.full_name
+        return self.requested[0].full_name  # it has no id yet
 
-    def subject(self, store: Store) -> Subject | None:
-        """Return the container in its pod from the Store; None if the Store lacks the pod."""
-        container, _ = self.requested
-        return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        """Return the container in its pod, read from the runtime."""
-        container, _ = self.requested
-        return self._in(await self.read_pod(container.pod_id, store))
-
-    def _in(self, pod: PodRecord | None) -> Subject | None:
-        """Return the container in ``pod``, with the pod's full id; None without a pod."""
+    def subject(self, store: Store, pod: PodRecord | None = None) -> Subject | None:
+        """Return the container in ``pod``, else in its pod from the Store, with the pod's full id."""
+        container, requested_pod = self.requested
+        pod = pod or store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id))
         if pod is None:
             return None
         if self._subject is not None and self._pod is pod:
             return self._subject
-        container, requested_pod = self.requested
         if container.pod_id != pod.effective.id:  # the request has the beginning of the id
             container = replace(container, pod_id=pod.effective.id)
             self.requested = container, requested_pod
         self._pod, self._subject = pod, records.in_pod(pod, requested_pod, container)
         return self._subject
 
+    async def read_subject(self, store: Store) -> Subject | None:
+        pod = await self.read_pod(self.requested[0].pod_id, store)
+        return None if pod is None else self.subject(store, pod)
+
     def unedited(self, store: Store) -> bool:
-        """Return whether no pod in the Store has a cgroup parent that a hook set."""
         return not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
         said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said is not adjustment:
@@ -297,14 +276,12 @@ class CreateCall(CriCall):
         return messages.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the runtime gave."""
         said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said and (unused := self.shared.backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
         return records.created_container(subject, said, messages.read_id(reply.message))
 
     async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
-        """Read the container from the runtime."""
         return await self.read_container(records.container_of(made).effective.id, store)
 
 
@@ -313,24 +290,20 @@ class UpdatePodCall(PodCall):
 
     @read_once
     def requested(self) -> tuple[Resources | None, Resources | None]:
-        """Return the overhead and the resources that the request asks for. Raises Unreadable."""
+        """The overhead and the resources."""
         return messages.read_pod_update(self.message)
 
     def order_key(self) -> str:
-        """Return the pod's id. Raises Unreadable if any part of the request cannot be read."""
-        _ = self.requested
+        _ = self.requested  # any part of the request that cannot be read raises here
         return self.id
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the pod with the overhead and resources that the request sets, in original and effective values."""
-        overhead, resources = self.requested
-
-        def updated(pod: PodInfo) -> PodInfo:
-            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
-
-        pod = subject.pod
-        reported = None if resources else pod.reported
-        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read, reported))
+        pod, (overhead, resources) = subject.pod, self.requested
+        original, effective = (
+            replace(info, overhead=overhead or info.overhead, resources=resources or info.resources)
+            for info in (pod.original, pod.effective)
+        )
+        return Subject(PodRecord(original, effective, pod.read, None if resources else pod.reported))
 
 
 class StartCall(ContainerCall):
@@ -339,18 +312,11 @@ class StartCall(ContainerCall):
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
-
-        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
-        call is ``state_unknown`` from then on.
-        """
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
+        failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         present = records.container_of(subject).effective.resources
-        said = messages.values_for_update(
-            adjustment.resources, present, accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory
-        )
-        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
-        resources = {name: value for name, value in said.resources.items() if value}
+        settable = self.settable(adjustment.resources, subject, None, adjustment)
+        resources = {name: value for name, value in settable.items() if value}
         if not resources:
             return {}
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
@@ -371,36 +337,25 @@ class UpdateCall(ContainerCall):
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """Return what the request asks for, and what ``edited`` added to it. Raises Unreadable."""
+        """The request's values, and what ``edited`` added to them."""
         return EffectiveUpdate(RequestedUpdate(*messages.read_update(self.message)))
 
     def order_key(self) -> str:
-        """Return the container's id. Raises Unreadable if any part of the request cannot be read."""
-        _ = self.update
+        _ = self.update  # any part of the request that cannot be read raises here
         return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Return the record's original values overlaid by what this request sets."""
         return records.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put each field into the message whose value would differ in the runtime after the unedited message."""
         differing = records.differing(subject, self.update.requested, adjustment)
-        present = records.container_of(subject).effective.resources
-        said = messages.values_for_update(
-            differing,
-            present,
-            self.update.requested.resources,
-            accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
-        )
-        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(respelt(differing, said.resources), adjustment.owners)
-        message = messages.edit_update(self.message, said.resources, adjustment.annotations)
-        self.update = EffectiveUpdate(self.update.requested, said.resources, adjustment.annotations)
+        resources = self.settable(differing, subject, self.update.requested.resources, adjustment)
+        message = messages.edit_update(self.message, resources, adjustment.annotations)
+        self.update = EffectiveUpdate(self.update.requested, resources, adjustment.annotations)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the container with the kubelet's values and the runtime's values updated separately."""
         said = self.update
         taken = messages.without_fixed_fields(said.requested.resources)
         if taken is not said.requested.resources:

@@ -1,9 +1,6 @@
 """Relay the frames of a CRI connection from one peer to the other and read them on the way, one object per direction.
 
-The streams of a connection that do not pass unchanged are here too, with what all connections of a front share.
-Invariants: frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3,
-A8). Bytes leave by the two senders only. A padded frame is never split, and a header block is re-encoded only if it has
-to be. DATA of a stream that the proxy answered are credited, so that the connection window stays open.
+Frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3, A8).
 """
 
 from abc import ABC, abstractmethod
@@ -60,9 +57,8 @@ class HeaderBlock:
     """The block re-encoded so that it does not depend on the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, after what waits of its stream: its own frames if nothing has to change, else new ones. A
-        block that waits may still be dropped, so it must not carry the table size update (relay-rules A1).
-        """
+        """Send the block on, as its own frames if nothing changes. One that waits may still be dropped, so it must
+        not carry the table size update (relay-rules A1)."""
         if self.blocks.standalone:
             block = self.alone
         elif sink.congested or sink.cut_through:
@@ -77,16 +73,14 @@ class HeaderBlock:
 
 
 class Stream(Protocol):
-    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. Each method is
-    called for a frame or header block that the client or the runtime sent on the stream.
-    """
+    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. A method is
+    called for what the client or the runtime sent on it."""
 
     def client_headers(self, block: HeaderBlock) -> None: ...
     def client_data(self, data: Data) -> None: ...
     def client_reset(self, frame: bytes) -> None: ...
     def client_window(self, increment: int) -> None: ...
-    def runtime_headers(self, block: HeaderBlock) -> None: ...
-    def runtime_data(self, data: Data) -> None: ...
+    def runtime_part(self, part: Data | HeaderBlock) -> None: ...
     def runtime_reset(self, frame: bytes) -> None: ...
     def runtime_window(self, increment: int) -> None: ...
 
@@ -99,23 +93,23 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
     return frames if half_closed else frames + http2.rst_stream(stream, http2.NO_ERROR)
 
 
+@dataclass(frozen=True, slots=True)
 class LocallyAnsweredStream:
     """A stream that the proxy answered itself: what either side still sends on it is dropped, its DATA credited."""
 
-    def __init__(self, client_out: FlowControlledSender, runtime_out: FlowControlledSender) -> None:
-        self._client_out = client_out
-        self._runtime_out = runtime_out
+    client_out: FlowControlledSender
+    runtime_out: FlowControlledSender
 
     def client_data(self, data: Data) -> None:
-        self._client_out.credit(data.length)
+        self.client_out.credit(data.length)
 
-    def runtime_data(self, data: Data) -> None:
-        self._runtime_out.credit(data.length)
+    def runtime_part(self, part: Data | HeaderBlock) -> None:
+        if isinstance(part, Data):
+            self.runtime_out.credit(part.length)
 
-    def _drop(self, what: object) -> None:
-        """Drop a header block, a reset or credit."""
+    def _drop(self, what: object) -> None: ...
 
-    client_headers = runtime_headers = client_reset = runtime_reset = client_window = runtime_window = _drop
+    client_headers = client_reset = runtime_reset = client_window = runtime_window = _drop
 
 
 RETIRED_LIMIT = 1_000
@@ -123,7 +117,7 @@ RETIRED_LIMIT = 1_000
 
 
 class Open(Enum):
-    """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``goaway.ENDLESS``)."""
+    """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``routes.ENDLESS``)."""
 
     UNANSWERED = "unanswered"
     ANSWERING = "answering"
@@ -136,14 +130,11 @@ class Shared:
 
     budget: MemoryBudget
     clock: Callable[[], float]
-    """The event loop's clock."""
     counters: MutableMapping[Key, int]
     """The calls that passed, by their series; a series is there before ``FromClient.passed`` counts it."""
     kinds: Mapping[Operation, Callable[..., Any]]
-    """The class of held call for each operation."""
     image_apart: bool
     start_and_stop_pass: Callable[[], bool]
-    """Return whether a start or a stop passes without being held."""
     passes_ambiguous: Callable[[], bool]
     """Called for a request without exactly one :path: return whether it passes."""
     restore_refusal: Callable[[], str]
@@ -168,21 +159,12 @@ class Streams:
         """What the connection has to act on after the read: held calls to start or to resume, and ``reader`` events."""
         self._retired: deque[int] = deque()
 
-    def forget(self, stream: int) -> None:
-        """Stop handling a stream: its frames pass unchanged from now on."""
-        self.streams.pop(stream, None)
-        self.runtime_out.forget_window(stream)
-
-    def drop(self, stream: int) -> None:
-        """Drop what still comes on a stream that the proxy answered itself."""
-        self.runtime_out.forget_window(stream)
-        self.streams[stream] = LocallyAnsweredStream(self.client_out, self.runtime_out)
-        self.retire(stream)
-
     def answer(self, stream: int, frames: bytes) -> None:
         """Answer a request in the server's place, and drop what still comes on its stream."""
         self.client_out.inject(frames)
-        self.drop(stream)
+        self.runtime_out.forget_window(stream)
+        self.streams[stream] = LocallyAnsweredStream(self.client_out, self.runtime_out)
+        self.retire(stream)
 
     def retire(self, stream: int) -> None:
         """Remember an ended stream until RETIRED_LIMIT others have ended and nothing of it waits for the client."""
@@ -210,7 +192,6 @@ _DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.EN
 _CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer accepts frames of this size
 _PING_BYTES = 8
 
-
 ALIVE_SECONDS = 1.0
 """Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs come even later."""
 ACKS_AT_ONCE = 16
@@ -221,7 +202,6 @@ class FrameRelay(ABC):
     """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
 
     from_client: bool
-    """Whether the client sends these frames, or else the runtime."""
     piped = False
     _unread = False
     """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
@@ -256,7 +236,7 @@ class FrameRelay(ABC):
         }
 
     def feed(self, data: bytes) -> None:
-        """Relay bytes of the source, split at any point. Raises WireError if they break the protocol."""
+        """Relay bytes of the source, split at any point. Raises WireError."""
         if self._unread and not (data := self.opening(data)):
             return
         self.source.heard = self._clock()
@@ -302,9 +282,7 @@ class FrameRelay(ABC):
             self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
-        """Pass consecutive DATA frames without flags, of which an answer has many; return where the next frame starts.
-        Their windows are counted in one sum, where ``_passes`` counts each frame.
-        """
+        """Pass consecutive DATA frames without flags, counted in one sum; return where the next frame starts."""
         sink, streams, read_head = self.sink, self.streams, http2.read_head
         last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
         while at <= last:
@@ -319,10 +297,8 @@ class FrameRelay(ABC):
         return at
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start.
-
-        The second is 0, so that the rest of the cut frame leaves in one slice with what follows it, unless frames of
-        the proxy's own wait to be put between the two.
+        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start: 0, so
+        that the rest of the cut frame leaves in one slice with what follows it, unless other frames wait in between.
         """
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
@@ -342,8 +318,6 @@ class FrameRelay(ABC):
         if not self._settings_seen and kind != http2.SETTINGS:
             raise WireError("the first frame is not SETTINGS")
 
-    # Frames that pass unchanged.
-
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
         """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler. DATA pass even
         before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8).
@@ -356,8 +330,8 @@ class FrameRelay(ABC):
                 return self._relay_data(data, at - _HEAD_BYTES)
             self.sink.window -= length
             self.source.relayed(length)
-            if flags & _END_STREAM:
-                self.ended(stream)
+            if flags & _END_STREAM and not self.from_client:
+                self._reader.open.pop(stream, None)
             return after
         if after > len(data):
             return 0
@@ -380,7 +354,7 @@ class FrameRelay(ABC):
             self.known[block] = key
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Pass PRIORITY and unknown frame types, also on streams that do not pass unchanged."""
+        """Pass PRIORITY and unknown frame types, also on special streams."""
         self.sink.out.append(frame)
 
     # Frames that the proxy handles, one method for each type.
@@ -391,14 +365,13 @@ class FrameRelay(ABC):
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
         if special is not None:
-            (special.client_data if self.from_client else special.runtime_data)(data)
+            (special.client_data if self.from_client else special.runtime_part)(data)
             return
-        if end:
-            self.ended(stream)
+        if end and not self.from_client:  # a stream counts as open until the runtime ends it
+            self._reader.open.pop(stream, None)
         data.send(self.sink, stream, self.source)
 
     def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Collect a header block, and handle it once it is complete."""
         kind, block = frame[http2.TYPE_AT], self._block
         if kind == _CONTINUATION:
             if block is None or stream != block.stream:
@@ -423,9 +396,11 @@ class FrameRelay(ABC):
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
         elif special is not None:
-            (special.client_headers if self.from_client else special.runtime_headers)(block)
+            (special.client_headers if self.from_client else special.runtime_part)(block)
+        elif self.passes_block(stream, block.alone, block.end):
+            block.send(self.sink, stream)
         else:
-            self.headers(block)
+            self.handle_request(block)
 
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if flags & http2.ACK:
@@ -472,12 +447,8 @@ class FrameRelay(ABC):
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK.
-
-        grpc-go sends one after most DATA, to measure the bandwidth-delay product: passed on, each would cost two writes
-        and two wake-ups. ACKs leave in the order of their PINGs. After a GOAWAY PINGs pass: by one a server finds out
-        whether the GOAWAY has arrived.
-        """
+        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK
+        (docs/architecture.rst, "PINGs"). ACKs leave in the order of their PINGs."""
         source, sink = self.source, self.sink
         if flags & http2.ACK:
             sink.passed = max(sink.passed - 1, 0)
@@ -496,39 +467,28 @@ class FrameRelay(ABC):
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self._leaving = True
-        self.sink.out.append(self.goaway(payload, frame))
+        self.sink.out.append(frame)
 
     def pipe(self) -> None:
         """Pass all bytes unread from now on."""
         self.piped = self._unread = True
 
     def opening(self, data: bytes) -> bytes:
-        """Pass bytes that are no frames; return the rest."""
+        """Pass bytes that are not frames; return the rest."""
         self.sink.out.append(data)
         return b""
 
-    # What differs between the two directions.
-
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Called for a complete header block that needs no re-encoding: return whether it passes unchanged. May raise
-        WireError.
-        """
+        """Called for the complete headers or trailers of a stream that passes or is new: return whether they pass
+        unchanged. May raise WireError."""
 
     @abstractmethod
     def passed(self, stream: int, end: bool, key: Key) -> None:
         """Called when a remembered header block has passed on a stream; ``end`` is its END_STREAM."""
 
-    @abstractmethod
-    def headers(self, block: HeaderBlock) -> None:
-        """Called for a complete HEADERS block of a passing or a new stream: send it on, or handle it."""
+    def handle_request(self, block: HeaderBlock) -> None:  # noqa: B027
+        """Called for a request that ``passes_block`` does not let pass: answer it, or send it on."""
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
         """Called with the entries of each SETTINGS frame as they were passed on."""
-
-    def ended(self, stream: int) -> None:  # noqa: B027
-        """Called when DATA end the source's half of a passing stream. It counts as open until the runtime ends it."""
-
-    def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the GOAWAY frame to send on in place of ``frame``."""
-        return frame

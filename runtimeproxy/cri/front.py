@@ -1,8 +1,6 @@
 """The CRI front: it pairs each client connection with one to the runtime and gives held calls to the lifecycle.
 
-Owns the connections of the front, and when its calls continue.
-Must not know: how hook servers are asked, what a message means.
-Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
+A client that leaves ends a call only while that is held (relay-rules C2).
 """
 
 import asyncio
@@ -12,14 +10,13 @@ import socket
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
-from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.backend import Backend, CriState
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
 from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import NotHttp2, Reader
-from runtimeproxy.cri.sync import CriState
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.eventloop import batch
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
@@ -42,8 +39,6 @@ NO_HTTP2 = "the client does not speak HTTP/2, and the runtime does not serve CRI
 
 
 class CriFront(FrontBase):
-    """All CRI connections of the proxy."""
-
     def __init__(
         self,
         runtime_endpoint: str,
@@ -74,7 +69,6 @@ class CriFront(FrontBase):
         )
 
     async def start(self) -> None:
-        """Start reading the runtime's state in the background."""
         self.sync.start()
         self.sync.soon()
 
@@ -82,19 +76,15 @@ class CriFront(FrontBase):
         return CriConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
-        """Close the client's connection: its gRPC library reconnects with its own backoff."""
-        client.close()
+        client.close()  # its gRPC library reconnects with its own backoff
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Wait for none: the streams that come here are container events, which have no end. Exec, attach and
-        port-forward are calls here that return an address; their streams go past the proxy."""
+        """Wait for none: streams are container events, which have no end. Those of exec, attach and port-forward
+        bypass the proxy."""
 
     async def close(self) -> None:
-        """Stop reading the runtime's state and close the connection for it."""
         await self.sync.stop()
         await self.backend.close()
-
-    # What passes although no hook server can be called for it.
 
     def passes_ambiguous(self) -> bool:
         """Count a request without exactly one :path, and return whether it passes: not if any plugin has policy
@@ -103,19 +93,17 @@ class CriFront(FrontBase):
         return not any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def restore_refusal(self) -> str:
-        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. It is refused if
-        a hook server with policy Fail is registered for the create of pods or containers."""
+        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. A hook server of
+        policy Fail for the create of pods or containers refuses it."""
         metrics = self.metrics
         for point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
             for plugin in self.manager.plugins_for(point):
                 if plugin.policy is FailurePolicy.FAIL:
                     why = "RestorePod would start a pod without calling it"
                     error = HookError(plugin.name, point.name, Reason.UNHOOKED, why)
-                    reason = error.reason.value
-                    metrics.count("hook_fail_closed", plugin.name, point.name, reason)
-                    metrics.events.add(
-                        EventKind.REFUSED, RESTORE, hook_server=plugin.name, hook=point.name, reason=reason
-                    )
+                    name, hook, reason = plugin.name, point.name, error.reason.value
+                    metrics.count("hook_fail_closed", name, hook, reason)
+                    metrics.events.add(EventKind.REFUSED, RESTORE, hook_server=name, hook=hook, reason=reason)
                     log.warning("%s (policy %s)", error.logged, plugin.policy.value)
                     return f"runtimeproxy: RestorePod refused: {error}"
         metrics.events.add(EventKind.UNHOOKED, RESTORE, text="passed without hooks")
@@ -184,11 +172,8 @@ class CriConnection(Connection):
         return False
 
     def backend_eof(self) -> bool:
-        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5).
-
-        Its other calls end at once, and new streams are refused, so that the client opens another connection. Returns
-        False if no answer waits.
-        """
+        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5). Its other
+        calls end, and new streams are refused, so that the client opens another connection."""
         if self._piped:
             return False
         reader = self.reader
@@ -198,8 +183,8 @@ class CriConnection(Connection):
             waits = waits or reader.client_out.congested
         self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
         if self._runtime_gone:
-            reader.goaway.runtime_gone()
-            reader.goaway.drain(refusing=True)
+            reader.answer_unanswered()
+            reader.drain(refusing=True)
         reader.runtime_gone()
         self.act_on_ready()
         if self._runtime_gone:
@@ -207,7 +192,7 @@ class CriConnection(Connection):
         return self._runtime_gone
 
     def on_closed(self) -> None:
-        """Forget the connection; calls that the runtime has answered still run to their end."""
+        """Forget the connection. Calls that the runtime has answered still run to their end."""
         if self._acks is not None:
             self._acks.cancel()
         self.reader.runtime_gone()
@@ -217,35 +202,32 @@ class CriConnection(Connection):
             image.close()
         self.front.connections.discard(self)
 
-    # Draining the connection (relay-rules A11).
-
     def drain(self, refusing: bool) -> None:
-        """Send GOAWAY; with ``refusing`` send it again with the last stream id, and part if no stream is open."""
+        """Send GOAWAY (relay-rules A11); with ``refusing`` part if no stream is open."""
         if self._parted or self._piped:
             return
-        self.reader.goaway.drain(refusing)
+        self.reader.drain(refusing)
         self.wake()
         if refusing and not self.unfinished():
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the open streams; bytes that wait for a slow client, and a pipe, count as an answer that has begun."""
+        """Count the open streams; a pipe and bytes that wait for the client count as an answer that has begun."""
         if self._piped and not self._parted:
             return Unfinished(answers=1)
         if self._parted or self.client_ended:
             return Unfinished()
-        calls, answers, streams = self.reader.goaway.unfinished()
+        calls, answers, streams = self.reader.unfinished()
         calls += sum(len(image.link.streams) for image in self.images)
         return Unfinished(calls, answers or int(not self.delivered), streams)
 
     def part(self) -> None:
         """Half-close toward the client after the last GOAWAY: the client closes once it has read that."""
         if not self._parted and not self._piped:
-            self.reader.goaway.drain(refusing=True)
+            self.reader.drain(refusing=True)
         super().part()
 
     def act(self, event: object) -> None:
-        """Start or resume a call, dial the image endpoint, or find out whether to pipe."""
         match event:
             case CriHeld():
                 self.front.lifecycle.proceed(event)
@@ -260,8 +242,7 @@ class CriConnection(Connection):
                 self.front.keep(self.front.loop.create_task(self._pipe(data)))
 
     async def _pipe(self, data: bytes) -> None:
-        """Pipe the client to the runtime if that serves CRI. Another one, such as dockerd, could be made to create
-        containers on this connection, without hook servers."""
+        """Pipe the client to a runtime that serves CRI: dockerd could be made to create containers, without hooks."""
         if not await self.front.backend.serves_cri():
             self._broken(Excess("preface", NO_HTTP2, http2.PROTOCOL_ERROR), "client")
             return
@@ -287,13 +268,11 @@ class CriConnection(Connection):
 
     def _send_acks_along(self) -> None:
         """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
-        waits = False
         for sender in self._senders:
             if sender.acks and sender.out:
                 sender.acknowledge()
-            waits |= bool(sender.acks)
-        if waits and self._acks is None:
-            self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
+            if sender.acks and self._acks is None:
+                self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
         """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
@@ -318,14 +297,14 @@ class ImageConnection:
         self._closed = False
 
     async def dial(self) -> None:
-        """Connect, waiting while the service's backlog is full; if it is not reachable its streams get UNAVAILABLE."""
+        """Connect, waiting while the service's backlog is full."""
         front = self._connection.front
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
         except OSError as error:
             front.metrics.count("image_dial_failures")
-            away, reason = front.image_endpoint, why(error)
-            log.warning("image endpoint %s is not reachable (%s): its calls get UNAVAILABLE", away, reason)
+            text = "image endpoint %s is not reachable (%s): its calls get UNAVAILABLE"
+            log.warning(text, front.image_endpoint, why(error))
             self._end()
             return
         if self._closed:
@@ -337,11 +316,11 @@ class ImageConnection:
         self._undialled.clear()
 
     def write(self) -> None:
-        """Write the link's frames, or keep them until the connection is up."""
-        if not self.link.sender.out:
+        out = self.link.sender.out
+        if not out:
             return
-        frames = b"".join(self.link.sender.out)
-        self.link.sender.out.clear()
+        frames = b"".join(out)
+        out.clear()
         if self._endpoint is None:
             self._undialled.append(frames)
             self._undialled_bytes += len(frames) + PIECE_BYTES
@@ -358,8 +337,7 @@ class ImageConnection:
         try:
             self.link.receive(data)
         except WireError as error:
-            kind, _ = verdict(error)
-            self._connection.front.metrics.count("connections_broken", "image", kind)
+            self._connection.front.metrics.count("connections_broken", "image", verdict(error)[0])
             log.warning("image connection closed: the image service broke the protocol: %s", error)
             self._end()
             return
@@ -379,7 +357,6 @@ class ImageConnection:
         self._connection.wake()
 
     def close(self) -> None:
-        """Close the connection, also one that is still being dialled."""
         self._closed = True
         self._connection.images.discard(self)
         if self._endpoint is not None:

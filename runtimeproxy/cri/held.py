@@ -1,9 +1,7 @@
 """Held calls as HTTP/2 streams: the request waits for the hook servers, the end of the reply for the Post hooks.
 
-Owns the HTTP/2 state of a held stream: what has come, what waits, what was released, which frame is held back.
-Must not know: what a message means, hook servers.
-Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream
-is held back (relay-rules A4 to A7, C1).
+The request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream is held
+back (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Sequence
@@ -50,7 +48,8 @@ class CriHeld(HeldCall):
     _early: Sequence[Data | HeaderBlock] = ()
     _early_bytes = 0
     _reply_body: bytes | bytearray = b""
-    _kept: Data | HeaderBlock | None = None
+    kept: Data | HeaderBlock | None = None
+    """The frame that ends the runtime's answer, which waits for the Post hooks."""
     _kept_reset = b""
 
     def __init__(
@@ -73,18 +72,26 @@ class CriHeld(HeldCall):
     # From the client.
 
     def client_data(self, data: Data) -> None:
-        """Collect the request, and report it once it is complete or cannot be read; queue or send what follows it."""
+        """Collect the request until it is complete or cannot be read; queue or send what follows it."""
         owner = self.owner
         self._half_closed |= data.end
+        if self._whole and self.state is CallState.RELEASED:
+            owner.runtime_out.send_data(self.stream, data.payload, data.end, owner.client_out, data.length)
+            self._credit_stream(data.length)
+            return
         if self._whole:
-            self._follow(data)
+            self._late = _joined(self._late, data.payload)  # no credit is given for it, which bounds it
+            self._late_length += data.length
             return
         owner.client_out.credit(data.length)
         if not self._half_closed:  # a client that has half-closed sends no more DATA
             self._credit_stream(data.length)
         self._request = _joined(self._request, data.payload) if self._request else data.payload
+        budget = self.shared.budget
         try:
-            self._count(len(data.payload))
+            self._counted += len(data.payload)
+            if not budget.add(len(data.payload)):
+                raise WireError(NO_ROOM)
             if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
                 raise WireError("content type is not application/grpc")
             if grpc.missing(self._request, MESSAGE_LIMIT) > 0:
@@ -92,35 +99,23 @@ class CriHeld(HeldCall):
                     raise WireError("request ends inside its message")
                 return
             message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
-            if self._request[0]:
-                self._count(len(message))
-            else:
+            if not self._request[0]:
                 self._request = b""
+            else:  # it was compressed, and may have to leave as it came: both are kept
+                self._counted += len(message)
+                if not budget.add(len(message)):
+                    raise WireError(NO_ROOM)
             self._message = message
         except WireError as error:
             self.problem = str(error)
         self._whole = True
         owner.ready.append(self)
 
-    def _follow(self, data: Data) -> None:
-        if self.state is CallState.RELEASED:
-            self.owner.runtime_out.send_data(self.stream, data.payload, data.end, self.owner.client_out, data.length)
-            self._credit_stream(data.length)
-        else:
-            self._late = _joined(self._late, data.payload)  # no credit is given for it, which bounds it
-            self._late_length += data.length
-
     def _credit_stream(self, length: int) -> None:
         if length and not self._half_closed:
             self.owner.client_out.inject(http2.window_update(self.stream, length))
 
-    def _count(self, length: int) -> None:
-        self._counted += length
-        if not self.shared.budget.add(length):
-            raise WireError(NO_ROOM)
-
     def client_headers(self, block: HeaderBlock) -> None:
-        """Send the request's trailers, or queue them after its message."""
         self._half_closed = True
         if self.state is CallState.RELEASED:
             block.send(self.owner.runtime_out, self.stream)
@@ -132,55 +127,36 @@ class CriHeld(HeldCall):
             self.client_data(END)
 
     def client_reset(self, frame: bytes) -> None:
-        """Pass the client's RST_STREAM on at once and drop what waits of the stream."""
+        """Pass RST_STREAM on at once and drop what waits of the stream."""
         self.owner.client_out.drop(self.stream)
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
-        self._kept = None
-        self._end()
+        self.kept = None
+        self.end_unanswered()
 
     def client_window(self, increment: int) -> None:
-        """Pass the client's WINDOW_UPDATE: flow control of replies is end to end."""
-        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))
+        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))  # replies: end to end
 
     # From the runtime.
 
     def runtime_window(self, increment: int) -> None:
-        """Add the runtime's credit to the stream window: flow control of held requests is hop by hop."""
-        self.owner.runtime_out.open_stream_window(self.stream, increment)
+        self.owner.runtime_out.open_stream_window(self.stream, increment)  # held requests: hop by hop
 
-    def runtime_headers(self, block: HeaderBlock) -> None:
-        """Pass the reply's headers, or hold back the block that ends it."""
-        self._reply_fields.update(_reply_fields(block.alone))
-        if self.state is CallState.RELEASED and not block.end:
-            block.send(self.owner.client_out, self.stream)
-        else:
-            self._keep(block)
-
-    def runtime_data(self, data: Data) -> None:
-        """Pass the reply's DATA while copying it, or hold back the frame that ends it."""
-        if len(self._reply_body) <= bounds.REPLY_BYTES:
-            self._reply_body = _joined(self._reply_body, data.payload) if self._reply_body else data.payload
-        if self.state is CallState.RELEASED and not data.end:
-            data.send(self.owner.client_out, self.stream, self.owner.runtime_out)
-        else:
-            self.owner.runtime_out.credit(data.length)
-            self._keep(data)
-
-    def _keep(self, part: Data | HeaderBlock) -> None:
-        """Hold back the frame that ends the reply, and read the reply; before the release hold back every part. Raises
-        Excess if too much of an answer comes before the release.
-        """
-        if self.state is CallState.HOLDING:
-            self._early = (*self._early, part)
-            self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
-            if self._early_bytes > bounds.EARLY_BYTES:
-                raise Excess("early_reply", "the runtime answers a call that it was not sent yet")
-            if part.end:
-                self._flush_early()
-                self._end()
+    def runtime_part(self, part: Data | HeaderBlock) -> None:
+        """Pass a part of the reply while copying it, or hold back the frame that ends it and read the reply."""
+        if isinstance(part, HeaderBlock):
+            self._reply_fields.update(_reply_fields(part.alone))
+        elif len(self._reply_body) <= bounds.REPLY_BYTES:
+            self._reply_body = _joined(self._reply_body, part.payload) if self._reply_body else part.payload
+        if self.state is CallState.RELEASED and not part.end:
+            part.send(self.owner.client_out, self.stream, self.owner.runtime_out)
             return
-        self._kept = part
+        if isinstance(part, Data):
+            self.owner.runtime_out.credit(part.length)
+        if self.state is CallState.HOLDING:
+            self._keep_early(part)
+            return
+        self.kept = part
         fields, reply = self._reply_fields, Reply(agreed=False)
         status = fields.get(b"grpc-status")
         if status == b"0" and fields.get(b":status", b"200") == b"200":
@@ -193,17 +169,29 @@ class CriHeld(HeldCall):
             reply = UNANSWERED
         elif status == _UNIMPLEMENTED and self.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
             reply = Reply(agreed=False, no_op=True)  # older runtimes do not have it, and the kubelet ignores that
-        self._set_reply(reply)
+        if self.reply is None:
+            self.reply = reply
+            self.owner.ready.append(self)
+
+    def _keep_early(self, part: Data | HeaderBlock) -> None:
+        """Hold back a part of a reply that comes before the release; its end ends the call. Raises Excess."""
+        self._early = (*self._early, part)
+        self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
+        if self._early_bytes > bounds.EARLY_BYTES:
+            raise Excess("early_reply", "the runtime answers a call that it was not sent yet")
+        if part.end:
+            self._flush_early()
+            self.end_unanswered()
 
     def runtime_reset(self, frame: bytes) -> None:
-        """Pass the runtime's RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
-        if self._kept is not None:
+        """Pass RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
+        if self.kept is not None:
             self._kept_reset = frame
             return
         self._flush_early()
         self.owner.client_out.drop(self.stream)
         self.owner.client_out.inject(frame)
-        self._end()
+        self.end_unanswered()
 
     def _flush_early(self) -> None:
         for part in self._early:
@@ -213,11 +201,8 @@ class CriHeld(HeldCall):
     # From the lifecycle.
 
     def send_request(self, message: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
-
-        What came after the message follows it, then END_STREAM in DATA or trailers, unless the headers had it. Returns
-        False, and sends nothing, if the call is no longer held.
-        """
+        """Send the request on, its own bytes if ``message`` is None, and what followed it. Returns False, and sends
+        nothing, if the call is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
@@ -231,13 +216,10 @@ class CriHeld(HeldCall):
         self._request = b""
         for piece in pieces[:-1]:
             runtime.send_data(self.stream, piece, False, None, 0)
+        source, charge = (self.shared.budget, self._counted) if self.problem else (None, 0)  # nothing reads it again
+        self._counted -= charge
         for piece in pieces[-1:]:
-            last = end and not late
-            if self.problem:  # nothing reads it again
-                runtime.send_data(self.stream, piece, last, self.shared.budget, self._counted)
-                self._counted = 0
-            else:
-                runtime.send_data(self.stream, piece, last, None, 0)
+            runtime.send_data(self.stream, piece, end and not late, source, charge)
         if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, late)
             self._credit_stream(late)
@@ -250,61 +232,49 @@ class CriHeld(HeldCall):
         return True
 
     def send_refusal(self, code: int, text: str) -> bool:
-        """Answer the client with a gRPC status in the runtime's place (relay-rules A7). Returns False, and sends
-        nothing, if the call is no longer held.
-        """
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7); returns as ``send_request``."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
-        owner = self.owner
         self._free_request()
-        owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
-        owner.client_out.inject(refusal(self.stream, code, text, self._half_closed))
-        owner.drop(self.stream)
-        owner.wake()
+        self.owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
+        self.owner.answer(self.stream, refusal(self.stream, code, text, self._half_closed))
+        self.owner.wake()
         return True
 
     def answer(self) -> None:
         """Send the client the frame that was held back; from now on the stream passes unchanged."""
-        kept, self._kept = self._kept, None
+        kept, self.kept = self.kept, None
         if kept is None:
             return
-        kept.send(self.owner.client_out, self.stream)
+        owner = self.owner
+        kept.send(owner.client_out, self.stream)
         if self._kept_reset:
-            self.owner.client_out.send_frame(self.stream, self._kept_reset)
-        self.owner.forget(self.stream)
-        self.owner.wake()
-
-    @property
-    def kept(self) -> bool:
-        """Return whether an answer of the runtime waits for the Post hooks."""
-        return self._kept is not None
+            owner.client_out.send_frame(self.stream, self._kept_reset)
+        owner.streams.pop(self.stream, None)
+        owner.runtime_out.forget_window(self.stream)
+        owner.wake()
 
     @property
     def is_answering(self) -> bool:
         """Return whether the beginning of the runtime's answer has gone to the client."""
         return self.state is CallState.RELEASED and bool(self._reply_fields)
 
-    def connection_lost(self) -> None:
-        """Called when the client's or the runtime's connection ended: end the call unless its answer is complete."""
-        if self._kept is None:
-            self._end()
-
-    def _end(self) -> None:
-        """End the call without the runtime's answer."""
+    def end_unanswered(self) -> None:
+        """End the call without the runtime's answer, unless that is complete. The stream passes from now on."""
+        if self.kept is not None:
+            return
         if self.state is CallState.HOLDING:
             self.state = CallState.ENDED
             self._free_request()
-        self.owner.forget(self.stream)
-        self._set_reply(UNANSWERED)
-
-    def _set_reply(self, reply: Reply) -> None:
+        self.owner.streams.pop(self.stream, None)
+        self.owner.runtime_out.forget_window(self.stream)
         if self.reply is None:
-            self.reply = reply
+            self.reply = UNANSWERED
             self.owner.ready.append(self)
 
     def free(self) -> None:
-        """Return the request's bytes to the memory budget: they are no longer kept."""
+        """Return the request's bytes to the memory budget."""
         self.shared.budget.credit(self._counted)
         self._counted = 0
 
@@ -319,14 +289,7 @@ def _reply_fields(block: bytes) -> Sequence[headers.Header]:
     return headers.find(headers.walk(block), REPLY_FIELDS, bounds.FIELD_BYTES)
 
 
-def held_calls(streams: Streams) -> list[CriHeld]:
-    """Return the held calls of a pair."""
-    return [stream for stream in streams.streams.values() if isinstance(stream, CriHeld)]
-
-
 def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
-    """Append ``more`` to ``kept``, in place if that is a bytearray."""
-    if not isinstance(kept, bytearray):
-        kept = bytearray(kept)
-    kept += more
-    return kept
+    joined = kept if isinstance(kept, bytearray) else bytearray(kept)
+    joined += more
+    return joined

@@ -1,10 +1,8 @@
 """ImageService streams where --remote-image-service-endpoint differs: they use a second connection of the pair
 (relay-rules A10).
 
-Owns the HTTP/2 endpoint toward the image service and the streams on it.
-Must not know: sockets, held calls, what a message means.
-Invariant: flow control is hop by hop for connection and streams; when the image service is away its streams fail and
-the client's connection stays open.
+Flow control is hop by hop for connection and streams. Without the image service its streams fail, and the client's
+connection stays open.
 """
 
 from typing import NoReturn
@@ -74,6 +72,7 @@ class ImageStream:
 
     def __init__(self, link: ImageLink, stream: int) -> None:
         self._link = link
+        self._client, self._service = link.owner.client_out, link.sender
         self._stream = stream
         self._half_closed = False
         self._answered = False
@@ -85,60 +84,58 @@ class ImageStream:
             return
         self._half_closed |= block.end
         frames = http2.header_frames(self._stream, headers.alone(block.alone), block.end)
-        self._link.sender.send_frame(self._stream, frames)
+        self._service.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
         """Send DATA on as the image service's windows allow. The client's stream window is credited at once, its
         connection window only when the bytes have left: that bounds what waits.
         """
         self._half_closed |= data.end
-        client = self._link.owner.client_out
         if self.ended:
-            client.credit(data.length)
+            self._client.credit(data.length)
             return
-        self._link.sender.send_data(self._stream, data.payload, data.end, client, data.length)
+        self._service.send_data(self._stream, data.payload, data.end, self._client, data.length)
         if data.length and not data.end:
-            client.inject(http2.window_update(self._stream, data.length))
+            self._client.inject(http2.window_update(self._stream, data.length))
 
     def client_reset(self, frame: bytes) -> None:
-        self._link.owner.client_out.drop(self._stream)
+        self._client.drop(self._stream)
         if self.ended:
             return
-        self._link.sender.drop(self._stream)
-        self._link.sender.inject(frame)
+        self._service.drop(self._stream)
+        self._service.inject(frame)
         self._forget()
 
     def client_window(self, increment: int) -> None:
-        self._link.owner.client_out.open_stream_window(self._stream, increment)
+        self._client.open_stream_window(self._stream, increment)
 
     def image_headers(self, block: bytes, end: bool) -> None:
         self._answered = True
-        self._link.owner.client_out.send_frame(self._stream, http2.header_frames(self._stream, block, end))
+        self._client.send_frame(self._stream, http2.header_frames(self._stream, block, end))
         if end:
             self._answer_complete()
 
     def image_data(self, payload: bytes, length: int, end: bool) -> None:
-        """Send the reply's DATA on as the client's windows allow."""
-        self._link.owner.client_out.send_data(self._stream, payload, end, self._link.sender, length)
+        self._client.send_data(self._stream, payload, end, self._service, length)
         if end:
             self._answer_complete()
         elif length:
-            self._link.sender.inject(http2.window_update(self._stream, length))
+            self._service.inject(http2.window_update(self._stream, length))
 
     def _answer_complete(self) -> None:
-        """Forget the stream; reset it toward the service if the rest of the request will not come."""
-        if not self._half_closed or self._stream in self._link.sender.queues:
-            self._link.sender.inject(http2.rst_stream(self._stream, http2.CANCEL))
+        """Forget the stream; reset it toward the service if the rest of the request has not left."""
+        if not self._half_closed or self._stream in self._service.queues:
+            self._service.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 
     def fail(self, frame: bytes) -> None:
         """End the stream toward the client with ``frame``, ahead of what waits of it."""
-        self._link.owner.client_out.drop(self._stream)
-        self._link.owner.client_out.inject(frame)
+        self._client.drop(self._stream)
+        self._client.inject(frame)
         self._forget()
 
     def unavailable(self) -> None:
-        """End the stream since the image service is away: UNAVAILABLE, or RST_STREAM once its answer has begun."""
+        """End the stream with UNAVAILABLE, or RST_STREAM once its answer has begun."""
         if self._answered:
             self.fail(http2.rst_stream(self._stream, http2.CANCEL))
         else:
@@ -147,15 +144,13 @@ class ImageStream:
     def _forget(self) -> None:
         self.ended = True
         self._link.streams.pop(self._stream, None)
-        self._link.sender.forget_window(self._stream)
+        self._service.forget_window(self._stream)
         self._link.owner.retire(self._stream)
-
-    # The runtime never got this stream.
 
     def _never_sent(self, what: object) -> NoReturn:
         raise WireError("the runtime answers a stream that it was not sent")
 
-    runtime_headers = runtime_data = runtime_reset = _never_sent
+    runtime_part = runtime_reset = _never_sent
 
     def runtime_window(self, increment: int) -> None:
         """Ignore credit for a stream that the runtime never got."""

@@ -1,9 +1,9 @@
 """Read CRI requests into values of ``model``, and put an adjustment into the bytes of a request.
 
-Field numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
-Invariants: reading raises nothing but ``Unreadable``, whatever the bytes, and its text has none of them. An edited
-request differs in the changed fields only, and without a change the result is the same object (hook-api, "What an
-answer means"). Editing raises WireError where a request is not protobuf.
+runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
+Reading raises nothing but ``Unreadable``, whose text has none of the bytes; editing raises WireError where a request is
+not protobuf. An edited request differs in the changed fields only, and without a change the result is the same object
+(hook-api, "What an answer means").
 
 **Changes are appended where that has the same meaning**: a second message that has only the changes follows the
 request. A parser reads the two as one (protobuf.dev, "Last One Wins"): the last number, text or map entry of a key
@@ -16,6 +16,7 @@ that changes nothing still returns the same object.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -36,7 +37,6 @@ from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field, rewrite, string_field, varint_field
 
 _M = TypeVar("_M", bound=Message)
-
 
 SHORT_BYTES = 2 * FIELDS_LIMIT
 """A message of up to so many bytes cannot have more than FIELDS_LIMIT fields, since the shortest field is a tag and a
@@ -80,7 +80,10 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     pod = _pod(request.sandbox_config) if request.HasField("sandbox_config") else None
     if envs is None:
         del request, config, metadata, linux  # so that decoding does not keep a long env in memory twice
-        envs = _decoded(raw)
+        envs = decoded = dict[str, str]()
+        for key, value in raw.items():
+            with suppress(UnicodeDecodeError):  # a hook message cannot contain what is not UTF-8
+                decoded[key.decode()] = value.decode()
     return ContainerInfo("", pod_id, name, attempt, annotations, resources, envs), pod
 
 
@@ -93,7 +96,7 @@ def read_id(message: bytes) -> str:
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
-    """Read an UpdateContainerResourcesRequest: the id, the Linux resources and the annotations. Raises Unreadable."""
+    """Read an UpdateContainerResourcesRequest: id, Linux resources, annotations. Raises Unreadable."""
     request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
     if not request.container_id:
         raise Unreadable(_WITHOUT_ID)
@@ -102,7 +105,7 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
 
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
-    """Read an UpdatePodSandboxResourcesRequest and return the pod's overhead and its resources. Raises Unreadable."""
+    """Read an UpdatePodSandboxResourcesRequest: the pod's overhead and its resources. Raises Unreadable."""
     request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
     return (
         resources_of(request.overhead) if request.HasField("overhead") else None,
@@ -111,7 +114,7 @@ def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]
 
 
 def _asked(kind: type[_M], message: bytes) -> _M:
-    """Parse a request. Raises Unreadable, also if it has more than FIELDS_LIMIT fields."""
+    """Parse a request. Raises Unreadable, also above FIELDS_LIMIT."""
     if len(message) > SHORT_BYTES:
         try:
             if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
@@ -135,7 +138,6 @@ def decode(kind: type[_M], message: bytes) -> _M:
 
 
 def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo:
-    """Read a sandbox config, of a RunPodSandboxRequest or as a CreateContainerRequest repeats it."""
     metadata, labels, annotations, linux = config.metadata, config.labels, config.annotations, config.linux
     return PodInfo(
         "",
@@ -150,17 +152,6 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo
         resources_of(linux.overhead) if linux.HasField("overhead") else None,
         resources_of(linux.resources) if linux.HasField("resources") else None,
     )
-
-
-def _decoded(entries: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Decode the entries, leaving out those that are not UTF-8: a hook message cannot contain them."""
-    envs = {}
-    for key, value in entries.items():
-        try:
-            envs[key.decode()] = value.decode()
-        except UnicodeDecodeError:
-            continue
-    return envs
 
 
 Edits = dict[int, Edit]
@@ -185,17 +176,14 @@ class SettableValues(NamedTuple):
 
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
-    """Put labels, annotations, cgroup parent and resources into a RunPodSandboxRequest."""
     labels, annotations, resources = adjustment.labels, adjustment.annotations, adjustment.resources
     parent = adjustment.cgroup_parent
     if not (labels or annotations or resources or parent is not None):
         return message
     more = _POD()
     config = more.config
-    if (
-        _keys_absent(message, labels, annotations)
-        and _can_append(message, config.linux.resources, resources)
-        and (parent is None or _can_append(message, config.linux, {"cgroup_parent": parent}))
+    if _can_append(message, config.linux.resources, resources, labels, annotations) and (
+        parent is None or _can_append(message, config.linux, {"cgroup_parent": parent})
     ):
         config.labels.update(labels)
         config.annotations.update(annotations)
@@ -212,20 +200,16 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
-    """Put annotations, envs and resources into a CreateContainerRequest, and a cgroup parent into its pod's config.
-
-    ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own
-    field is ignored, since the parent may also come from the pod's record.
+    """Put an adjustment into a CreateContainerRequest, and ``cgroup_parent`` into its pod's config, None to leave the
+    kubelet's. The adjustment's own parent is ignored, since it may also come from the pod's record.
     """
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
         return message
     more = _CREATE()
     config = more.config
-    if (
-        _keys_absent(message, envs, annotations)
-        and _can_append(message, config.linux.resources, resources)
-        and (cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent}))
+    if _can_append(message, config.linux.resources, resources, envs, annotations) and (
+        cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent})
     ):
         for key in sorted(envs):
             config.envs.add(key=key.encode(), value=envs[key].encode())
@@ -242,11 +226,11 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
-    """Put resources and annotations into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
+    """Put values into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     if not (resources or annotations):
         return message
     more = _UPDATE()
-    if _keys_absent(message, annotations) and _can_append(message, more.linux, resources):
+    if _can_append(message, more.linux, resources, annotations):
         more.annotations.update(annotations)
         return message + more.SerializeToString()
     edits = {
@@ -289,13 +273,12 @@ def values_for_update(
 
 
 def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
-    """Return the change of the swap limit that a new memory limit needs; a swap limit that is not set stays unset."""
     new_swap = fields.swap_for(memory, swap, new_memory)
     return {} if swap <= 0 or new_swap == swap else {SWAP: new_swap}
 
 
 def without_fixed_fields(resources: Resources | None) -> Resources | None:
-    """Return the resources of an update without the fields that no runtime changes."""
+    """Return an update's resources without the fields that no runtime changes."""
     if resources is None or not any(getattr(resources, name) for name in _FIXED):
         return resources
     return replace(resources, **{name: getattr(NO_RESOURCES, name) for name in _FIXED})
@@ -313,17 +296,15 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 # -- changes appended to the request ---------------------------------------------------------------------------------
 
 
-def _keys_absent(message: bytes, *entries: Mapping[str, object]) -> bool:
-    """Return whether a message certainly has none of the keys, as their bytes occur nowhere in it."""
-    return not any(key.encode() in message for keys in entries for key in keys)
+def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mapping[str, str]) -> bool:
+    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten,
+    also because it may have a key of ``entries``, which the caller appends.
 
-
-def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
-    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten.
-
-    A value that the message already has is searched for by its encoded bytes, which may also occur by chance: the
-    request is then rewritten without need, which costs time but gives the same result.
+    A key or value that the message already has is searched for by its encoded bytes, which may also occur by chance:
+    the request is then rewritten without need, which costs time but gives the same result.
     """
+    if any(key.encode() in message for keys in entries for key in keys):
+        return False
     for name, value in changes.items():
         if not value:
             return False
@@ -331,22 +312,14 @@ def _can_append(message: bytes, more: Message, changes: Changes) -> bool:
             setattr(more, name, value)
             if type(more)(**{name: value}).SerializeToString() in message:
                 return False
-        elif not _keys_absent(message, value):
+        elif any(key.encode() in message for key in value):
             return False
+        elif fields.ROWS[name].kind is Kind.TEXTS:
+            getattr(more, name).update(value)
         else:
-            _ADD[fields.ROWS[name].kind](getattr(more, name), value)
+            for page_size in sorted(value):
+                getattr(more, name).add(page_size=page_size, limit=value[page_size])
     return True
-
-
-def _add_limits(more: Any, limits: Mapping[str, int]) -> None:
-    for page_size in sorted(limits):
-        more.add(page_size=page_size, limit=limits[page_size])
-
-
-_ADD: dict[Kind, Callable[[Any, Any], None]] = {
-    Kind.NUMBERS: _add_limits,
-    Kind.TEXTS: lambda more, entries: more.update(entries),
-}
 
 
 # -- changes within the request --------------------------------------------------------------------------------------
@@ -358,7 +331,7 @@ def _inside(number: int, edits: Edits) -> Edits:
 
 def _texts(number: int, values: Mapping[str, str]) -> Edits:
     """Edit a map<string,string> or a list of KeyValue, in both of which the last entry with a key counts."""
-    return {number: _text_entries(values)} if values else {}
+    return {number: _TO_WIRE[Kind.TEXTS](values)} if values else {}
 
 
 def _cgroup_parent(parent: str | None) -> Edits:
@@ -371,13 +344,9 @@ def _resources(number: int, changes: Changes) -> Edits:
     return _inside(number, edits)
 
 
-def _text_entries(values: Mapping[str, str]) -> Edit:
-    return entries_field({key: string_field(value) for key, value in values.items()})
-
-
 _TO_WIRE: dict[Kind, Callable[[Any], Edit]] = {
     Kind.NUMBER: varint_field,
     Kind.TEXT: string_field,
     Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
-    Kind.TEXTS: _text_entries,
+    Kind.TEXTS: lambda values: entries_field({key: string_field(value) for key, value in values.items()}),
 }

@@ -1,31 +1,31 @@
-"""The CRI front's state of one pair of connections: both directions, and the streams that do not pass unchanged.
+"""The CRI front's state of one pair of connections: both directions, and the end of the client's connection (GOAWAY).
 
-Owns what is decided when a request's headers, SETTINGS, GOAWAY or the end of a connection come.
-Must not know: sockets, hook servers; the clock is a parameter.
-Invariant: bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSender.out``; whatever is not held,
-refused or an image call passes.
+Bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSender.out``; whatever is not held, refused or an
+image call passes. The last stream id of a GOAWAY never rises; a stream that is refused was never sent to the runtime
+(relay-rules A11).
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtimeproxy.core.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.frame_relay import FrameRelay, HeaderBlock, Open, Shared, Streams, refusal
-from runtimeproxy.cri.goaway import ENDLESS, Goaway
-from runtimeproxy.cri.held import END, CriHeld, held_calls
-from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
+from runtimeproxy.cri.held import END, CriHeld
+from runtimeproxy.cri.image import ImageLink, ImageStream
+from runtimeproxy.cri.routes import ENDLESS, HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES
 from runtimeproxy.model.hookpoints import UNRECORDED
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.headers import Field
 
 _UNANSWERED, _ANSWERING = Open.UNANSWERED, Open.ANSWERING
+_HANDLED = ENDLESS | RESTORES
 
 AMBIGUOUS = (
     "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
 )
+GONE = "the runtime ended its connection before it answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,23 @@ class Reader(Streams):
         super().__init__(shared, wake)
         self.image: ImageLink | None = None
         self.client_settings: dict[int, int] = {}
+        self.last = http2.MAX_STREAM_ID
+        """The last stream id that a GOAWAY has sent to the client; streams that it opens above are refused."""
+        self.highest_image = 0
+        """Highest stream id that was sent to the image endpoint."""
+        self._announced = False
+        self._refusing = False
         self.from_client = FromClient(self)
         self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
-        self.goaway = Goaway(self, self.from_client.known)
 
     @property
     def held(self) -> list[CriHeld]:
-        return held_calls(self)
+        return [stream for stream in self.streams.values() if isinstance(stream, CriHeld)]
 
-    def held_route(self, path: bytes) -> Route | None:
-        """Return the route of a call to hold; None for one that passes."""
-        route = HELD.get(path)
-        if route is not None and route.operation in UNRECORDED and self.shared.start_and_stop_pass():
-            return None
-        return route
+    @property
+    def keeps_answers(self) -> bool:
+        """Return whether answers of the runtime wait for Post hooks."""
+        return any(held.kept for held in self.held)
 
     def pipe(self, data: bytes) -> None:
         """Pass a client's bytes from ``data`` on, and the runtime's, unread (relay-rules A14)."""
@@ -63,55 +66,90 @@ class Reader(Streams):
         self.from_runtime.pipe()
         self.from_client.feed(data)
 
-    def client_gone(self) -> None:
-        """End the client's calls that are not yet released (relay-rules C5)."""
-        for held in self.held:
-            if held.state is CallState.HOLDING:
-                held.connection_lost()
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Return whether answers of the runtime wait for Post hooks."""
-        return any(held.kept for held in self.held)
-
-    def runtime_gone(self) -> None:
-        """End the calls that wait for the runtime's answer."""
-        for held in self.held:
-            held.connection_lost()
-
-    def closed(self) -> None:
-        """Drop what still waits for a peer: both connections are closed."""
-        self.client_out.drop_all()
-        self.runtime_out.drop_all()
-
-    def leave(self, client: bool, code: int, why: str) -> None:
-        """Send GOAWAY with ``code`` to the peer that broke the protocol: the client, or else the runtime. The frame
-        leaves only where one may: after the first SETTINGS, and not inside a DATA frame.
-        """
-        last = min(self.goaway.last, max(self.highest, self.goaway.highest_image)) if client else 0
-        (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
-
     def check_open(self) -> None:
         """Raise Excess if the client has opened too many streams."""
         if max(len(self.open), len(self.streams)) > OPEN_STREAMS:
             raise Excess("open_streams", "too many streams are open")
 
-    def open_image(self, block: HeaderBlock) -> None:
-        """Send a request to the image endpoint, over a new link if there is none."""
-        if self.image is None or self.image.closing:
-            self.image = ImageLink(self, self.client_settings)
-            self.ready.append(self.image)
-        stream = self.image.open(block)
-        if stream is not None:
-            self.streams[block.stream] = stream
-            self.goaway.highest_image = max(self.goaway.highest_image, block.stream)
-        else:
-            self.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+    # The end of a connection.
+
+    def client_gone(self) -> None:
+        """End the client's calls that are not yet released (relay-rules C5)."""
+        for held in self.held:
+            if held.state is CallState.HOLDING:
+                held.end_unanswered()
+
+    def runtime_gone(self) -> None:
+        for held in self.held:
+            held.end_unanswered()
+
+    def answer_unanswered(self) -> None:
+        """Answer each call whose answer will not come, or not to its end; the client's connection stays open."""
+        for stream, how in self.open.items():
+            self.client_out.send_frame(stream, _no_answer(stream, how is not _UNANSWERED))
+        self.open.clear()
+        for held in self.held:
+            if not held.kept:
+                self.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
+
+    def closed(self) -> None:
+        self.client_out.drop_all()
+        self.runtime_out.drop_all()
+
+    def leave(self, client: bool, code: int, why: str) -> None:
+        """Send GOAWAY to the peer that broke the protocol, the client or else the runtime, if a frame may leave now."""
+        last = min(self.last, max(self.highest, self.highest_image)) if client else 0
+        (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
+
+    def drain(self, refusing: bool) -> None:
+        """Send GOAWAY, with ``refusing`` that of the last stream; each once. A client that has opened no stream yet has
+        connected for a call that is still to come, and gets none until ``refusing``."""
+        if not self._announced and (refusing or self.highest or self.highest_image):
+            self._announced = True
+            self.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
+        if refusing and not self._refusing:
+            self._refusing = True
+            self._end_at(max(self.highest, self.highest_image))
+            self.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
+
+    def _end_at(self, last: int) -> None:
+        self.last = min(self.last, last)
+        self.from_client.known.clear()  # a new stream must no longer pass because of its remembered headers
+
+    def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Return the GOAWAY to send the client for the runtime's. Its last stream id is raised to the highest image
+        stream, but never above one that was sent before. Calls above the runtime's own id are reset."""
+        own = http2.read_u32(payload)
+        lost = [held for held in self.held if held.stream > own]
+        for held in lost:
+            held.end_unanswered()
+        above = [stream for stream in self.open if stream > own]
+        for stream in above:
+            del self.open[stream]
+        self._end_at(max(own, self.highest_image))
+        if self.last > own:
+            for stream in sorted([*above, *(held.stream for held in lost)]):
+                self.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
+        return frame if self.last == own else http2.goaway(self.last, http2.read_u32(payload, 4), payload[8:])
+
+    def unfinished(self) -> tuple[int, int, int]:
+        """Return how many calls wait for their answers, how many answers have begun, and how many streams are endless.
+        An answer that waits for the client's credit counts among the first; calls that wait for the image service do
+        not count.
+        """
+        count = Counter(self.open.values())
+        waiting = self.client_out.queues.keys() - self.open.keys() - self.streams.keys()
+        for stream in self.client_out.queues:
+            if isinstance(image := self.streams.get(stream), ImageStream) and image.ended:
+                waiting.add(stream)
+        return len(self.held) + count[_UNANSWERED] + len(waiting), count[_ANSWERING], count[Open.ENDLESS]
+
+
+def _no_answer(stream: int, begun: bool) -> bytes:
+    return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, GONE, False)
 
 
 class FromClient(FrameRelay):
-    """The direction from the client to the runtime."""
-
     from_client = True
     _unread = True
     _reader: Reader
@@ -134,7 +172,8 @@ class FromClient(FrameRelay):
         return data[missing:]
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Pass trailers and requests of methods that are not held, and start holding calls whose headers may pass."""
+        """Pass trailers and the headers of a request, also of one that is held from now on: streams open in order, and
+        the runtime's deadline starts then."""
         reader = self._reader
         if stream <= reader.highest:
             headers.check(block)
@@ -144,19 +183,25 @@ class FromClient(FrameRelay):
             path = headers.path(fields)
         except headers.AmbiguousPath:
             return False
-        route = reader.held_route(path)
-        if stream > reader.goaway.last or path in ENDLESS or path in RESTORES or (end and route is not None):
+        shared = reader.shared
+        if stream > reader.last or path in _HANDLED or (shared.image_apart and path.startswith(IMAGE_PREFIXES)):
             return False
-        if reader.shared.image_apart and path.startswith(IMAGE_PREFIXES):
-            return False
-        if route is None:
+        route = HELD.get(path)
+        if route is None or (route.operation in UNRECORDED and shared.start_and_stop_pass()):
             key = PASSING.get(path, PASSING_OTHER)
-            reader.shared.counters.setdefault(key, 0)
-            if path not in HELD:
+            shared.counters.setdefault(key, 0)
+            if route is None:
                 self.remember(block, key)
             self.passed(stream, end, key)
-        else:
-            self._hold(route, stream, fields, end)
+            return True
+        held: CriHeld = shared.kinds[route.operation](reader, route, stream, fields, end)
+        reader.highest = stream
+        self.streams[stream] = held
+        self.sink.stream_windows[stream] = 0
+        if len(self.streams) > OPEN_STREAMS:
+            reader.check_open()
+        if end:
+            held.client_data(END)  # there is no message
         return True
 
     def passed(self, stream: int, end: bool, key: Key) -> None:
@@ -168,57 +213,43 @@ class FromClient(FrameRelay):
             if len(reader.open) > OPEN_STREAMS:
                 reader.check_open()
 
-    def headers(self, block: HeaderBlock) -> None:
-        if block.stream <= self._reader.highest:
-            block.send(self.sink, block.stream)
-        else:
-            self._request(block)
-
-    def _request(self, block: HeaderBlock) -> None:
-        reader = self._reader
-        if block.stream > reader.goaway.last:  # REFUSED_STREAM says that the request was not processed
-            reader.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+    def handle_request(self, block: HeaderBlock) -> None:
+        reader, shared, stream = self._reader, self._reader.shared, block.stream
+        if stream > reader.last:  # REFUSED_STREAM says that the request was not processed
+            reader.answer(stream, http2.rst_stream(stream, http2.REFUSED_STREAM))
             return
-        fields = headers.walk(block.alone)
         try:
-            path = headers.path(fields)
+            path = headers.path(headers.walk(block.alone))
         except headers.AmbiguousPath:
             path = b""
-            if not reader.shared.passes_ambiguous():
-                reader.answer(block.stream, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
+            if not shared.passes_ambiguous():
+                reader.answer(stream, refusal(stream, grpc.INTERNAL, AMBIGUOUS, block.end))
                 return
-        if path in RESTORES and (refused := reader.shared.restore_refusal()):
-            reader.answer(block.stream, refusal(block.stream, grpc.UNIMPLEMENTED, refused, block.end))
+        if path in RESTORES and (refused := shared.restore_refusal()):
+            reader.answer(stream, refusal(stream, grpc.UNIMPLEMENTED, refused, block.end))
             return
-        image = reader.shared.image_apart and path.startswith(IMAGE_PREFIXES)
-        route = None if image else reader.held_route(path)
-        if route is None:
-            key = PASSING.get(path, PASSING_OTHER)
-            counters = reader.shared.counters
-            counters[key] = counters.get(key, 0) + 1
-        if image:
-            reader.open_image(block)
-        elif route is not None:
-            held = self._hold(route, block.stream, fields, block.end)
-            block.send(self.sink, block.stream)
-            if block.end:
-                held.client_data(END)  # there is no message
+        key = PASSING.get(path, PASSING_OTHER)
+        shared.counters[key] = shared.counters.get(key, 0) + 1
+        if shared.image_apart and path.startswith(IMAGE_PREFIXES):
+            self._open_image(block)
         else:
-            reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _UNANSWERED
-            reader.highest = block.stream
-            block.send(self.sink, block.stream)
+            reader.open[stream] = Open.ENDLESS if path in ENDLESS else _UNANSWERED
+            reader.highest = stream
+            block.send(self.sink, stream)
         reader.check_open()
 
-    def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> CriHeld:
-        """Hold a call. Its headers go on at once: streams open in order, and the runtime's deadline starts then."""
+    def _open_image(self, block: HeaderBlock) -> None:
+        """Send a request to the image endpoint, over a new link if there is none."""
         reader = self._reader
-        held: CriHeld = reader.shared.kinds[route.operation](reader, route, stream, fields, half_closed)
-        reader.highest = stream
-        self.streams[stream] = held
-        self.sink.stream_windows[stream] = 0
-        if len(self.streams) > OPEN_STREAMS:
-            reader.check_open()
-        return held
+        if reader.image is None or reader.image.closing:
+            reader.image = ImageLink(reader, reader.client_settings)
+            reader.ready.append(reader.image)
+        image = reader.image.open(block)
+        if image is None:
+            reader.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+            return
+        self.streams[block.stream] = image
+        reader.highest_image = max(reader.highest_image, block.stream)
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
         """Keep the client's settings for the image endpoint, and send them to one that is connected."""
@@ -228,8 +259,6 @@ class FromClient(FrameRelay):
 
 
 class FromRuntime(FrameRelay):
-    """The direction from the runtime to the client."""
-
     from_client = False
     _reader: Reader
 
@@ -240,20 +269,11 @@ class FromRuntime(FrameRelay):
         return True
 
     def passed(self, stream: int, end: bool, key: Key = PASSING_OTHER) -> None:
-        """Note that a reply's headers or trailers passed: the answer has begun, or ended."""
         streams = self._reader.open
         if end:
             streams.pop(stream, None)
         elif streams.get(stream) is _UNANSWERED:
             streams[stream] = _ANSWERING
 
-    def headers(self, block: HeaderBlock) -> None:
-        self.passed(block.stream, block.end)
-        block.send(self.sink, block.stream)
-
-    def ended(self, stream: int) -> None:
-        self._reader.open.pop(stream, None)
-
-    def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Return the runtime's GOAWAY with its last stream id adapted; see ``Goaway.runtime_goaway``."""
-        return self._reader.goaway.runtime_goaway(payload, frame)
+    def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        super()._goaway(flags, stream, payload, self._reader.runtime_goaway(payload, frame))

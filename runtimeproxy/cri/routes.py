@@ -1,9 +1,4 @@
-"""The gRPC paths that are held, and those that go to the image endpoint.
-
-Owns the table of paths of CRI v1 and v1alpha2.
-Must not know: frames, messages.
-Invariant: a path that is not in the table passes.
-"""
+"""The gRPC paths of CRI v1 and v1alpha2: those that are held, and those that go to the image endpoint."""
 
 from dataclasses import dataclass
 
@@ -11,6 +6,10 @@ from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metric_table import OTHER, Key
 
 VERSIONS = ("v1", "v1alpha2")
+
+
+def runtime_path(version: str, method: str) -> str:
+    return f"/runtime.{version}.RuntimeService/{method}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Route:
 
 
 HELD: dict[bytes, Route] = {
-    f"/runtime.{version}.RuntimeService/{operation.value}".encode(): Route(operation, version)
+    runtime_path(version, operation.value).encode(): Route(operation, version)
     for version in VERSIONS
     for operation in Operation
 }
@@ -51,10 +50,7 @@ PASSING: dict[bytes, Key] = {
 """The series that counts the passing calls of a path; a method of the Operations passes while nobody is asked."""
 PASSING_OTHER: Key = ("calls_passed", (OTHER,))
 
-RESTORES: frozenset[bytes] = frozenset(f"/runtime.{version}.RuntimeService/RestorePod".encode() for version in VERSIONS)
+RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)
 """The paths of the method that creates and starts a whole pod, so at no hook point."""
-
-
-def runtime_path(version: str, method: str) -> str:
-    """Return the path of a RuntimeService method."""
-    return f"/runtime.{version}.RuntimeService/{method}"
+ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
+"""Paths of methods that stream without end; before the first event only the path shows that."""

@@ -1,10 +1,9 @@
 """Lists and verbose statuses of CRI: make their requests, and parse the responses into values of ``model``.
 
 ``info["info"]`` of a verbose status is JSON: containerd's has the config as it was created and the OCI runtime spec as
-it runs, CRI-O's the spec alone, others have none.
-Invariants: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
-missing, null, of a wrong type or not valid text counts as unknown; the other parts are still used. An item of a list is
-parsed only when it is needed: a list of 16 MiB does not block the event loop.
+it runs, CRI-O's the spec alone, others have none. A part that is missing, null, of a wrong type or not valid text
+counts as unknown; the other parts are still used. Readers raise nothing but ``Unreadable``, whose text has none of the
+bytes. An item of a list is parsed only when it is needed: a list of 16 MiB does not block the event loop.
 JSON names: CRI's proto names (Go's encoding/json, containerd 1.6 to 2.x) and the OCI runtime spec, config-linux.
 """
 
@@ -13,9 +12,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any, TypeGuard
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2
@@ -29,49 +26,45 @@ from runtimeproxy.wire import protobuf
 ITEMS = 1
 """Number of the field with the items, in both responses."""
 
-_M = TypeVar("_M", bound=Message)
+
+# Requests about pods and about containers have the same fields.
 
 
-def pods_request(pod_id: str = "") -> bytes:
-    """Make a ListPodSandboxRequest for all pods, or for one. Its filter has the id in the same field as
-    ListContainersRequest, so the two are the same bytes.
-    """
-    return containers_request(pod_id)
-
-
-def containers_request(container_id: str = "") -> bytes:
-    """Make a ListContainersRequest for all containers, or for one."""
-    if not container_id:
+def list_request(any_id: str = "") -> bytes:
+    """Make a ListPodSandboxRequest or ListContainersRequest for all, or for one."""
+    if not any_id:
         return b""
-    return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=container_id)).SerializeToString()
+    return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=any_id)).SerializeToString()
+
+
+def status_request(any_id: str, *, verbose: bool) -> bytes:
+    """Make a PodSandboxStatusRequest or ContainerStatusRequest; only a verbose status has ``info``."""
+    return api_pb2.ContainerStatusRequest(container_id=any_id, verbose=verbose).SerializeToString()
 
 
 def pods(message: bytes) -> Iterator[PodInfo]:
     """Yield the pods of a ListPodSandboxResponse, with ids and metadata. Raises Unreadable."""
     for item in _items(api_pb2.PodSandbox, message):
         meta = item.metadata
-        yield PodInfo(_id(item.id), meta.name, meta.uid, meta.namespace, meta.attempt)
+        yield PodInfo(item.id, meta.name, meta.uid, meta.namespace, meta.attempt)
 
 
 def containers(message: bytes) -> Iterator[ContainerInfo]:
     """Yield the containers of a ListContainersResponse, with ids, pod ids and metadata. Raises Unreadable."""
     for item in _items(api_pb2.Container, message):
-        yield ContainerInfo(_id(item.id), item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
+        yield ContainerInfo(item.id, item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
 
 
-def _items(kind: type[_M], message: bytes) -> Iterator[_M]:
+def _items(kind: Any, message: bytes) -> Iterator[Any]:
     try:
         for field in protobuf.fields(message):
             if field.number == ITEMS and field.wire_type == protobuf.LENGTH_DELIMITED:
-                yield decode(kind, message[field.value_start : field.end])
+                item = decode(kind, message[field.value_start : field.end])
+                if not item.id:
+                    raise Unreadable("list with an item without an id")
+                yield item
     except WireError as error:
         raise Unreadable(str(error)) from None
-
-
-def _id(text: str) -> str:
-    if not text:
-        raise Unreadable("list with an item without an id")
-    return text
 
 
 Json = Mapping[str, Any]
@@ -103,23 +96,11 @@ _REPLACED = "\ufffd"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def pod_status_request(pod_id: str, *, verbose: bool = True) -> bytes:
-    """Make a PodSandboxStatusRequest; only a verbose status has ``info``."""
-    return api_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=verbose).SerializeToString()
-
-
-def container_status_request(container_id: str, *, verbose: bool = True) -> bytes:
-    """Make a ContainerStatusRequest; only a verbose status has ``info``."""
-    return api_pb2.ContainerStatusRequest(container_id=container_id, verbose=verbose).SerializeToString()
-
-
 def read_pod_state(message: bytes) -> api_pb2.PodSandboxState:
-    """Read the state in a PodSandboxStatusResponse. Raises Unreadable."""
     return decode(api_pb2.PodSandboxStatusResponse, message).status.state
 
 
 def read_container_state(message: bytes) -> api_pb2.ContainerState:
-    """Read the state in a ContainerStatusResponse. Raises Unreadable."""
     return decode(api_pb2.ContainerStatusResponse, message).status.state
 
 
@@ -154,8 +135,8 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
         labels={key: value for key, value in status.labels.items() if (key, value) != _CRIO_LABEL},
         annotations=dict(status.annotations),
         cgroup_parent=_cgroup_parent(spec) if parent is None else parent,
-        overhead=_updated(info, config, "overhead"),
-        resources=_updated(info, config, "resources"),
+        overhead=_resources(_object(info, "overhead"), "linux") or _resources(config, "overhead"),
+        resources=_resources(_object(info, "resources"), "linux") or _resources(config, "resources"),
     )
 
 
@@ -169,23 +150,22 @@ def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
     status = response.status
     info = _info(response.info)
     config, spec = _object(info, "config"), _object(info, "runtimeSpec")
-    asked = _resources(_object(config, "linux"), "resources")
-    told = status.resources
-    runs = resources_of(told.linux) if told.HasField("linux") else _spec_resources(spec)
+    configured = _resources(_object(config, "linux"), "resources")
+    reported = status.resources
+    runs = resources_of(reported.linux) if reported.HasField("linux") else _spec_resources(spec)
     return ContainerInfo(
         id=status.id or container_id,
         pod_id=_text(info, "sandboxID") or "",
         name=status.metadata.name,
         attempt=status.metadata.attempt,
         annotations=dict(status.annotations),
-        resources=_effective(asked, runs),
+        resources=_effective(configured, runs),
         envs=_envs(config.get("envs") or [] if config else None, _list(_object(spec, "process"), "env")),
         cgroup_parent=_cgroup_parent(spec) or "",
     )
 
 
 def _info(info: Mapping[str, str]) -> Json:
-    """Parse the JSON of a verbose status; empty if there is none or it cannot be parsed."""
     try:
         document = json.loads(info["info"]) if "info" in info else None
     except (ValueError, RecursionError):
@@ -193,18 +173,11 @@ def _info(info: Mapping[str, str]) -> Json:
     return document if isinstance(document, dict) else {}
 
 
-def _updated(info: Json, config: Json, name: str) -> Resources | None:
-    """Return the resources of a pod: as updated, else as created."""
-    return _resources(_object(info, name), "linux") or _resources(config, name)
-
-
 def _resources(owner: Json, name: str) -> Resources | None:
-    """Read the LinuxContainerResources of JSON at ``name``; None if there is no object."""
     return _from_json(_object(owner, name), page_size="page_size") if isinstance(owner.get(name), dict) else None
 
 
 def _spec_resources(spec: Json) -> Resources:
-    """Read the resources of an OCI runtime spec."""
     values = {}
     for path, names in _OCI_FIELDS.items():
         owner = _object(spec, *path)
@@ -213,18 +186,16 @@ def _spec_resources(spec: Json) -> Resources:
 
 
 def _from_json(values: Json, page_size: str) -> Resources:
-    told = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
-    return Resources(**{name: value for name, value in told.items() if value is not None})
+    found = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
+    return Resources(**{name: value for name, value in found.items() if value is not None})
 
 
-def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
-    """Return the resources in effect, ``runs``, over those of the config, ``asked``.
-
-    A field that the machine does not support is not in effect and keeps the config's value. Where no swap limit was
-    asked for runtimes set one equal to the memory limit: that is returned as 0, "not set" in CRI.
+def _effective(configured: Resources | None, runs: Resources) -> Resources | None:
+    """Return the resources in effect, ``runs``, over those of the config, which count where the machine lacks a field.
+    Where that sets no swap limit runtimes set one equal to the memory limit: it is returned as 0, "not set" in CRI.
     """
-    effective = overlay(asked, named(runs))
-    if effective is None or (asked and asked.memory_swap_limit_in_bytes):
+    effective = overlay(configured, named(runs))
+    if effective is None or (configured and configured.memory_swap_limit_in_bytes):
         return effective
     if effective.memory_swap_limit_in_bytes == effective.memory_limit_in_bytes:
         return replace(effective, memory_swap_limit_in_bytes=0)
@@ -232,10 +203,8 @@ def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
 
 
 def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
-    """Return the variables that the create request set, with the values in effect.
-
-    The environment of the process also has the image's variables: they are returned only where the runtime tells
-    nothing else. A variable with bytes that are not UTF-8 is left out.
+    """Return the variables that the create request set, with the values in effect. Those of the process, which include
+    the image's, are returned only without these. A variable with bytes that are not UTF-8 is left out.
     """
     runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):
@@ -283,7 +252,6 @@ def _cgroup_parent(spec: Json) -> str | None:
 
 
 def _object(document: Json, *path: str) -> Json:
-    """Return the object at a path of names; empty if there is none."""
     for name in path:
         inner = document.get(name)
         document = inner if isinstance(inner, dict) else {}
@@ -311,8 +279,7 @@ def _number(owner: Json, name: str, allowed: range) -> int | None:
 
 
 def _limits(limits: Iterable[Any], page_size: str) -> dict[str, int]:
-    """Read huge page limits; a missing limit is 0, which Go's JSON encoder leaves out."""
-    entries = [{"limit": 0, **limit} for limit in limits if isinstance(limit, dict)]
+    entries = [{"limit": 0, **limit} for limit in limits if isinstance(limit, dict)]  # Go's encoder leaves 0 out
     read = {_text(entry, page_size): _number(entry, "limit", _UINT64) for entry in entries}
     return {size: limit for size, limit in read.items() if size is not None and limit is not None}
 

@@ -1,6 +1,6 @@
 """gRPC over HTTP/2: message framing, deadlines, status (the protocol's PROTOCOL-HTTP2 document).
 
-Invariant: a message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
+A message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
 """
 
 import zlib

@@ -1,9 +1,6 @@
-"""HPACK header blocks that stand alone (RFC 7541): parsed and built without a dynamic table.
+"""HPACK header blocks without a dynamic table (RFC 7541), as HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
 
-Owns what the relay needs of header compression once HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
-Must not know: frames, connections. The ``hpack`` package decodes blocks that still use a dynamic table; otherwise only
-its Huffman decoder is used, behind a bounded cache.
-Invariant: reading a block that uses the dynamic table raises; a block that is built here never does.
+The ``hpack`` package decodes blocks that still use a dynamic table; otherwise only its Huffman decoder is used.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence

@@ -13,9 +13,8 @@ from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, messages
-from runtimeproxy.cri import sync as sync_module
-from runtimeproxy.cri.backend import REPEATS_SECONDS, STATUS_SECONDS, Backend
-from runtimeproxy.cri.sync import CriState
+from runtimeproxy.cri import backend as backend_module
+from runtimeproxy.cri.backend import REPEATS_SECONDS, STATUS_SECONDS, Backend, CriState
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import no_effect
 from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
@@ -322,7 +321,7 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 
-    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
+    monkeypatch.setattr(backend_module, "ITEMS_AT_ONCE", 2)
     monkeypatch.setattr(backend, "pods", listed)
     monkeypatch.setattr(backend, "containers", listed)
     reading, turns = asyncio.ensure_future(state.listed()), 0

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import PIECE_BYTES, UNREAD_BYTES, Excess, Unread, verdict
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
 from tests.cri import peer
-from tests.cri.peer import VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, client, runtime
+from tests.cri.peer import VERSION, Ack, Credit, Data, Headers, Ping, Raw, Settings, client, runtime
 
 
 @pytest.mark.parametrize(
@@ -46,33 +45,6 @@ def test_answers_that_are_read_count_no_more() -> None:
         unread.add(UNREAD_BYTES, delivered=True)
 
 
-@pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
-def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> None:
-    play, fragment = peer.greeted(), peer.block(fields)
-    for stream in range(1, 2 * bounds.OPEN_STREAMS, 2):
-        play.client.sends(peer.raw_headers(stream, fragment))
-        play.runtime.got_bytes()
-    with pytest.raises(Excess) as raised:
-        play.client.sends(peer.raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
-    assert raised.value.kind == "open_streams"
-
-
-def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
-    play = peer.Play()
-    play.client.sends(peer.PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
-    with pytest.raises(Excess):
-        play.client.sends(Headers(7, VERSION))
-
-
-def test_image_service_gets_so_many_streams_until_it_has_told_its_limit() -> None:
-    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_TOLD + 1
-    play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
-    assert play.client.got_bytes() == b""
-    play.client.sends(Headers(last, peer.PULL))
-    assert play.client.got() == [Reset(last, 7)]
-
-
 HELD = Headers(1, peer.CREATE)
 
 
@@ -96,54 +68,6 @@ def test_what_is_kept_beside_a_held_request_is_bounded(sends: peer.Act, kind: st
     with pytest.raises(Excess) as raised:
         sends(play)
     assert raised.value.kind == kind
-
-
-def asked(*frames: peer.Frame) -> peer.Play:
-    play = peer.greeted(image_apart=True)
-    play.client.sends(*frames)
-    play.runtime.got()
-    return play
-
-
-def told_last_id(play: peer.Play) -> None:
-    play.runtime.sends(GoAway(1))
-    play.client.got()
-
-
-@pytest.mark.parametrize(
-    ("last", "frames", "before"),
-    [
-        pytest.param(5, [Headers(5, VERSION)], None, id="highest stream"),
-        pytest.param(3, [Headers(1, VERSION), Headers(3, peer.PULL)], None, id="image calls count"),
-        pytest.param(1, [Headers(1, VERSION), Headers(3, VERSION)], told_last_id, id="it never rises"),
-    ],
-)
-def test_faulty_client_is_told_the_last_stream(last: int, frames: list[peer.Frame], before: peer.Act) -> None:
-    play = asked(*frames)
-    if before:
-        before(play)
-    play.reader.leave(True, 0xB, "too much")
-    assert (play.client.got(), play.runtime.got()) == ([GoAway(last, 0xB, b"too much")], [])
-
-
-def test_runtime_that_broke_the_protocol_is_told() -> None:
-    play = asked(Headers(5, VERSION))
-    play.reader.leave(False, 0xB, "too much")
-    assert (play.client.got(), play.runtime.got()) == ([], [GoAway(0, 0xB, b"too much")])
-
-
-def inside_data(play: peer.Play) -> None:
-    play.greet()
-    play.runtime.sends(Data(1, bytes(100)).wire()[:50])
-    play.client.got_bytes()
-
-
-@pytest.mark.parametrize("prepare", [client(peer.PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
-def test_nobody_is_told_where_no_frame_may_stand(prepare: peer.Act) -> None:
-    play = peer.Play()
-    prepare(play)
-    play.reader.leave(True, 1, "broken")
-    assert play.client.got_bytes() == b""
 
 
 def frame_of(length: int, kind: int = 0xEE) -> bytes:

@@ -15,8 +15,8 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
-from runtimeproxy.cri.goaway import GONE
 from runtimeproxy.cri.held import CriHeld
+from runtimeproxy.cri.reader import GONE
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer

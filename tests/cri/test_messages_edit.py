@@ -374,7 +374,7 @@ def test_change_behind_a_request_says_what_it_says_within(kind: Kind, data: st.D
     message = data.draw(random_messages(DECLARED[kind.name]))
     assume(kind.reads(message))
     result = kind.edit(message, change)
-    with mock.patch.object(messages, "_keys_absent", return_value=False):
+    with mock.patch.object(messages, "_can_append", return_value=False):
         rewritten = kind.edit(message, change)
     assert parsed(result, kind.name) == parsed(rewritten, kind.name)
     assert result.startswith(message) or result == rewritten

@@ -112,9 +112,9 @@ def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, 
 @pytest.mark.parametrize("verbose", [True, False])
 def test_requests(verbose: bool) -> None:
     pod = cri.PodSandboxStatusRequest(pod_sandbox_id="p1", verbose=verbose)
-    assert cri.PodSandboxStatusRequest.FromString(status.pod_status_request("p1", verbose=verbose)) == pod
+    assert cri.PodSandboxStatusRequest.FromString(status.status_request("p1", verbose=verbose)) == pod
     container = cri.ContainerStatusRequest(container_id="c1", verbose=verbose)
-    assert cri.ContainerStatusRequest.FromString(status.container_status_request("c1", verbose=verbose)) == container
+    assert cri.ContainerStatusRequest.FromString(status.status_request("c1", verbose=verbose)) == container
 
 
 @pytest.mark.parametrize("name", [*cri.PodSandboxState.keys(), *cri.ContainerState.keys()])

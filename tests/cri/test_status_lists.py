@@ -77,5 +77,5 @@ def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes]
 
 def test_list_asks_for_all_or_for_one() -> None:
     wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(id="c1"))
-    assert cri.ListContainersRequest.FromString(status.containers_request(container_id="c1")) == wanted
-    assert status.containers_request() == status.pods_request() == b""
+    assert cri.ListContainersRequest.FromString(status.list_request("c1")) == wanted
+    assert status.list_request() == b""

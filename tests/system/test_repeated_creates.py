@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.cri.backend import Backend as CriBackend
-from runtimeproxy.cri.sync import CriState
+from runtimeproxy.cri.backend import CriState
 from runtimeproxy.docker.backend import Backend as DockerBackend
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.hookapi import api_pb2

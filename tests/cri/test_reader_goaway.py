@@ -3,7 +3,8 @@
 import pytest
 
 from runtimeproxy.core.call import CallState
-from runtimeproxy.cri.goaway import ENDLESS, GONE
+from runtimeproxy.cri.reader import GONE
+from runtimeproxy.cri.routes import ENDLESS
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, grpc, image, runtime
 
@@ -20,7 +21,7 @@ FULL = Data(1, bytes(16_384))
 
 
 def drain(refusing: bool) -> peer.Act:
-    return lambda play: play.reader.goaway.drain(refusing)
+    return lambda play: play.reader.drain(refusing)
 
 
 ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
@@ -125,7 +126,7 @@ def test_a11(steps: list[Step]) -> None:
 def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
     play = peer.Play()
     play.client.sends(peer.PREFACE, Settings())
-    play.reader.goaway.drain(refusing=True)
+    play.reader.drain(refusing=True)
     assert play.client.got() == []
     play.runtime.sends(Settings())
     assert play.client.got()[-2:] == [MOST, GoAway(0)]
@@ -166,13 +167,13 @@ def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
     )
     play.runtime.sends(Headers(13, peer.REPLY), Headers(13, peer.TRAILERS, end=True))
     play.client.got()
-    play.reader.goaway.runtime_gone()
+    play.reader.answer_unanswered()
     gone = peer.refusal(14, GONE.encode())
     assert play.client.got() == [
         *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, CANCEL), Reset(7, CANCEL)),
         *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, CANCEL)),
     ]
-    assert play.reader.goaway.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
+    assert play.reader.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
 
 
 LATE = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
@@ -186,14 +187,14 @@ def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.F
         play.client.sends(peer.PREFACE, Settings())
         play.runtime.sends(Settings())
     play.client.sends(ASK)
-    play.reader.goaway.drain(refusing=True)
+    play.reader.drain(refusing=True)
     play.client.got()
     play.runtime.got()
     play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), Headers(3, peer.TRAILERS, end=True))
     play.client.sends(Reset(3, CANCEL), Headers(5, fields, end=True))
     assert play.runtime.got() == []
     assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED)]
-    assert (play.calls, play.links, play.reader.goaway.unfinished()) == ([], [], (1, 0, 0))
+    assert (play.calls, play.links, play.reader.unfinished()) == ([], [], (1, 0, 0))
 
 
 UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
@@ -249,16 +250,16 @@ def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
     play = peer.Play(image_apart=True) if isinstance(moves[0][0], peer.Greets) else peer.greeted(image_apart=True)
     for act, counts in moves:
         act(play)
-        assert play.reader.goaway.unfinished() == counts
+        assert play.reader.unfinished() == counts
 
 
 def test_unfinished_before_the_ack() -> None:
     play = peer.Play()
     play.client.sends(peer.PREFACE, Settings(), ASK)
     play.runtime.sends(Settings(), ANSWER)
-    assert play.reader.goaway.unfinished() == (0, 1, 0)
+    assert play.reader.unfinished() == (0, 1, 0)
     play.runtime.sends(END)
-    assert play.reader.goaway.unfinished() == (0, 0, 0)
+    assert play.reader.unfinished() == (0, 0, 0)
 
 
 def test_container_events_are_endless_in_both_versions() -> None:
