@@ -190,7 +190,7 @@ class FromClient(FrameRelay):
         if route is None or (route.operation in UNRECORDED and shared.start_and_stop_pass()):
             key = PASSING.get(path, PASSING_OTHER)
             shared.counters.setdefault(key, 0)
-            if route is None:
+            if route is None and reader.last == http2.MAX_STREAM_ID:  # after a GOAWAY each stream is checked
                 self.remember(block, key)
             self.passed(stream, end, key)
             return True

@@ -45,6 +45,12 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.returns(GoAway(1)),
         Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
     ],
+    "headers of a stream below its last id do not let a later stream pass": [
+        peer.passes(ASK),
+        peer.returns(GoAway(9)),
+        peer.passes(ASK_5),
+        Step(client(Headers(11, peer.VERSION)), to_client=[Reset(11, REFUSED)]),
+    ],
     # GOAWAY of the proxy
     "a drain sends two GOAWAYs, each once": [
         peer.passes(ASK, CREATED),
