@@ -171,12 +171,13 @@ class CreateCall(DockerCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        self.leave_out(messages.left_out_of_create(adjustment.resources), "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(messages.respelt_in_create(adjustment.resources), adjustment.owners)
+        left_out, respelt = messages.differing_in_create(adjustment.resources)
+        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(respelt, adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
         path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
-        body = (messages.edit_pod if of_pod else messages.edit_container)(self.body, adjustment, parent)
+        body = messages.edit_create(self.body, adjustment, parent, of_pod=of_pod)
         self._released = None if body is self.body else body
         return self._released
 

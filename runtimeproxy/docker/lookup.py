@@ -141,7 +141,7 @@ class Lookup:
         if not messages.is_pods(reply):
             return None
         await self.known_driver()
-        shipped = await self._image(messages.text_of(inspected, "Image"))
+        shipped = await self._image(inspected.get("Image", ""))
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> ImageDefaults | None:

@@ -1,7 +1,5 @@
-"""Parse dockerd's inspect of a pod or a container into values of ``model``.
+"""Parse dockerd's inspect of a pod or a container into values of ``model``, without what the create did not ask for.
 
-Owns which parts of an inspect the create did not ask for, and removes them (docs/architecture.rst).
-Must not know: the Store, the daemon's client, when something is inspected.
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
 missing, null or of a wrong type counts as unknown; the other parts are still used.
 
@@ -21,7 +19,11 @@ from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.messages import (
     LABEL_PREFIX,
+    LABELS,
     RESOURCE_TABLE,
+    REST,
+    TYPE_LABEL,
+    TYPES,
     Labels,
     RequestedContainer,
     RequestedPod,
@@ -29,7 +31,7 @@ from runtimeproxy.docker.messages import (
 )
 from runtimeproxy.model.fields import ROWS, Resources
 from runtimeproxy.model.values import ContainerInfo, PodInfo
-from runtimeproxy.wire.json import Object
+from runtimeproxy.wire.json import INT64, Object, Table, read_members
 
 DEFAULT_RUNTIME = "runc"
 """The DefaultRuntime of a daemon whose configuration names none."""
@@ -45,6 +47,11 @@ _PARTS: Mapping[str, Any] = {
     },
 }
 """The members read of an inspected container or image, with their types; those of an Object or a list are texts."""
+_INFO: Table = {"driver": ("CgroupDriver", str), "runtime": ("DefaultRuntime", str)}
+_TOP: Table = {"name": ("Name", str), "config": ("Config", Object), "host": ("HostConfig", Object)}
+_CONFIG: Table = {**LABELS, "env": REST["env"]}
+_STATE: Table = {"state": ("State", Object)}
+_STATUS: Table = {"status": ("Status", str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,8 @@ class ImageDefaults:
 @reads_json
 def read_info(reply: bytes) -> tuple[str, str]:
     """Read the daemon's cgroup driver and its default runtime in the answer to GET /info. Raises Unreadable."""
-    info = messages.document(reply)
-    return messages.text_of(info, "CgroupDriver"), messages.text_of(info, "DefaultRuntime")
+    info = read_members(messages.document(reply), _INFO)
+    return info["driver"], info["runtime"]
 
 
 @reads_json
@@ -70,7 +77,7 @@ def parse_inspect(reply: bytes, full_id: str = "") -> Object:
     known = _known(messages.document(reply), _PARTS)
     if known.get("Id"):
         return known
-    return Object((*(member for member in known.members if member[0] != "Id"), ("Id", full_id)))
+    return Object((*(member for member in known if member[0] != "Id"), ("Id", full_id)))
 
 
 def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
@@ -79,23 +86,19 @@ def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
     for name, kind in parts.items():
         value = owner.get(name)
         if isinstance(kind, Mapping):
-            members.append((name, _known(value if isinstance(value, Object) else _NOTHING, kind)))
-        elif type(value) is not kind or (kind is int and value not in messages.INT64):
+            members.append((name, _known(value if isinstance(value, Object) else Object(), kind)))
+        elif type(value) is not kind or (kind is int and value not in INT64):
             continue
         elif kind is Object:
-            members.append((name, Object([(key, text) for key, text in value.members if isinstance(text, str)])))
+            members.append((name, Object([(key, text) for key, text in value if isinstance(text, str)])))
         else:
             members.append((name, [text for text in value if isinstance(text, str)] if kind is list else value))
     return Object(members)
 
 
-_NOTHING = Object(())
-
-
 def read_image(reply: bytes) -> ImageDefaults:
     """Read an inspected image. Raises Unreadable."""
-    config = messages.object_of(parse_inspect(reply), "Config")
-    return ImageDefaults(messages.labels_of(config), messages.texts_of(config, "Env"))
+    return ImageDefaults(**read_members(parse_inspect(reply).get("Config"), _CONFIG))
 
 
 @reads_json
@@ -107,15 +110,14 @@ def read_inspect(
     ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
     whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
-    config, host = (messages.object_of(inspected, name) for name in ("Config", "HostConfig"))
+    top = read_members(inspected, _TOP)
+    name, host, config = top["name"], top["host"], read_members(top["config"], _CONFIG)
     shipped = shipped or ImageDefaults()
-    name = messages.text_of(inspected, "Name")
-    labels = _own_labels(messages.labels_of(config), shipped.labels, name)
+    labels = _own_labels(config["labels"], shipped.labels, name)
     container_id = messages.id_of(inspected)
-    if messages.kind_of(labels) is None:
+    if labels.get(TYPE_LABEL) not in TYPES:
         return None
-    env = _own_env(messages.texts_of(config, "Env"), shipped.env)
-    value = messages.asked(name, labels, env, host)
+    value = messages.asked(name, labels, _own_env(config["env"], shipped.env), host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
     if isinstance(value, RequestedPod):
@@ -133,9 +135,9 @@ _LIVES = {
 @reads_json
 def read_state(reply: bytes) -> Life:
     """Read the State of an inspected container. Raises Unreadable."""
-    state = messages.object_of(messages.document(reply), "State")
+    state = read_members(messages.document(reply), _STATE)["state"]
     try:
-        return _LIVES[messages.text_of(state, "Status")]
+        return _LIVES[read_members(state, _STATUS)["status"]]
     except KeyError:
         raise Unreadable("inspected container in a state that is not known") from None
 
