@@ -25,9 +25,10 @@ from runtimeproxy.core.call import (
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.exchange import DockerHeld, Exchanges, Shared
+from runtimeproxy.docker.exchange import DockerHeld, Shared
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
+from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError, HookError
@@ -87,10 +88,6 @@ class CreateCall(DockerCall):
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
-    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
-        super().__init__(exchanges, head, route)
-        self._name = route.name
-
     def identify(self) -> bool:
         """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
         needs an edit, the request is sent on first: the daemon works while the body is parsed.
@@ -102,11 +99,11 @@ class CreateCall(DockerCall):
             body = self.body
             if self.shared.creates_pass():
                 self.already_sent = self.send_request(None)
-            self._requested = messages.read_create(body, self._name) if messages.is_pods(body) else None
+            self._requested = messages.read_create(body, self.route.name) if messages.is_pods(body) else None
             of_pod = isinstance(self._requested, RequestedPod)
             self.is_plain = self._requested is None
         except Unreadable as error:
-            kind = messages.kind_of_unreadable(body, self._name)
+            kind = messages.kind_of_unreadable(body, self.route.name)
             self._unreadable, self.is_kind_known = str(error), kind is not None
             of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
         if self.is_plain:
@@ -188,7 +185,7 @@ class CreateCall(DockerCall):
         """
         if self._released is None:
             return self.requested
-        made = messages.read_create(self._released, self._name)
+        made = messages.read_create(self._released, self.route.name)
         assert made is not None
         return made
 
@@ -225,8 +222,8 @@ class ReferenceCall(DockerCall):
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
-    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
-        super().__init__(exchanges, head, route)
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
         self.operation = self.container_operation
         self.hook_points = self.points
         self._reference = route.reference

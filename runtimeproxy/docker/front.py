@@ -244,7 +244,7 @@ class DockerConnection(Connection):
 
     def client_gone(self) -> None:
         """End the held calls of a client that has closed, or whose connection ends."""
-        self.reader.client_gone()
+        self.reader.stop()
         self.act_on_ready()
 
     def backend_eof(self) -> bool:
@@ -285,7 +285,7 @@ class DockerConnection(Connection):
         """Accept no more requests once the client is inside none, and part when all are answered. A client that has
         sent no request since it connected may still do so until ``refusing``.
         """
-        if not self._shut and self.reader.between_requests and (refusing or self.reader.has_begun_request):
+        if not self._shut and self.reader.between_requests and (refusing or self.reader.requests.began):
             self._shut = True
             self.shut_client()
         if self._shut and not self.unfinished():

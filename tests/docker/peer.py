@@ -182,7 +182,7 @@ class Play:
 
     def leave(self) -> None:
         """Close the client and end each call; check that nothing of a held request is kept then."""
-        self.reader.client_gone()
+        self.reader.stop()
         self.act()
         for call in self.calls:
             call.answer()
