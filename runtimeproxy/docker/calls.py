@@ -26,7 +26,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import DockerHeld, Shared
-from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.lookup import Lookup, container_info
 from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
@@ -142,7 +142,7 @@ class CreateCall(DockerCall):
             return None
         if isinstance(requested, RequestedContainer):
             return self._in(store.pod(requested.container.pod_id), requested, driver)
-        pod = Lookup.pod_info(requested, driver)
+        pod = replace(requested.pod, cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
         return Subject(PodRecord(pod, pod))
 
     async def read_subject(self, store: Store) -> Subject | None:
@@ -157,9 +157,9 @@ class CreateCall(DockerCall):
         """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
         if pod is None:
             return None
-        repeated = Lookup.pod_info(RequestedPod(PodInfo(), requested.cgroup_parent), driver)
+        repeated = PodInfo(cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
         subject = records.in_pod(pod, repeated, requested.container)
-        container = Lookup.container_info(requested, subject.pod, driver)
+        container = container_info(requested, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:

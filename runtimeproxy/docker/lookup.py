@@ -17,7 +17,7 @@ from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.messages import CONTAINER_TYPE, POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.status import ImageDefaults
 from runtimeproxy.model import records
-from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
+from runtimeproxy.model.values import ContainerInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
@@ -92,14 +92,13 @@ class Lookup:
             return None
         driver = await self.known_driver()
         if isinstance(asked, RequestedPod):
-            return full_id, Subject(self._store.read_pod(self.pod_info(asked, driver)))
+            return full_id, Subject(self._read_pod(asked, driver))
         pod = await self.pod(asked.container.pod_id)
         if pod is None:
             return None
         # The Store may have had the container and lacked only its pod.
-        return full_id, records.subject_of_read(
-            pod, self._store.read_container(self.container_info(asked, pod, driver))
-        )
+        read = self._store.read_container(container_info(asked, pod, driver))
+        return full_id, records.subject_of_read(pod, read)
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""
@@ -125,7 +124,11 @@ class Lookup:
         asked = await self._inspected(pod_id)
         if not isinstance(asked, RequestedPod):
             return None
-        return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
+        return self._read_pod(asked, await self.known_driver())
+
+    def _read_pod(self, asked: RequestedPod, driver: Driver) -> PodRecord:
+        parent = messages.to_cri(asked.cgroup_parent, driver)
+        return self._store.read_pod(replace(asked.pod, cgroup_parent=parent))
 
     async def _inspected(self, full_id: str) -> RequestedPod | RequestedContainer | None:
         """Read what a container was created with; None if it does not exist or belongs to no pod."""
@@ -159,19 +162,9 @@ class Lookup:
             self._images.popitem(last=False)
         return shipped
 
-    @staticmethod
-    def pod_info(asked: RequestedPod, driver: Driver) -> PodInfo:
-        """Return a pod with its cgroup parent in CRI's form."""
-        return replace(asked.pod, cgroup_parent=_in_cri(asked, driver))
 
-    @staticmethod
-    def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
-        """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
-        parent = _in_cri(asked, driver) or ""
-        shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
-        return replace(asked.container, cgroup_parent="" if parent in shared else parent)
-
-
-def _in_cri(asked: RequestedPod | RequestedContainer, driver: Driver) -> str | None:
-    """Return a cgroup parent in CRI's form; None if it is unknown."""
-    return None if asked.cgroup_parent is None else messages.to_cri(asked.cgroup_parent, driver)
+def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
+    """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
+    parent = messages.to_cri(asked.cgroup_parent, driver) or ""
+    shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
+    return replace(asked.container, cgroup_parent="" if parent in shared else parent)

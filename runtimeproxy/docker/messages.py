@@ -96,9 +96,9 @@ def driver(text: str) -> Driver:
     return Driver.SYSTEMD if text == Driver.SYSTEMD.value else Driver.CGROUPFS
 
 
-def to_cri(parent: str, driver: Driver) -> str:
-    """Return HostConfig.CgroupParent as CRI's path; "" (the daemon's default) stays ""."""
-    if driver is Driver.CGROUPFS:
+def to_cri(parent: str | None, driver: Driver) -> str | None:
+    """Return HostConfig.CgroupParent as CRI's path; "" (the daemon's default) stays "", and None, if unknown, None."""
+    if driver is Driver.CGROUPFS or parent is None:
         return parent
     if parent == _ROOT:
         return "/"
@@ -163,7 +163,6 @@ _RESTARTS = "io.kubernetes.container.restartCount"
 _UINT32 = range(2**32)
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _TYPE_TEXT = TYPE_LABEL.encode()
-_EMPTY = Object()
 
 
 def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -198,7 +197,7 @@ def is_pods(body: bytes) -> bool:
 @reads_json
 def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | None:
     """Read a create; None if it belongs to no pod. ``name`` is the one in the request's query. Raises Unreadable."""
-    config = _read_request(body)
+    config = document(body, of_request=True)
     labels = read_members(config, LABELS)["labels"]
     return asked(name, labels, **read_members(config, REST)) if labels.get(TYPE_LABEL) in TYPES else None
 
@@ -208,7 +207,7 @@ def kind_of_unreadable(body: bytes, name: str) -> str | None:
     neither shows it.
     """
     with suppress(Unreadable, WireError):
-        kind: str | None = read_members(_read_request(body), LABELS)["labels"].get(TYPE_LABEL)
+        kind: str | None = read_members(document(body, of_request=True), LABELS)["labels"].get(TYPE_LABEL)
         if kind in TYPES:
             return kind
     parts = parse_name(name)
@@ -220,7 +219,7 @@ def kind_of_unreadable(body: bytes, name: str) -> str | None:
 @reads_json
 def read_update(body: bytes) -> Resources:
     """Read the resources that an update sets; Docker's update has no OOM score. Raises Unreadable."""
-    return Resources(**read_members(_read_request(body), _UPDATED))
+    return Resources(**read_members(document(body, of_request=True), _UPDATED))
 
 
 @reads_json
@@ -229,14 +228,12 @@ def read_created_id(reply: bytes) -> str:
     return id_of(document(reply))
 
 
-def _read_request(body: bytes) -> Object:
-    if has_more_tokens(body, FIELDS_LIMIT):
+def document(text: bytes, *, of_request: bool = False) -> Object:
+    """Parse a JSON text that is an object. Raises WireError if it is invalid or no object, and Unreadable if it is a
+    request's and has more than FIELDS_LIMIT tokens.
+    """
+    if of_request and has_more_tokens(text, FIELDS_LIMIT):
         raise Unreadable(TOO_MANY_FIELDS)
-    return document(body)
-
-
-def document(text: bytes) -> Object:
-    """Parse a JSON text that is an object. Raises WireError if it is invalid or no object."""
     value = parse(text)
     if isinstance(value, Object):
         return value
@@ -343,8 +340,8 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     """Put resources into the body of an update; ``present`` is what the container has now. Raises WireError."""
     if not changes:
         return Update(body, {}, ())
-    document = _object(parse(body), "the body")
-    sent = _in_update(_memory_of(document), present, changes)
+    document = parse(body)
+    sent = _in_update(_limits(document, "the body"), present, changes)
     put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
     edited = rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
     return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
@@ -371,7 +368,8 @@ def _in_update(requested: Resources, present: Resources, changes: Changes) -> Ch
     0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
     daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
     """
-    sent = fields.in_update(_known(changes), None if present.memory_limit_in_bytes else 0)
+    known = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
+    sent = fields.in_update(known, None if present.memory_limit_in_bytes else 0)
     if sent.get(MEMORY) and not sent.get(SWAP):
         memory, swap = fields.limits_before(requested, present)
         sent[SWAP] = fields.swap_for(memory, swap or 2 * memory, sent[MEMORY])  # the daemon's default in a create
@@ -380,18 +378,14 @@ def _in_update(requested: Resources, present: Resources, changes: Changes) -> Ch
     return sent
 
 
-def _known(changes: Changes) -> Changes:
-    """Return the fields that Docker's API has, in their order in it."""
-    return {name: changes[name] for name in RESOURCE_TABLE if name in changes}
-
-
 # -- the members of a body -------------------------------------------------------------------------------------------
 
 
 def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:
     """Edit HostConfig. A swap limit changes with the memory limit."""
-    host = _object(_EMPTY if found is None else found, "HostConfig")
-    limits, sent = _memory_of(host), fields.in_create(_known(resources))
+    host = Object() if found is None else found
+    limits = _limits(host, "HostConfig")
+    sent = fields.in_create({name: resources[name] for name in RESOURCE_TABLE if name in resources})
     if MEMORY in sent and SWAP not in sent:
         swap = fields.swap_for(limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes, sent[MEMORY])
         sent = {**sent, SWAP: swap}
@@ -423,20 +417,13 @@ def _resource_edits(owner: Object, requested: Changes) -> dict[str, Edit]:
     return {key: Put(value) for key, value in values.items() if value or owner.get(key)}
 
 
-def _memory_of(owner: Object) -> Resources:
-    """Return the memory and swap limits of a body, in bytes. Raises WireError."""
-    memory, swap = (_number(owner, RESOURCE_TABLE[name]) for name in (MEMORY, SWAP))
-    return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
-
-
-def _number(owner: Object, key: str) -> int:
-    value = owner.get(key, 0)
-    if type(value) is not int:
-        raise WireError(f"{key} is not a whole number")
-    return value
-
-
-def _object(value: Any, name: str) -> Object:
-    if not isinstance(value, Object):
+def _limits(owner: Any, name: str) -> Resources:
+    """Return the memory and swap limits of the object ``name``, in bytes. Raises WireError if it has none to read."""
+    if not isinstance(owner, Object):
         raise WireError(f"{name} is not a JSON object")
-    return value
+    limits = {}
+    for field in (MEMORY, SWAP):
+        limits[field] = owner.get(RESOURCE_TABLE[field], 0)
+        if type(limits[field]) is not int:
+            raise WireError(f"{RESOURCE_TABLE[field]} is not a whole number")
+    return Resources(**limits)

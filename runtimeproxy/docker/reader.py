@@ -183,12 +183,13 @@ class Reader:
         if self._daemon_ended:
             self._finish()
             return
-        self._turn()
+        if self.pending:
+            self._turn()
         self.requests.answered(exchange)
 
     def _turn(self) -> None:
         """Begin the turn of the first exchange: send the proxy's own answer, or run the held call."""
-        first = self.pending[0] if self.pending else None
+        first = self.pending[0]
         if isinstance(first, OwnAnswer):
             self._answer_last(first.answer)
         elif isinstance(first, DockerHeld):
