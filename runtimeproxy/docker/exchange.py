@@ -22,7 +22,7 @@ from runtimeproxy.core.call import (
 from runtimeproxy.docker.routes import PASSING, Action, Route
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import Key
-from runtimeproxy.wire import JOINED_BYTES, bodies, http1
+from runtimeproxy.wire import JOINED_BYTES, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class DockerHeld(Exchange, HeldCall):
         assert head is not None
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
-            body = bodies.dechunk(body)
+            body = http1.dechunk(body)
         agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
         self.reply = Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED)
         self._reader.ready.append(self)

@@ -1,7 +1,5 @@
 """The Docker front: it pairs each client connection with one to dockerd and gives held calls to the lifecycle.
 
-Owns the connections of the front, when its calls continue, and which requests are held.
-Must not know: how hook servers are asked, what a body means.
 Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
 """
 
@@ -14,11 +12,10 @@ from runtimeproxy.core.call import MemoryBudget, Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.bad_gateway import BadGateway
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
 from runtimeproxy.docker.lookup import Lookup
-from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.reader import DAEMON_AWAY, Reader
 from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError
@@ -29,11 +26,17 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.dial import dial_now
-from runtimeproxy.relay.drain import Unfinished, answers_ended
+from runtimeproxy.relay.drain import Drainable, Unfinished, answers_ended
+from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 10.0
+"""Seconds that such a client has to send its request's head and, after the answer, to close."""
 
 _CALLS: dict[Action, type[DockerCall]] = {Action.CREATE: CreateCall, **BY_REFERENCE}
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
@@ -300,3 +303,64 @@ class DockerConnection(Connection):
         calls, answers, streams = self.reader.unfinished()
         unread = self._shut and not self.client_ended
         return Unfinished(calls or int(unread), answers or int(not self.delivered), streams)
+
+
+class BadGateway:
+    """Answers a client's first request with 502 while dockerd is not reachable (docs/docker-mode.rst, "Wire rules").
+
+    Nothing is sent before a request has come: HTTP clients discard an answer to no request.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Drainable]) -> None:
+        self._head = bytearray()
+        self._answered = False
+        self._shut = False
+        self._client = client
+        self._connections = connections
+        connections.add(self)
+        self._endpoint = Endpoint(loop, client, self, ReadBuffer(REQUEST_BYTES))
+        self._timer = loop.call_later(WAIT_SECONDS, self.close)
+        self._endpoint.resume()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        """Collect the head of the first request, answer it once it is complete, and drop what follows."""
+        if self._answered:
+            return
+        seen = len(self._head)
+        self._head += data
+        try:
+            end = http1.head_end(self._head, 0, seen)
+            if not end:
+                return
+            method = http1.request_head(bytes(self._head[:end])).method
+            answer = http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True, method=method)
+        except BadMessage as error:
+            answer = http1.response(error.status, f"runtimeproxy: {error}", close=True)
+        self._answered = True
+        endpoint.write(answer)
+        endpoint.finish()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        self.close()
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Do nothing: the answer is short."""
+
+    def drain(self, refusing: bool) -> None:
+        """With ``refusing``, stop a client that has begun no request from sending one; bytes sent before are read."""
+        if refusing and not self._head and not self._shut:
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Return one call while a request has begun or may be among bytes not yet read, and is not answered."""
+        return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
+
+    def part(self) -> None:
+        """Half-close toward the client, which closes once it has read its answer."""
+        self._endpoint.finish()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._connections.discard(self)
+        self._endpoint.close()

@@ -11,8 +11,7 @@ from runtimeproxy.docker import routes
 from runtimeproxy.docker.exchange import DockerHeld, Exchange, ReaderEvent
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
-from runtimeproxy.wire.bodies import Body, Send, follow
-from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, ResponseHead
+from runtimeproxy.wire.http1 import BadMessage, Body, Framing, RequestHead, ResponseHead, Send, follow
 
 if TYPE_CHECKING:
     from runtimeproxy.docker.reader import Reader

@@ -17,7 +17,7 @@ from runtimeproxy.eventloop import batch
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.wire.bodies import Send
+from runtimeproxy.wire.http1 import Send
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.docker.exchange import Exchange, Known, Shared
 from runtimeproxy.docker.parsers import Requests
-from runtimeproxy.wire import bodies
+from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
@@ -97,7 +97,7 @@ def _payload(head: RequestHead, raw: bytes) -> bytes:
     if head.framing is not Framing.CHUNKED:
         return raw
     kept: list[bytes | bytearray] = []
-    bodies.ChunkedBody(kept.append).feed(raw)
+    http1.ChunkedBody(kept.append).feed(raw)
     return b"".join(kept)
 
 

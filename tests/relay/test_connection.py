@@ -20,7 +20,7 @@ from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.wire.bodies import Send
+from runtimeproxy.wire.http1 import Send
 from tests.patience import read, until
 
 MIB = 2**20
