@@ -1,8 +1,5 @@
 """Read pods and containers from dockerd as the core's records, when a call needs them and the Store lacks them.
 
-Owns reading by any reference, the list of pods and containers, the cgroup driver, and the caches of images and of
-containers that belong to no pod.
-Must not know: held requests, hook servers.
 Invariant: that a container belongs to no pod is remembered by its full id only, never by name (relay-rules B10).
 """
 
@@ -51,22 +48,12 @@ class Lookup:
         assert self.driver is not None
         return self.driver
 
-    # Containers that belong to no pod.
-
     def is_plain(self, container_id: str) -> bool:
         """Return whether a container is known to belong to no pod."""
         return container_id in self._plain
 
     def forget_plain(self, container_id: str) -> None:
-        """Forget that a container belongs to no pod."""
         self._plain.pop(container_id, None)
-
-    def _remember_plain(self, container_id: str) -> None:
-        self._plain[container_id] = None
-        if len(self._plain) > REMEMBERED:
-            del self._plain[next(iter(self._plain))]
-
-    # Subjects.
 
     def known(self, full_id: str) -> Subject | None:
         """Return the pod or container that the Store has under a full id; None if it has none."""
@@ -88,7 +75,9 @@ class Lookup:
             return full_id, known
         asked = await self._asked(reply, inspected)
         if asked is None:
-            self._remember_plain(full_id)
+            self._plain[full_id] = None
+            if len(self._plain) > REMEMBERED:
+                del self._plain[next(iter(self._plain))]
             return None
         driver = await self.known_driver()
         if isinstance(asked, RequestedPod):
@@ -117,11 +106,12 @@ class Lookup:
         return None if reply is None else status.read_state(reply)
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Return a pod from the Store, else from the daemon. Raises BackendError, Unreadable."""
+        """Return a pod from the Store, else from the daemon; None if there is none. Raises BackendError, Unreadable."""
         known = self._store.pod(pod_id)
         if known is not None:
             return known
-        asked = await self._inspected(pod_id)
+        reply = await self._backend.inspect(pod_id)
+        asked = None if reply is None else await self._asked(reply, status.parse_inspect(reply, pod_id))
         if not isinstance(asked, RequestedPod):
             return None
         return self._read_pod(asked, await self.known_driver())
@@ -129,13 +119,6 @@ class Lookup:
     def _read_pod(self, asked: RequestedPod, driver: Driver) -> PodRecord:
         parent = messages.to_cri(asked.cgroup_parent, driver)
         return self._store.read_pod(replace(asked.pod, cgroup_parent=parent))
-
-    async def _inspected(self, full_id: str) -> RequestedPod | RequestedContainer | None:
-        """Read what a container was created with; None if it does not exist or belongs to no pod."""
-        reply = await self._backend.inspect(full_id)
-        if reply is None:
-            return None
-        return await self._asked(reply, status.parse_inspect(reply, full_id))
 
     async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
