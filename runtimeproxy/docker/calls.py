@@ -1,13 +1,11 @@
 """Docker's held calls: a class for creates and one for each action on an existing container.
 
-Owns how a held request becomes a subject, how an adjustment is put into its body, what its outcome is, the update
-before a start, and which update events are the proxy's.
-Must not know: heads, chunks, connections, hook servers.
 Invariant: an unchanged request is released as exactly the bytes that came. An update's event is expected only where the
 record will have the update; otherwise the event causes the container to be read again.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import (
@@ -45,7 +43,7 @@ ERROR_STATUS = 500
 
 @dataclass(frozen=True, slots=True)
 class DockerShared(Shared):
-    """What the connections of a front and their calls share."""
+    """What the calls of a front share, too."""
 
     backend: Backend
     lookup: Lookup
@@ -67,7 +65,6 @@ class DockerCall(DockerHeld):
         return None
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
-        """Edit the request and send it on."""
         self.send_request(None if subject is None else self.edited(subject, adjustment))
 
     def refuse(self, error: HookError) -> None:
@@ -115,7 +112,7 @@ class CreateCall(DockerCall):
 
     @property
     def requested(self) -> RequestedPod | RequestedContainer:
-        """Return what the request asks for. Raises Unreadable."""
+        """Raises Unreadable."""
         if self._requested is None:
             raise Unreadable(self._unreadable)
         return self._requested
@@ -146,7 +143,6 @@ class CreateCall(DockerCall):
         return Subject(PodRecord(pod, pod))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Query the daemon for the cgroup driver and the container's pod as needed. Raises BackendError, Unreadable."""
         requested, driver = self.requested, await self.shared.lookup.known_driver()
         if isinstance(requested, RequestedContainer):
             return self._in(await self.shared.lookup.pod(requested.container.pod_id), requested, driver)
@@ -163,7 +159,6 @@ class CreateCall(DockerCall):
         return replace(subject, container=ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
-        """Return whether no pod in the Store has a cgroup parent that a hook set."""
         return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
@@ -178,30 +173,22 @@ class CreateCall(DockerCall):
         self._released = None if body is self.body else body
         return self._released
 
-    @property
-    def _sent(self) -> RequestedPod | RequestedContainer:
-        """Return what was sent to the daemon. An edited body is parsed again, as an edit also obeys dockerd's checks.
-        Raises Unreadable.
-        """
-        if self._released is None:
-            return self.requested
-        made = messages.read_create(self._released, self.route.name)
-        assert made is not None
-        return made
-
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the daemon gave, and the resources that were sent."""
-        made_id, sent = messages.read_created_id(reply.message), self._sent
+        """Add the id that the daemon gave, and the resources that were sent: an edited body is parsed again, as an edit
+        also obeys dockerd's checks.
+        """
+        made_id = messages.read_created_id(reply.message)
+        sent = self.requested if self._released is None else messages.read_create(self._released, self.route.name)
         if isinstance(sent, RequestedPod):
             pod = records.created_pod(subject, adjustment, made_id).pod
             return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
+        assert sent is not None
         made = records.created_container(subject, adjustment, made_id)
         container = records.container_of(made)
         effective = replace(container.effective, resources=sent.container.resources)
         return replace(made, container=replace(container, effective=effective))
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
-        """Read the pod or container from the daemon."""
         record = made.container or made.pod
         read = await self.shared.lookup.read(record.effective.id)
         found = None if read is None else read[1].container or read[1].pod
@@ -218,7 +205,6 @@ class ReferenceCall(DockerCall):
     """The hook points for which the daemon is queried for what a reference names (relay-rules C4)."""
 
     def __init_subclass__(cls) -> None:
-        """Set ``points`` of a subclass: the hook points of both its operations."""
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
@@ -233,7 +219,6 @@ class ReferenceCall(DockerCall):
         """``EventFollower.changes`` when the daemon was queried for the subject; None if it was not."""
 
     def identify(self) -> bool:
-        """Set the operation if the subject is known."""
         known = self.shared.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
@@ -272,11 +257,9 @@ class ReferenceCall(DockerCall):
         return subject
 
     async def life(self, container_id: str) -> Life | None:
-        """Read whether a container was started and runs."""
         return await self.shared.lookup.life(container_id)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
         if self.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
@@ -288,15 +271,11 @@ class ReferenceCall(DockerCall):
 
 
 class StopCall(ReferenceCall):
-    """StopContainer, StopPodSandbox."""
-
     container_operation = Operation.STOP_CONTAINER
     pod_operation = Operation.STOP_POD_SANDBOX
 
 
 class RemoveCall(ReferenceCall):
-    """RemoveContainer, RemovePodSandbox."""
-
     container_operation = Operation.REMOVE_CONTAINER
     pod_operation = Operation.REMOVE_POD_SANDBOX
 
@@ -314,7 +293,7 @@ class StartCall(ReferenceCall):
         call is ``state_unknown`` from then on.
         """
         container = records.container_of(subject).effective
-        update = messages.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        update = messages.edit_update(b"{}", adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
@@ -346,7 +325,6 @@ class UpdateCall(ReferenceCall):
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Return the record's original values overlaid by what this request sets."""
         return records.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
@@ -364,30 +342,25 @@ class UpdateCall(ReferenceCall):
         return None if update.body is self.body else update.body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Send the request on; expect the daemon's event of it if the record will have the update."""
-        self._expecting = self.state is CallState.HOLDING and self._is_recorded()
+        """Expect the daemon's event if the record will have the update, which it has if the container is known and the
+        request can be read.
+        """
+        self._expecting = False
+        if self.state is CallState.HOLDING:
+            with suppress(Unreadable):
+                self._expecting = bool(self._id and self.update)
         if self._expecting:
             self.shared.events.expect_update(self._id)
         return super().send_request(body)
 
-    def _is_recorded(self) -> bool:
-        """Return whether the record will have the update: the container is known and the request can be read. Otherwise
-        the update's event causes the container to be read again.
-        """
-        try:
-            return bool(self._id and self.update)
-        except Unreadable:
-            return False
-
     def answer(self) -> None:
-        """Send the daemon's answer; an update that it did not agree to has no event to expect."""
+        """Expect no event of an update that the daemon did not agree to."""
         if self._expecting and self.reply is not None and not self.reply.agreed:
             self._expecting = False
             self.shared.events.no_update(self._id)
         super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the container with the kubelet's values and the daemon's values updated separately."""
         return records.updated(subject, self.update, adjustment)
 
 

@@ -105,7 +105,6 @@ class Known:
         """Answers, each with the method of its request."""
 
     def add_request(self, exchange: Exchange) -> None:
-        """Remember a request without a body that is not held."""
         assert exchange.head is not None
         raw = exchange.head.raw
         if len(raw) <= self.longest:
@@ -122,7 +121,6 @@ class Shared:
     kinds: "Mapping[Action, type[DockerHeld]]"
     """The class of held call for each action."""
     intercepts: Callable[[Route], bool]
-    """Return whether to hold a request."""
     admit_http2: Callable[[], bool]
     """Count a client that speaks HTTP/2; return whether it may pass, bypassing the hook servers."""
 
@@ -175,7 +173,6 @@ class DockerHeld(Exchange, HeldCall):
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
-        """Keep the content of the next part of a chunked body."""
         if not self.problem:
             self._payload += payload
 
@@ -189,7 +186,6 @@ class DockerHeld(Exchange, HeldCall):
         return request
 
     def request_whole(self) -> None:
-        """Called when the whole request has come: keep its bytes in their final form."""
         self._whole = True
         self._body = bytes(self._collected)
         self._collected.clear()
@@ -279,7 +275,6 @@ class DockerHeld(Exchange, HeldCall):
         self._reader.ready.append(self)
 
     def answer(self) -> None:
-        """Send the client the daemon's answer, which was held back."""
         self._free()
         self._reader.answer(self)
 

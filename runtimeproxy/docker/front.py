@@ -44,8 +44,6 @@ _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 
 
 class DockerFront(FrontBase):
-    """All Docker connections of the proxy."""
-
     def __init__(
         self,
         daemon_endpoint: str,
@@ -91,7 +89,6 @@ class DockerFront(FrontBase):
         manager.on_change = self._end_http2
 
     async def start(self) -> None:
-        """Start following the daemon's events, and reading its state in the background once they are followed."""
         self._backend.load()
         self.sync.start()
         self._following = self.loop.create_task(self._events.run())
@@ -107,7 +104,6 @@ class DockerFront(FrontBase):
         return DockerConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
-        """Answer the client's first request with 502."""
         BadGateway(self.loop, client, self.connections)
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
@@ -154,11 +150,9 @@ class DockerFront(FrontBase):
             for connection in tuple(self.http2):
                 connection.close()
 
-    # What is held.
-
     def intercepts(self, route: Route) -> bool:
-        """Return whether to hold a request: a create, or one that names a known or not yet known subject with hooks. A
-        start or a stop is not held while no hook server is registered and no call waits.
+        """Hold a create, and a request that names a known or not yet known subject with hooks. A start or a stop is not
+        held while no hook server is registered and no call waits.
         """
         if route.action is Action.CREATE:
             return True
@@ -174,9 +168,7 @@ class DockerFront(FrontBase):
         return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
 
     def admit_http2(self) -> bool:
-        """Count a client that speaks HTTP/2 and return whether it passes, bypassing the hook servers (relay-rules B4).
-        It does unless a plugin has policy Fail.
-        """
+        """Count a client that speaks HTTP/2; it passes unless a plugin has policy Fail (relay-rules B4)."""
         self.metrics.count("http2_tunnels")
         passes = not self._fails_anywhere()
         consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
@@ -201,8 +193,6 @@ class DockerFront(FrontBase):
 
 
 class DockerConnection(Connection):
-    """One client's connection to dockerd."""
-
     bulk = True
 
     def __init__(self, front: DockerFront, client: socket.socket, backend: socket.socket) -> None:
@@ -218,7 +208,6 @@ class DockerConnection(Connection):
         super().__init__(front.loop, client, backend, front.buffer, outputs, reader.ready, front.hangups)
 
     def act(self, event: object) -> None:
-        """Start or resume a call, or do what the reader found."""
         match event:
             case DockerHeld():
                 self._front.proceed(event)
@@ -246,7 +235,6 @@ class DockerConnection(Connection):
         return waits or self._end_is_ours
 
     def client_gone(self) -> None:
-        """End the held calls of a client that has closed, or whose connection ends."""
         self.reader.stop()
         self.act_on_ready()
 
@@ -262,7 +250,6 @@ class DockerConnection(Connection):
         return stays or self._finished
 
     def on_closed(self) -> None:
-        """Forget the connection; calls that the daemon has answered still run to their end."""
         self.client_gone()
         self._front.connections.discard(self)
         self._front.http2.discard(self)
@@ -280,7 +267,6 @@ class DockerConnection(Connection):
         return True
 
     def part(self) -> None:
-        """Half-close toward the client after what was sent to it; end its calls, and drop what it still sends."""
         self.client_gone()
         super().part()
 
@@ -323,7 +309,6 @@ class BadGateway:
         self._endpoint.resume()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Collect the head of the first request, answer it once it is complete, and drop what follows."""
         if self._answered:
             return
         seen = len(self._head)
@@ -347,7 +332,7 @@ class BadGateway:
         """Do nothing: the answer is short."""
 
     def drain(self, refusing: bool) -> None:
-        """With ``refusing``, stop a client that has begun no request from sending one; bytes sent before are read."""
+        """With ``refusing``, stop a client that has begun no request; bytes that it has sent are read."""
         if refusing and not self._head and not self._shut:
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)
@@ -357,7 +342,6 @@ class BadGateway:
         return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
 
     def part(self) -> None:
-        """Half-close toward the client, which closes once it has read its answer."""
         self._endpoint.finish()
 
     def close(self) -> None:

@@ -139,10 +139,8 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """The parts of the name of a pod sandbox or a container (docs/docker-mode.rst, "Names and labels").
-
-    The name is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with one more part after a conflict of names; a pod
-    sandbox has POD for the container.
+    """The parts of the name k8s_<container>_<pod>_<namespace>_<uid>_<attempt> (docs/docker-mode.rst, "Names and
+    labels"). It has one more part after a conflict of names; a pod sandbox has POD for the container.
     """
 
     container: str
@@ -347,19 +345,11 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
 
 
-def update_body(changes: Changes, present: Resources) -> Update:
-    """Make an update that has only the changes; if the result has no ``resources`` there is no update to send."""
-    return edit_update(b"{}", changes, present)
-
-
 def differing_in_create(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the changed fields that a create cannot carry, and of those for which it has another value
     that means the same.
     """
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys())), fields.respelt(changes, fields.in_create(changes))
-
-
-# -- the values that Docker's API takes ------------------------------------------------------------------------------
 
 
 def _in_update(requested: Resources, present: Resources, changes: Changes) -> Changes:
@@ -376,9 +366,6 @@ def _in_update(requested: Resources, present: Resources, changes: Changes) -> Ch
     elif MEMORY in sent and requested.memory_limit_in_bytes:
         sent.setdefault(SWAP, 0)
     return sent
-
-
-# -- the members of a body -------------------------------------------------------------------------------------------
 
 
 def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:

@@ -18,7 +18,6 @@ from runtimeproxy.docker.messages import (
     differing_in_create,
     edit_create,
     edit_update,
-    update_body,
 )
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import RESOURCE_FIELDS
@@ -299,7 +298,7 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
     unlimited = change[0] == -1 and not present[0]
     assert update.respelt == (("memory_limit_in_bytes",) if unlimited else ())
     if limits == (0, 0):
-        alone = update_body(changes, held)
+        alone = edit_update(b"{}", changes, held)
         assert json.loads(alone.body) == {key: value for key, value in after.items() if value}
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
 
@@ -307,10 +306,10 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
 def test_update_of_its_own_names_what_is_set() -> None:
     present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
     changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
-    update = update_body(changes, present)
+    update = edit_update(b"{}", changes, present)
     assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
     assert update.left_out == ("unified",)
-    assert update_body({"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
+    assert edit_update(b"{}", {"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
 
 
 @pytest.mark.parametrize(("memory", "respelt"), [(-1, True), (0, False), (GIB, False)])
