@@ -1,8 +1,7 @@
 """The requests that the proxy itself sends to dockerd: inspect, image, info, list, events, PreStart's extra update.
 
-Owns these requests, their limits and their errors. Only this file uses aiohttp and its exceptions; it is imported by
-``load`` or the first request, so that CRI mode never loads it.
-Must not know: held requests, the Store, what an inspected body says.
+Only this file uses aiohttp and its exceptions, and imports it in ``load`` or the first request: CRI mode never loads
+it.
 Invariants: what does not exist is the result None; everything else that fails is a BackendError, whose text has nothing
 of a reply, but for that of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice;
 a request that only reads may be sent again where a kept connection turns out to have ended (RFC 9110, 9.2.2).
@@ -46,7 +45,6 @@ _LONGEST_TEXT = 1024
 _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
 """Statuses for what does not exist; 301 is the answer of dockerd's router to the names "." and "..", which are none."""
-
 
 ROWS_AT_ONCE = 200
 """Rows of a list that are read before the event loop may serve calls."""
@@ -217,9 +215,6 @@ class Backend:
         return self._sessions[method]
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
-
-
 async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> bytes:
     """Return a reply's body. Raises BackendError if it is longer than ``limit`` bytes."""
     parts = []
@@ -305,9 +300,6 @@ def _message(reply: bytes) -> str:
         return ""
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 def _quoted(name: str) -> str:
     """Percent-encode a reference as one path segment, keeping bytes that are not UTF-8."""
     return quote(name, safe="", errors="surrogateescape")
@@ -315,9 +307,6 @@ def _quoted(name: str) -> str:
 
 def _filters(**values: Collection[str]) -> str:
     return quote(json.dumps({name: dict.fromkeys(kinds, True) for name, kinds in values.items()}), safe="")
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

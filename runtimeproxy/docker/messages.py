@@ -252,47 +252,40 @@ def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> Reques
     """
     parent = read_members(host, _PARENT)["parent"]
     parts = parse_name(name)
-    annotations = {
-        key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)
-    }
+    prefix = len(LABEL_PREFIX)
+    annotations = {key[prefix:]: value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
     if labels[TYPE_LABEL] == POD_TYPE:
+        handler = read_members(host, _RUNTIME)["runtime"]
+        pause = named(Resources(**read_members(host, _RESOURCES)))
         pod = PodInfo(
             name=labels.get(POD_NAME_LABEL, parts.pod if parts else ""),
             uid=labels.get(POD_UID_LABEL, parts.uid if parts else ""),
             namespace=labels.get(POD_NAMESPACE_LABEL, parts.namespace if parts else ""),
             attempt=parts.attempt if parts else 0,
-            runtime_handler=read_members(host, _RUNTIME)["runtime"],
+            runtime_handler=handler,
             labels={
                 key: value
                 for key, value in labels.items()
                 if key not in _OF_DOCKERSHIM and not key.startswith(LABEL_PREFIX)
             },
             annotations=annotations,
-            resources=_pod_resources(Resources(**read_members(host, _RESOURCES))),
+            resources=overlay(None, {key: value for key, value in pause.items() if _OF_PAUSE.get(key) != value}),
         )
         return RequestedPod(pod, parent)
     pod_id = labels.get(SANDBOX_LABEL)
     if not pod_id:
         raise Unreadable("container of a pod without the label of its sandbox's id")
+    restarts = annotations.get(_RESTARTS, "")
+    counted = int(restarts) if _DIGITS.fullmatch(restarts) else 0
     container = ContainerInfo(
         pod_id=pod_id,
         name=labels.get(CONTAINER_NAME_LABEL, parts.container if parts else ""),
-        attempt=parts.attempt if parts else _restarts(annotations),
+        attempt=parts.attempt if parts else counted if counted in _UINT32 else 0,
         annotations=annotations,
         resources=Resources(**read_members(host, _RESOURCES)),
         envs={key: value for key, equals, value in (entry.partition("=") for entry in env) if key and equals},
     )
     return RequestedContainer(container, parent)
-
-
-def _restarts(annotations: Labels) -> int:
-    digits = annotations.get(_RESTARTS, "")
-    return int(digits) if _DIGITS.fullmatch(digits) and int(digits) in _UINT32 else 0
-
-
-def _pod_resources(pause: Resources) -> Resources | None:
-    """Return the resources of a pause container without those that every one has; None if none are left."""
-    return overlay(None, {field: value for field, value in named(pause).items() if _OF_PAUSE.get(field) != value})
 
 
 _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
@@ -339,7 +332,16 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     if not changes:
         return Update(body, {}, ())
     document = parse(body)
-    sent = _in_update(_limits(document, "the body"), present, changes)
+    requested = _limits(document, "the body")
+    # 0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none.
+    # The daemon rejects a memory limit above the container's swap limit, so both are always set together.
+    known = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
+    sent = fields.in_update(known, None if present.memory_limit_in_bytes else 0)
+    if sent.get(MEMORY) and not sent.get(SWAP):
+        memory, swap = fields.limits_before(requested, present)
+        sent[SWAP] = fields.swap_for(memory, swap or 2 * memory, sent[MEMORY])  # the daemon's default in a create
+    elif MEMORY in sent and requested.memory_limit_in_bytes:
+        sent.setdefault(SWAP, 0)
     put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
     edited = rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
     return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
@@ -350,22 +352,6 @@ def differing_in_create(changes: Changes) -> tuple[tuple[str, ...], tuple[str, .
     that means the same.
     """
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys())), fields.respelt(changes, fields.in_create(changes))
-
-
-def _in_update(requested: Resources, present: Resources, changes: Changes) -> Changes:
-    """Return the fields to put into an update; ``requested`` are the body's own memory limits.
-
-    0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none. The
-    daemon rejects a memory limit above the container's swap limit, so a swap limit is always set with a memory limit.
-    """
-    known = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
-    sent = fields.in_update(known, None if present.memory_limit_in_bytes else 0)
-    if sent.get(MEMORY) and not sent.get(SWAP):
-        memory, swap = fields.limits_before(requested, present)
-        sent[SWAP] = fields.swap_for(memory, swap or 2 * memory, sent[MEMORY])  # the daemon's default in a create
-    elif MEMORY in sent and requested.memory_limit_in_bytes:
-        sent.setdefault(SWAP, 0)
-    return sent
 
 
 def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:

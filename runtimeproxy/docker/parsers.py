@@ -33,7 +33,7 @@ class Requests:
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         self._shared = reader.shared
-        known = self._known = self._shared.known
+        known = self._known = reader.shared.known
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self.rest = bytearray()
         """Bytes that are not parsed yet."""
@@ -46,9 +46,7 @@ class Requests:
         self.collecting: DockerHeld | None = None
         """The held request whose body is still to come."""
         self.blocked_by: Exchange | None = None
-        """The request that stops the parsing."""
         self.no_more = False
-        """True once no further request is parsed."""
         self._empty_lines = 0
         """Number of empty lines that may still come before the next request."""
         self._further = True
@@ -56,7 +54,6 @@ class Requests:
         """True while the client's EOF waits for what came before it."""
 
     def feed(self, data: bytes) -> None:
-        """Read the client's bytes, split at any point."""
         reader = self._reader
         if (
             len(data) <= self._known_bytes
@@ -85,17 +82,13 @@ class Requests:
             self._read_rest()
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the first ``size`` bytes on if all belong to a tunnel or to one body that passes; return whether they
-        do.
-        """
+        """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
         if self._reader.tunnel:
             if not self._reader.refused:
                 send(size)
             return True
         body = self.body
-        if body is None or self.collecting is not None or self.blocked_by is not None:
-            return False
-        if not body.passes(buffer, size):
+        if body is None or self.collecting is not None or self.blocked_by is not None or not body.passes(buffer, size):
             return False
         send(size)
         if body.done:
@@ -108,7 +101,6 @@ class Requests:
         return self.body is None and not self.rest
 
     def _read_rest(self) -> None:
-        """Parse the bytes that have waited, if they have a complete head now."""
         if self.body is None and self.began and not (self._empty_lines and self.rest.startswith(_EMPTY_LINE)):
             try:
                 if not http1.head_end(self.rest, 0, self._seen):
@@ -145,7 +137,12 @@ class Requests:
             return len(data)
         if not self.began:
             if PREFACE.startswith(data[: len(PREFACE)]):
-                return self._begin_http2(data, at)
+                if len(data) < len(PREFACE):
+                    return at
+                self.no_more = True
+                if self._reader.speaks_http2():
+                    self._reader.to_daemon.append(data)
+                return len(data)
             self.began = True
         if self._empty_lines and data.startswith(_EMPTY_LINE, at):
             self._empty_lines -= 1
@@ -155,16 +152,7 @@ class Requests:
             self._begin(http1.request_head(data[at:end]))
         return end or at
 
-    def _begin_http2(self, data: bytes, at: int) -> int:
-        if len(data) < len(PREFACE):
-            return at
-        self.no_more = True
-        if self._reader.speaks_http2():
-            self._reader.to_daemon.append(data)
-        return len(data)
-
     def _begin(self, head: RequestHead) -> None:
-        """Pass a request's head on, or hold the request."""
         reader = self._reader
         route = routes.route(head.method, head.target)
         if route is not None and self._shared.intercepts(route):
@@ -319,7 +307,6 @@ class Answers:
         self._head_bytes = 0
         """Length in bytes of a head that waits to be sent with its body's first bytes, uncopied if both fill a read."""
         self.no_more = False
-        """True once all further bytes of the daemon are ignored."""
 
     def feed(self, data: bytes) -> None:
         """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
@@ -362,9 +349,7 @@ class Answers:
             self._seen = size - at
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
-        """Send the first ``size`` bytes on if all belong to a tunnel or to one body that passes; return whether they
-        do.
-        """
+        """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
         if self._reader.tunnel:
             send(size)
             return True
@@ -392,15 +377,17 @@ class Answers:
             raise WireError(f"{error}{_another_protocol(data, at)}") from None
         if end:
             head = http1.response_head(data[at:end], exchange.method)
-            if exchange.plain and end + head.length == len(data) <= self._known_bytes and at == 0:
-                self._remember(data, exchange, head)
+            if (
+                exchange.plain
+                and at == 0
+                and end + head.length == len(data) <= self._known_bytes
+                and head.framing in (Framing.EMPTY, Framing.SIZED)
+                and head.status >= 200
+                and not head.closes
+            ):
+                self._known_answers.keep((data, exchange.method), None, len(data))
             self._begin(exchange, head)
         return end or at
-
-    def _remember(self, data: bytes, exchange: Exchange, head: ResponseHead) -> None:
-        """Remember a complete answer, unless the connection changes after it."""
-        if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
-            self._known_answers.keep((data, exchange.method), None, len(data))
 
     def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
         """Pass an answer's head on, or keep it. After 101, and without framing, all bytes pass (relay-rules B2)."""

@@ -128,7 +128,11 @@ class Reader:
         self.refused = True
         self.ready.append(RefusedRequest(error.status, str(error)))
         if inside is not None:
-            if self._has_begun(inside):
+            if isinstance(inside, DockerHeld):
+                begun = inside.reply_head is not None
+            else:
+                begun = inside.answered or (self._answers.body is not None and inside is self.pending[0])
+            if begun:
                 self._finish()  # a second answer is not possible
                 return
             self.pending.remove(inside)
@@ -136,12 +140,6 @@ class Reader:
                 inside.connection_lost()
         self.pending.append(OwnAnswer(http1.response(error.status, f"runtimeproxy: {error}", close=True)))
         self._turn()
-
-    def _has_begun(self, exchange: Exchange) -> bool:
-        """Return whether the daemon has answered a request, or has begun to."""
-        if isinstance(exchange, DockerHeld):
-            return exchange.reply_head is not None
-        return exchange.answered or (self._answers.body is not None and exchange is self.pending[0])
 
     # What the daemon's bytes lead to.
 

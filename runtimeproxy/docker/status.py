@@ -30,7 +30,6 @@ from runtimeproxy.docker.messages import (
     reads_json,
 )
 from runtimeproxy.model.fields import ROWS, Resources
-from runtimeproxy.model.values import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import INT64, Object, Table, read_members
 
 DEFAULT_RUNTIME = "runc"
@@ -64,7 +63,7 @@ class ImageDefaults:
 
 @reads_json
 def read_info(reply: bytes) -> tuple[str, str]:
-    """Read the daemon's cgroup driver and its default runtime in the answer to GET /info. Raises Unreadable."""
+    """Return the daemon's cgroup driver and its default runtime of GET /info. Raises Unreadable."""
     info = read_members(messages.document(reply), _INFO)
     return info["driver"], info["runtime"]
 
@@ -97,7 +96,6 @@ def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
 
 
 def read_image(reply: bytes) -> ImageDefaults:
-    """Read an inspected image. Raises Unreadable."""
     return ImageDefaults(**read_members(parse_inspect(reply).get("Config"), _CONFIG))
 
 
@@ -105,10 +103,8 @@ def read_image(reply: bytes) -> ImageDefaults:
 def read_inspect(
     inspected: Object, shipped: ImageDefaults | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
-    """Return what an inspected container was created with; None if it belongs to no pod.
-
-    ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
-    whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
+    """Return what a container, as ``parse_inspect`` returns it, was created with; None if it belongs to no pod.
+    ``shipped`` is what its image added; None if the image is gone, whose additions then stay in. Raises Unreadable.
     """
     top = read_members(inspected, _TOP)
     name, host, config = top["name"], top["host"], read_members(top["config"], _CONFIG)
@@ -120,9 +116,13 @@ def read_inspect(
     value = messages.asked(name, labels, _own_env(config["env"], shipped.env), host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
-    if isinstance(value, RequestedPod):
-        return replace(value, pod=replace(_own_pod(value.pod, default_runtime), id=container_id))
-    return replace(value, container=replace(_own_container(value.container), id=container_id))
+    if isinstance(value, RequestedContainer):
+        limits = value.container.resources  # dockershim sets a swap limit equal to the memory limit
+        limits = limits and _own_swap(limits, uncounted=limits.memory_limit_in_bytes)
+        return replace(value, container=replace(value.container, id=container_id, resources=limits))
+    handler = "" if value.pod.runtime_handler == default_runtime else value.pod.runtime_handler
+    limits = value.pod.resources and _own_swap(value.pod.resources, uncounted=0)  # dockershim sets none on a sandbox
+    return replace(value, pod=replace(value.pod, id=container_id, runtime_handler=handler, resources=limits))
 
 
 _LIVES = {
@@ -143,10 +143,8 @@ def read_state(reply: bytes) -> Life:
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
-    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim.
-
-    An image committed from a pod's container has the kubelet's labels, too. Without them the container would count as
-    one without a pod.
+    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim: an image that
+    was committed from a pod's container has them, too.
     """
     kept = _KUBELETS if messages.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
@@ -161,7 +159,9 @@ def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """
     if list(merged) == list(shipped):
         return []
-    offered = _first_of_each_key(shipped)
+    offered: dict[str, str] = {}
+    for entry in shipped:
+        offered.setdefault(_key(entry), entry)
     place = {entry: number for number, entry in enumerate(offered.values())}
     begin, following = len(merged), len(place)
     while begin and place.get(merged[begin - 1], following) < following:  # in the image's order, so perhaps added
@@ -187,28 +187,8 @@ def _key(entry: str) -> str:
     return entry.partition("=")[0]
 
 
-def _first_of_each_key(entries: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for entry in entries:
-        found.setdefault(_key(entry), entry)
-    return found
-
-
-def _own_pod(pod: PodInfo, default_runtime: str) -> PodInfo:
-    """Remove the default runtime and dockerd's swap limit: dockershim sets no swap limit on a sandbox."""
-    handler = "" if pod.runtime_handler == default_runtime else pod.runtime_handler
-    resources = pod.resources and _own_swap(pod.resources, uncounted=0)
-    return replace(pod, runtime_handler=handler, resources=resources)
-
-
-def _own_container(container: ContainerInfo) -> ContainerInfo:
-    """Remove dockerd's swap limit: dockershim sets one equal to the memory limit."""
-    resources = container.resources
-    return replace(container, resources=resources and _own_swap(resources, resources.memory_limit_in_bytes))
-
-
 def _own_swap(resources: Resources, uncounted: int) -> Resources:
-    """Return the resources with the swap limit asked for: ``uncounted`` if the kernel does not account for swap."""
+    """Return the resources with the requested swap limit: ``uncounted`` if the kernel does not account for swap."""
     memory, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
     if memory > 0 and swap in (2 * memory, -1):
         return replace(resources, memory_swap_limit_in_bytes=uncounted if swap == -1 else 0)
