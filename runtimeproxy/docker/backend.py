@@ -106,9 +106,8 @@ class Backend:
             raise BackendError(f"{route}: the reply is not a list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
-        """Send an update of the proxy's own, once, with a timeout in seconds. Raises BackendError. If the daemon
-        rejects the update, the error has the daemon's message, which may repeat values and must not be logged.
-        """
+        """Send an update once, with a timeout in seconds. Raises BackendError; if the daemon rejects the update, it has
+        the daemon's message, which may repeat values and must not be logged."""
         route = "POST /containers/{}/update"
         if seconds <= 0:
             raise _late(route, seconds)
@@ -165,9 +164,7 @@ class Backend:
     async def _ask(
         self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Send a request and return the reply's status and body. ``route`` is the method and the path's template, for
-        error texts without values. Raises BackendError.
-        """
+        """Return the reply's status and body. ``route`` is for error texts without values. Raises BackendError."""
         method = route.partition(" ")[0]
         with _failures(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
@@ -176,9 +173,8 @@ class Backend:
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
     ) -> "aiohttp.ClientResponse":
-        """Send a request and return its reply once the head has come. Connecting is tried again while the daemon's
-        backlog is full, and while the proxy lacks file descriptors, as long as another try still fits in ``seconds``.
-        """
+        """Return the reply once its head has come. Connecting is tried again while the daemon's backlog is full, and
+        while the proxy lacks file descriptors, as long as another try still fits in ``seconds``."""
         import aiohttp
         from yarl import URL
 
@@ -229,8 +225,7 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:
     """Yield the elements of a JSON list, letting the event loop serve calls in between: a full node's list takes long.
-    Raises ValueError, and IndexError if the text ends inside the list.
-    """
+    Raises ValueError, and IndexError if the text ends inside the list."""
     at, count = _LIST_BEGINS.match(text), 0
     if at is None:
         raise ValueError("no list")

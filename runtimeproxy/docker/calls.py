@@ -56,8 +56,6 @@ class DockerShared(Shared):
 
 
 class DockerCall(DockerHeld):
-    """What the calls of all operations have in common; each subclass reads one kind of request."""
-
     shared: DockerShared
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
@@ -126,7 +124,7 @@ class CreateCall(DockerCall):
             self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
 
     def order_key(self) -> str:
-        """Return the full name of the pod or container: it has no id yet. Raises Unreadable."""
+        """Return the full name, as there is no id yet. Raises Unreadable."""
         requested = self.requested
         return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
 
@@ -225,7 +223,6 @@ class ReferenceCall(DockerCall):
         return True
 
     def order_key(self) -> str:
-        """Return the subject's id, or the reference as long as the id is not known."""
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
@@ -240,7 +237,6 @@ class ReferenceCall(DockerCall):
         return known
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Read from the daemon what the reference names. Raises BackendError, Unreadable."""
         self._changes_seen = self.shared.events.changes
         found = await self.shared.lookup.read(self._reference)
         if found is None:
@@ -316,11 +312,11 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
+        """Return what the request sets and ``edited`` added; an update has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:
-        """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
+        """Raises Unreadable if any part of the request cannot be read."""
         _ = self.update
         return super().order_key()
 

@@ -91,9 +91,8 @@ KNOWN_BYTES = 1 << 20
 
 
 class Known:
-    """Caches of complete messages, for all connections: clients and the daemon repeat theirs within a second. A message
-    that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
-    """
+    """Caches of messages, for all connections: clients and the daemon repeat theirs within a second. A message that is
+    cached passes without being parsed. Those of more than ``longest`` bytes are not."""
 
     def __init__(self, longest: int = 1024, counters: MutableMapping[Key, int] | None = None) -> None:
         self.longest = longest
@@ -202,9 +201,7 @@ class DockerHeld(Exchange, HeldCall):
         return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8). Returns False,
-        and sends nothing, if it is no longer held.
-        """
+        """Send the request's own bytes, or its head with ``body`` (relay-rules B8). Return False if no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
@@ -219,7 +216,7 @@ class DockerHeld(Exchange, HeldCall):
         return True
 
     def send_refusal(self, status: int, message: str) -> bool:
-        """Answer in the place of the daemon, which never gets the request. Returns False if it is no longer held."""
+        """Answer in the daemon's place. Return False if the request is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
@@ -228,7 +225,6 @@ class DockerHeld(Exchange, HeldCall):
         return True
 
     def connection_lost(self) -> None:
-        """End the call without the daemon's answer: the client or the daemon has gone."""
         if self.state is CallState.HOLDING:
             self.state = CallState.ENDED
             self._free()
@@ -237,7 +233,6 @@ class DockerHeld(Exchange, HeldCall):
             self._reader.ready.append(self)
 
     def _free(self) -> None:
-        """Drop the request's bytes and return them to the memory budget."""
         self.shared.budget.credit(self._counted)
         self._counted = 0
         self._collected.clear()

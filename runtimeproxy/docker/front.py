@@ -226,8 +226,8 @@ class DockerConnection(Connection):
                 self._front.http2.add(self)
 
     def client_eof(self) -> bool:
-        """Return True at the client's EOF if it must not be passed on now. It waits for a held call. One that ``drain``
-        caused is not passed on at all: a daemon may end the calls of a client that has sent EOF.
+        """Return True if the EOF must wait for a held call. One that ``drain`` caused is not passed on at all: a daemon
+        may end the calls of a client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.between_requests
         waits = self.reader.client_ended()
@@ -239,9 +239,7 @@ class DockerConnection(Connection):
         self.act_on_ready()
 
     def backend_eof(self) -> bool:
-        """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5). It stays for the
-        other direction of a tunnel, for a held call, and for an answer that is not sent yet.
-        """
+        """Return True for the rest of a tunnel, a held call, and an answer not sent yet (relay-rules B9, C5)."""
         if self.reader.tunnel:
             self.half_close()
             return True
@@ -272,8 +270,7 @@ class DockerConnection(Connection):
 
     def drain(self, refusing: bool) -> None:
         """Accept no more requests once the client is inside none, and part when all are answered. A client that has
-        sent no request since it connected may still do so until ``refusing``.
-        """
+        sent no request since it connected may still do so until ``refusing``."""
         if not self._shut and self.reader.between_requests and (refusing or self.reader.requests.began):
             self._shut = True
             self.shut_client()
@@ -281,9 +278,7 @@ class DockerConnection(Connection):
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the unanswered requests, also those that may be among bytes not yet read, and unfinished answers. Bytes
-        that wait for a slow client count as an answer that has begun.
-        """
+        """Count also requests that may be among unread bytes, and as an answer bytes that wait for a slow client."""
         if self._parted:
             return Unfinished()
         calls, answers, streams = self.reader.unfinished()
@@ -293,9 +288,7 @@ class DockerConnection(Connection):
 
 class BadGateway:
     """Answers a client's first request with 502 while dockerd is not reachable (docs/docker-mode.rst, "Wire rules").
-
-    Nothing is sent before a request has come: HTTP clients discard an answer to no request.
-    """
+    Nothing is sent before a request has come: HTTP clients discard an answer to no request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Drainable]) -> None:
         self._head = bytearray()

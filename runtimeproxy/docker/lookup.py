@@ -24,15 +24,13 @@ IMAGES_REMEMBERED = 64
 
 
 class Lookup:
-    """Reads pods and containers from the daemon."""
-
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
         self._store = store
         self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, ImageDefaults] = OrderedDict()
         self.driver: Driver | None = None
-        """The daemon's cgroup driver; None until the daemon was asked."""
+        """The daemon's cgroup driver; None until it was read."""
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
@@ -73,20 +71,20 @@ class Lookup:
         known = self.known(full_id)
         if known is not None:
             return full_id, known
-        asked = await self._asked(reply, inspected)
-        if asked is None:
+        requested = await self._requested(reply, inspected)
+        if requested is None:
             self._plain[full_id] = None
             if len(self._plain) > REMEMBERED:
                 del self._plain[next(iter(self._plain))]
             return None
         driver = await self.known_driver()
-        if isinstance(asked, RequestedPod):
-            return full_id, Subject(self._read_pod(asked, driver))
-        pod = await self.pod(asked.container.pod_id)
+        if isinstance(requested, RequestedPod):
+            return full_id, Subject(self._read_pod(requested, driver))
+        pod = await self.pod(requested.container.pod_id)
         if pod is None:
             return None
         # The Store may have had the container and lacked only its pod.
-        read = self._store.read_container(container_info(asked, pod, driver))
+        read = self._store.read_container(container_info(requested, pod, driver))
         return full_id, records.subject_of_read(pod, read)
 
     async def listed(self) -> Listed:
@@ -111,16 +109,16 @@ class Lookup:
         if known is not None:
             return known
         reply = await self._backend.inspect(pod_id)
-        asked = None if reply is None else await self._asked(reply, status.parse_inspect(reply, pod_id))
-        if not isinstance(asked, RequestedPod):
+        requested = None if reply is None else await self._requested(reply, status.parse_inspect(reply, pod_id))
+        if not isinstance(requested, RequestedPod):
             return None
-        return self._read_pod(asked, await self.known_driver())
+        return self._read_pod(requested, await self.known_driver())
 
-    def _read_pod(self, asked: RequestedPod, driver: Driver) -> PodRecord:
-        parent = messages.to_cri(asked.cgroup_parent, driver)
-        return self._store.read_pod(replace(asked.pod, cgroup_parent=parent))
+    def _read_pod(self, requested: RequestedPod, driver: Driver) -> PodRecord:
+        parent = messages.to_cri(requested.cgroup_parent, driver)
+        return self._store.read_pod(replace(requested.pod, cgroup_parent=parent))
 
-    async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
+    async def _requested(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
         What its image added is removed, for which the image has to be read.
         """
@@ -146,8 +144,8 @@ class Lookup:
         return shipped
 
 
-def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
+def container_info(requested: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
     """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
-    parent = messages.to_cri(asked.cgroup_parent, driver) or ""
+    parent = messages.to_cri(requested.cgroup_parent, driver) or ""
     shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
-    return replace(asked.container, cgroup_parent="" if parent in shared else parent)
+    return replace(requested.container, cgroup_parent="" if parent in shared else parent)

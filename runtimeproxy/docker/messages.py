@@ -197,13 +197,11 @@ def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | N
     """Read a create; None if it belongs to no pod. ``name`` is the one in the request's query. Raises Unreadable."""
     config = document(body, of_request=True)
     labels = read_members(config, LABELS)["labels"]
-    return asked(name, labels, **read_members(config, REST)) if labels.get(TYPE_LABEL) in TYPES else None
+    return requested(name, labels, **read_members(config, REST)) if labels.get(TYPE_LABEL) in TYPES else None
 
 
 def kind_of_unreadable(body: bytes, name: str) -> str | None:
-    """Return POD_TYPE or CONTAINER_TYPE for a create that cannot be read: by its labels, else by its name; None if
-    neither shows it.
-    """
+    """Return the kind of a create that cannot be read, by its labels, else by its name; None if neither shows it."""
     with suppress(Unreadable, WireError):
         kind: str | None = read_members(document(body, of_request=True), LABELS)["labels"].get(TYPE_LABEL)
         if kind in TYPES:
@@ -227,9 +225,7 @@ def read_created_id(reply: bytes) -> str:
 
 
 def document(text: bytes, *, of_request: bool = False) -> Object:
-    """Parse a JSON text that is an object. Raises WireError if it is invalid or no object, and Unreadable if it is a
-    request's and has more than FIELDS_LIMIT tokens.
-    """
+    """Parse an object. Raises WireError if it is none, Unreadable for a request of more than FIELDS_LIMIT tokens."""
     if of_request and has_more_tokens(text, FIELDS_LIMIT):
         raise Unreadable(TOO_MANY_FIELDS)
     value = parse(text)
@@ -246,7 +242,7 @@ def id_of(owner: Object) -> str:
     return value
 
 
-def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
+def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
     """Return the pod or container with these labels of a create or an inspect. They take precedence over the name,
     which alone has the attempt. Raises WireError, and Unreadable for a container whose labels do not name its sandbox.
     """

@@ -113,7 +113,7 @@ def read_inspect(
     container_id = messages.id_of(inspected)
     if labels.get(TYPE_LABEL) not in TYPES:
         return None
-    value = messages.asked(name, labels, _own_env(config["env"], shipped.env), host)
+    value = messages.requested(name, labels, _own_env(config["env"], shipped.env), host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
     if isinstance(value, RequestedContainer):

@@ -23,9 +23,7 @@ REPLAY_SECONDS = 5.0
 
 
 class EventFollower:
-    """Follows one daemon for one Store.
-
-    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
+    """``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
     outside the Store is no longer valid (relay-rules B10). ``on_died`` is called with the id of one whose process has
     ended, ``on_restarted`` with that of one that a client restarted. ``on_connected`` is awaited after each connect; a
     BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may

@@ -462,7 +462,7 @@ class _Line(Enum):
 
     SIZE = "size"
     END = "end"
-    """The CRLF behind a chunk's data."""
+    """The CRLF after a chunk's data."""
     TRAILER = "trailer"
 
 
@@ -488,7 +488,7 @@ _LIMITS = {
 
 
 class ChunkedBody:
-    """A chunked body, up to the empty line behind its trailers; ``keep`` is called with each piece of the payload."""
+    """A chunked body, up to the empty line after its trailers; ``keep`` is called with each piece of the payload."""
 
     def __init__(self, keep: Callable[[Octets], object] | None = None) -> None:
         self.done = False
@@ -508,7 +508,7 @@ class ChunkedBody:
 
     def passes(self, data: Octets, size: int) -> bool:
         """Follow the chunks if each begins in the usual form. No line may be split at the start or the end of the
-        bytes. At the end the CRLF behind a chunk's data may be without the next chunk's size.
+        bytes. At the end the CRLF after a chunk's data may be without the next chunk's size.
         """
         at, left, line, chunks = 0, self._left, self._next, 0
         if self._line or line is _Line.TRAILER:
@@ -547,7 +547,7 @@ class ChunkedBody:
         self._next = _Line.END if self._left else _Line.TRAILER
 
     def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, or keep its beginning. Return the index behind it. Raises BadMessage."""
+        """Process a line if its end has come, or keep its beginning. Return the index after it. Raises BadMessage."""
         limit, rule = _LIMITS[self._next]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1
@@ -577,7 +577,7 @@ class ChunkedBody:
 
 
 def dechunk(raw: Octets) -> bytes:
-    """Return the payload of one whole chunked body. Raises BadMessage, also for bytes behind it."""
+    """Return the payload of one whole chunked body. Raises BadMessage, also for bytes after it."""
     payload: list[Octets] = []
     body = ChunkedBody(payload.append)
     if body.feed(raw) != len(raw) or not body.done:

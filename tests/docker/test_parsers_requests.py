@@ -165,7 +165,7 @@ def test_b3_behind_a_framed_error_they_are_the_next_requests(sent: bytes) -> Non
 
 
 HELD: dict[str, list[Step]] = {
-    "behind what cannot be read nothing passes, though an earlier answer has no end": [
+    "after what cannot be read nothing passes, though an earlier answer has no end": [
         # In its tunnel, without the unreadable bytes, the rest could be a request that was not checked.
         client(PING + b"1\r\n\0", to_daemon=PING),
         returns(HIJACKED),
