@@ -103,13 +103,6 @@ class Known:
         self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
         """Answers, each with the method of its request."""
 
-    def add_request(self, exchange: Exchange) -> None:
-        assert exchange.head is not None
-        raw = exchange.head.raw
-        if len(raw) <= self.longest:
-            exchange.plain = True
-            self.requests.keep(raw, exchange, len(raw))
-
 
 @dataclass(frozen=True, slots=True)
 class Shared:

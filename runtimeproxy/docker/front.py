@@ -121,11 +121,8 @@ class DockerFront(FrontBase):
     def _died(self, container_id: str) -> None:
         if self.lifecycle.owes_end(container_id) and not self._lookup.is_plain(container_id):
             known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
-            self.keep(
-                self.loop.create_task(
-                    self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
-                )
-            )
+            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
+            self.keep(self.loop.create_task(ended))
 
     async def _read_ended(self, container_id: str, known: Subject | None) -> Subject | None:
         """Return a pod's container that has ended; None if it is not one, if its restart policy starts it again, or if
@@ -144,7 +141,6 @@ class DockerFront(FrontBase):
         return None
 
     def _end_http2(self) -> None:
-        """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""
         if self.http2 and self._fails_anywhere():
             log.warning("connections that speak HTTP/2 are closed, as a plugin has policy Fail: %d", len(self.http2))
             for connection in tuple(self.http2):

@@ -33,7 +33,7 @@ class Requests:
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         self._shared = reader.shared
-        known = self._known = reader.shared.known
+        known = reader.shared.known
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self.rest = bytearray()
         """Bytes that are not parsed yet."""
@@ -174,8 +174,10 @@ class Requests:
             series = newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
             reader.pending.append(newest)
-            if route is None and self.body is None and not newest.may_tunnel:
-                self._known.add_request(newest)
+            known = route is None and self.body is None and not newest.may_tunnel
+            if known and len(head.raw) <= self._known_bytes:
+                newest.plain = True
+                self._known_requests.keep(head.raw, newest, len(head.raw))
         self._empty_lines = self._newest.empty_lines
         if self.body is None:
             self._end_body()
