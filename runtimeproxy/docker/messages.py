@@ -28,19 +28,8 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import MEMORY, ROWS, SWAP, Changes, Resources, named, overlay
 from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo
-from runtimeproxy.wire.json import (
-    Chosen,
-    Edit,
-    Elements,
-    Members,
-    Object,
-    Put,
-    Table,
-    has_more_tokens,
-    parse,
-    read_members,
-    rewrite,
-)
+from runtimeproxy.wire import json
+from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, Table, read_members
 
 RESOURCE_TABLE: dict[str, str] = {
     "cpu_period": "CpuPeriod",
@@ -226,9 +215,9 @@ def read_created_id(reply: bytes) -> str:
 
 def document(text: bytes, *, of_request: bool = False) -> Object:
     """Parse an object. Raises WireError if it is none, Unreadable for a request of more than FIELDS_LIMIT tokens."""
-    if of_request and has_more_tokens(text, FIELDS_LIMIT):
+    if of_request and json.has_more_tokens(text, FIELDS_LIMIT):
         raise Unreadable(TOO_MANY_FIELDS)
-    value = parse(text)
+    value = json.parse(text)
     if isinstance(value, Object):
         return value
     raise WireError("JSON document with a value of the wrong type in the whole document")
@@ -307,7 +296,7 @@ def edit_create(body: bytes, adjustment: Adjustment, cgroup_parent: str | None, 
         edits["Env"] = Chosen(partial(_envs, envs))
     if resources or cgroup_parent is not None:
         edits["HostConfig"] = Chosen(partial(_host_config, resources, cgroup_parent))
-    return rewrite(body, Members(edits))
+    return json.rewrite(body, Members(edits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +316,7 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     """Put resources into the body of an update; ``present`` is what the container has now. Raises WireError."""
     if not changes:
         return Update(body, {}, ())
-    document = parse(body)
+    document = json.parse(body)
     requested = _limits(document, "the body")
     # 0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none.
     # The daemon rejects a memory limit above the container's swap limit, so both are always set together.
@@ -339,7 +328,7 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
     elif MEMORY in sent and requested.memory_limit_in_bytes:
         sent.setdefault(SWAP, 0)
     put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
-    edited = rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
+    edited = json.rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
     return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
 
 

@@ -17,38 +17,27 @@ from typing import Any
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import messages
-from runtimeproxy.docker.messages import (
-    LABEL_PREFIX,
-    LABELS,
-    RESOURCE_TABLE,
-    REST,
-    TYPE_LABEL,
-    TYPES,
-    Labels,
-    RequestedContainer,
-    RequestedPod,
-    reads_json,
-)
+from runtimeproxy.docker.messages import Labels, RequestedContainer, RequestedPod, reads_json
 from runtimeproxy.model.fields import ROWS, Resources
 from runtimeproxy.wire.json import INT64, Object, Table, read_members
 
 DEFAULT_RUNTIME = "runc"
 """The DefaultRuntime of a daemon whose configuration names none."""
 
-_KUBELETS = ("io.kubernetes.", f"{LABEL_PREFIX}io.kubernetes.")
+_KUBELETS = ("io.kubernetes.", f"{messages.LABEL_PREFIX}io.kubernetes.")
 
 _PARTS: Mapping[str, Any] = {
     **dict.fromkeys(("Id", "Name", "Image"), str),
     "Config": {"Labels": Object, "Env": list},
     "HostConfig": {
         **dict.fromkeys(("CgroupParent", "Runtime"), str),
-        **{key: ROWS[name].kind.type for name, key in RESOURCE_TABLE.items()},
+        **{key: ROWS[name].kind.type for name, key in messages.RESOURCE_TABLE.items()},
     },
 }
 """The members read of an inspected container or image, with their types; those of an Object or a list are texts."""
 _INFO: Table = {"driver": ("CgroupDriver", str), "runtime": ("DefaultRuntime", str)}
 _TOP: Table = {"name": ("Name", str), "config": ("Config", Object), "host": ("HostConfig", Object)}
-_CONFIG: Table = {**LABELS, "env": REST["env"]}
+_CONFIG: Table = {**messages.LABELS, "env": messages.REST["env"]}
 _STATE: Table = {"state": ("State", Object)}
 _STATUS: Table = {"status": ("Status", str)}
 
@@ -111,7 +100,7 @@ def read_inspect(
     shipped = shipped or ImageDefaults()
     labels = _own_labels(config["labels"], shipped.labels, name)
     container_id = messages.id_of(inspected)
-    if labels.get(TYPE_LABEL) not in TYPES:
+    if labels.get(messages.TYPE_LABEL) not in messages.TYPES:
         return None
     value = messages.requested(name, labels, _own_env(config["env"], shipped.env), host)
     if host.get("CgroupParent") is None:
