@@ -1,8 +1,7 @@
 """The requests that the proxy itself sends to dockerd: inspect, image, info, list, events, PreStart's extra update.
 
-Owns these requests, their limits and their errors. Only this file uses aiohttp and its exceptions; it is imported by
-``load`` or the first request, so that CRI mode never loads it.
-Must not know: held requests, the Store, what an inspected body says.
+Only this file uses aiohttp and its exceptions, and imports it in ``load`` or the first request: CRI mode never loads
+it.
 Invariants: what does not exist is the result None; everything else that fails is a BackendError, whose text has nothing
 of a reply, but for that of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice;
 a request that only reads may be sent again where a kept connection turns out to have ended (RFC 9110, 9.2.2).
@@ -46,7 +45,6 @@ _LONGEST_TEXT = 1024
 _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
 """Statuses for what does not exist; 301 is the answer of dockerd's router to the names "." and "..", which are none."""
-
 
 ROWS_AT_ONCE = 200
 """Rows of a list that are read before the event loop may serve calls."""
@@ -108,9 +106,8 @@ class Backend:
             raise BackendError(f"{route}: the reply is not a list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
-        """Send an update of the proxy's own, once, with a timeout in seconds. Raises BackendError. If the daemon
-        rejects the update, the error has the daemon's message, which may repeat values and must not be logged.
-        """
+        """Send an update once, with a timeout in seconds. Raises BackendError; if the daemon rejects the update, it has
+        the daemon's message, which may repeat values and must not be logged."""
         route = "POST /containers/{}/update"
         if seconds <= 0:
             raise _late(route, seconds)
@@ -167,9 +164,7 @@ class Backend:
     async def _ask(
         self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Send a request and return the reply's status and body. ``route`` is the method and the path's template, for
-        error texts without values. Raises BackendError.
-        """
+        """Return the reply's status and body. ``route`` is for error texts without values. Raises BackendError."""
         method = route.partition(" ")[0]
         with _failures(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
@@ -178,9 +173,8 @@ class Backend:
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
     ) -> "aiohttp.ClientResponse":
-        """Send a request and return its reply once the head has come. Connecting is tried again while the daemon's
-        backlog is full, and while the proxy lacks file descriptors, as long as another try still fits in ``seconds``.
-        """
+        """Return the reply once its head has come. Connecting is tried again while the daemon's backlog is full, and
+        while the proxy lacks file descriptors, as long as another try still fits in ``seconds``."""
         import aiohttp
         from yarl import URL
 
@@ -217,9 +211,6 @@ class Backend:
         return self._sessions[method]
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
-
-
 async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> bytes:
     """Return a reply's body. Raises BackendError if it is longer than ``limit`` bytes."""
     parts = []
@@ -234,8 +225,7 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:
     """Yield the elements of a JSON list, letting the event loop serve calls in between: a full node's list takes long.
-    Raises ValueError, and IndexError if the text ends inside the list.
-    """
+    Raises ValueError, and IndexError if the text ends inside the list."""
     at, count = _LIST_BEGINS.match(text), 0
     if at is None:
         raise ValueError("no list")
@@ -305,9 +295,6 @@ def _message(reply: bytes) -> str:
         return ""
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 def _quoted(name: str) -> str:
     """Percent-encode a reference as one path segment, keeping bytes that are not UTF-8."""
     return quote(name, safe="", errors="surrogateescape")
@@ -315,9 +302,6 @@ def _quoted(name: str) -> str:
 
 def _filters(**values: Collection[str]) -> str:
     return quote(json.dumps({name: dict.fromkeys(kinds, True) for name, kinds in values.items()}), safe="")
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

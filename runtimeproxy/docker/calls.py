@@ -1,13 +1,11 @@
 """Docker's held calls: a class for creates and one for each action on an existing container.
 
-Owns how a held request becomes a subject, how an adjustment is put into its body, what its outcome is, the update
-before a start, and which update events are the proxy's.
-Must not know: heads, chunks, connections, hook servers.
 Invariant: an unchanged request is released as exactly the bytes that came. An update's event is expected only where the
 record will have the update; otherwise the event causes the container to be read again.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runtimeproxy.core.call import (
@@ -25,9 +23,10 @@ from runtimeproxy.core.call import (
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.exchange import DockerHeld, Exchanges, Shared
-from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.exchange import DockerHeld, Shared
+from runtimeproxy.docker.lookup import Lookup, container_info
 from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
+from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError, HookError
@@ -44,7 +43,7 @@ ERROR_STATUS = 500
 
 @dataclass(frozen=True, slots=True)
 class DockerShared(Shared):
-    """What the connections of a front and their calls share."""
+    """What the calls of a front share, too."""
 
     backend: Backend
     lookup: Lookup
@@ -57,8 +56,6 @@ class DockerShared(Shared):
 
 
 class DockerCall(DockerHeld):
-    """What the calls of all operations have in common; each subclass reads one kind of request."""
-
     shared: DockerShared
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
@@ -66,7 +63,6 @@ class DockerCall(DockerHeld):
         return None
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
-        """Edit the request and send it on."""
         self.send_request(None if subject is None else self.edited(subject, adjustment))
 
     def refuse(self, error: HookError) -> None:
@@ -87,10 +83,6 @@ class CreateCall(DockerCall):
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
-    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
-        super().__init__(exchanges, head, route)
-        self._name = route.name
-
     def identify(self) -> bool:
         """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
         needs an edit, the request is sent on first: the daemon works while the body is parsed.
@@ -102,11 +94,11 @@ class CreateCall(DockerCall):
             body = self.body
             if self.shared.creates_pass():
                 self.already_sent = self.send_request(None)
-            self._requested = messages.read_create(body, self._name) if messages.is_pods(body) else None
+            self._requested = messages.read_create(body, self.route.name) if messages.is_pods(body) else None
             of_pod = isinstance(self._requested, RequestedPod)
             self.is_plain = self._requested is None
         except Unreadable as error:
-            kind = messages.kind_of_unreadable(body, self._name)
+            kind = messages.kind_of_unreadable(body, self.route.name)
             self._unreadable, self.is_kind_known = str(error), kind is not None
             of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
         if self.is_plain:
@@ -118,7 +110,7 @@ class CreateCall(DockerCall):
 
     @property
     def requested(self) -> RequestedPod | RequestedContainer:
-        """Return what the request asks for. Raises Unreadable."""
+        """Raises Unreadable."""
         if self._requested is None:
             raise Unreadable(self._unreadable)
         return self._requested
@@ -132,7 +124,7 @@ class CreateCall(DockerCall):
             self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
 
     def order_key(self) -> str:
-        """Return the full name of the pod or container: it has no id yet. Raises Unreadable."""
+        """Return the full name, as there is no id yet. Raises Unreadable."""
         requested = self.requested
         return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
 
@@ -145,11 +137,10 @@ class CreateCall(DockerCall):
             return None
         if isinstance(requested, RequestedContainer):
             return self._in(store.pod(requested.container.pod_id), requested, driver)
-        pod = Lookup.pod_info(requested, driver)
+        pod = replace(requested.pod, cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
         return Subject(PodRecord(pod, pod))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Query the daemon for the cgroup driver and the container's pod as needed. Raises BackendError, Unreadable."""
         requested, driver = self.requested, await self.shared.lookup.known_driver()
         if isinstance(requested, RequestedContainer):
             return self._in(await self.shared.lookup.pod(requested.container.pod_id), requested, driver)
@@ -160,50 +151,42 @@ class CreateCall(DockerCall):
         """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
         if pod is None:
             return None
-        repeated = Lookup.pod_info(RequestedPod(PodInfo(), requested.cgroup_parent), driver)
+        repeated = PodInfo(cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
         subject = records.in_pod(pod, repeated, requested.container)
-        container = Lookup.container_info(requested, subject.pod, driver)
+        container = container_info(requested, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
-        """Return whether no pod in the Store has a cgroup parent that a hook set."""
         return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        self.leave_out(messages.left_out_of_create(adjustment.resources), "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(messages.respelt_in_create(adjustment.resources), adjustment.owners)
+        left_out, respelt = messages.differing_in_create(adjustment.resources)
+        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(respelt, adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
         path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
-        body = (messages.edit_pod if of_pod else messages.edit_container)(self.body, adjustment, parent)
+        body = messages.edit_create(self.body, adjustment, parent, of_pod=of_pod)
         self._released = None if body is self.body else body
         return self._released
 
-    @property
-    def _sent(self) -> RequestedPod | RequestedContainer:
-        """Return what was sent to the daemon. An edited body is parsed again, as an edit also obeys dockerd's checks.
-        Raises Unreadable.
-        """
-        if self._released is None:
-            return self.requested
-        made = messages.read_create(self._released, self._name)
-        assert made is not None
-        return made
-
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the daemon gave, and the resources that were sent."""
-        made_id, sent = messages.read_created_id(reply.message), self._sent
+        """Add the id that the daemon gave, and the resources that were sent: an edited body is parsed again, as an edit
+        also obeys dockerd's checks.
+        """
+        made_id = messages.read_created_id(reply.message)
+        sent = self.requested if self._released is None else messages.read_create(self._released, self.route.name)
         if isinstance(sent, RequestedPod):
             pod = records.created_pod(subject, adjustment, made_id).pod
             return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
+        assert sent is not None
         made = records.created_container(subject, adjustment, made_id)
         container = records.container_of(made)
         effective = replace(container.effective, resources=sent.container.resources)
         return replace(made, container=replace(container, effective=effective))
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
-        """Read the pod or container from the daemon."""
         record = made.container or made.pod
         read = await self.shared.lookup.read(record.effective.id)
         found = None if read is None else read[1].container or read[1].pod
@@ -220,12 +203,11 @@ class ReferenceCall(DockerCall):
     """The hook points for which the daemon is queried for what a reference names (relay-rules C4)."""
 
     def __init_subclass__(cls) -> None:
-        """Set ``points`` of a subclass: the hook points of both its operations."""
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
         cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
-    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
-        super().__init__(exchanges, head, route)
+    def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
+        super().__init__(reader, head, route)
         self.operation = self.container_operation
         self.hook_points = self.points
         self._reference = route.reference
@@ -235,14 +217,12 @@ class ReferenceCall(DockerCall):
         """``EventFollower.changes`` when the daemon was queried for the subject; None if it was not."""
 
     def identify(self) -> bool:
-        """Set the operation if the subject is known."""
         known = self.shared.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
         return True
 
     def order_key(self) -> str:
-        """Return the subject's id, or the reference as long as the id is not known."""
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
@@ -257,7 +237,6 @@ class ReferenceCall(DockerCall):
         return known
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Read from the daemon what the reference names. Raises BackendError, Unreadable."""
         self._changes_seen = self.shared.events.changes
         found = await self.shared.lookup.read(self._reference)
         if found is None:
@@ -274,11 +253,9 @@ class ReferenceCall(DockerCall):
         return subject
 
     async def life(self, container_id: str) -> Life | None:
-        """Read whether a container was started and runs."""
         return await self.shared.lookup.life(container_id)
 
     async def settle(self) -> Reply:
-        """Return the outcome of an unanswered start, stop or remove, read from the container's state."""
         if self.state is not CallState.RELEASED:
             return NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
@@ -290,15 +267,11 @@ class ReferenceCall(DockerCall):
 
 
 class StopCall(ReferenceCall):
-    """StopContainer, StopPodSandbox."""
-
     container_operation = Operation.STOP_CONTAINER
     pod_operation = Operation.STOP_POD_SANDBOX
 
 
 class RemoveCall(ReferenceCall):
-    """RemoveContainer, RemovePodSandbox."""
-
     container_operation = Operation.REMOVE_CONTAINER
     pod_operation = Operation.REMOVE_POD_SANDBOX
 
@@ -316,7 +289,7 @@ class StartCall(ReferenceCall):
         call is ``state_unknown`` from then on.
         """
         container = records.container_of(subject).effective
-        update = messages.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        update = messages.edit_update(b"{}", adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
@@ -339,16 +312,15 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """Return what the request asks for and ``edited`` added; an update has no annotations. Raises Unreadable."""
+        """Return what the request sets and ``edited`` added; an update has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:
-        """Return the container's id, or the reference. Raises Unreadable if any part of the request cannot be read."""
+        """Raises Unreadable if any part of the request cannot be read."""
         _ = self.update
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Return the record's original values overlaid by what this request sets."""
         return records.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
@@ -366,30 +338,25 @@ class UpdateCall(ReferenceCall):
         return None if update.body is self.body else update.body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Send the request on; expect the daemon's event of it if the record will have the update."""
-        self._expecting = self.state is CallState.HOLDING and self._is_recorded()
+        """Expect the daemon's event if the record will have the update, which it has if the container is known and the
+        request can be read.
+        """
+        self._expecting = False
+        if self.state is CallState.HOLDING:
+            with suppress(Unreadable):
+                self._expecting = bool(self._id and self.update)
         if self._expecting:
             self.shared.events.expect_update(self._id)
         return super().send_request(body)
 
-    def _is_recorded(self) -> bool:
-        """Return whether the record will have the update: the container is known and the request can be read. Otherwise
-        the update's event causes the container to be read again.
-        """
-        try:
-            return bool(self._id and self.update)
-        except Unreadable:
-            return False
-
     def answer(self) -> None:
-        """Send the daemon's answer; an update that it did not agree to has no event to expect."""
+        """Expect no event of an update that the daemon did not agree to."""
         if self._expecting and self.reply is not None and not self.reply.agreed:
             self._expecting = False
             self.shared.events.no_update(self._id)
         super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Return the container with the kubelet's values and the daemon's values updated separately."""
         return records.updated(subject, self.update, adjustment)
 
 

@@ -1,15 +1,13 @@
-"""The requests of a client's connection and their answers, in order.
+"""A request and its answer: what is kept of a held request and of its answer, and its state.
 
-Owns what is kept of a held request and of its answer, its state, and the order of all requests.
-Must not know: sockets, how heads and bodies are parsed, what a body means.
 Invariant: a held request leaves once and whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
 """
 
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from runtimeproxy.core.call import (
     MESSAGE_LIMIT,
@@ -24,8 +22,11 @@ from runtimeproxy.core.call import (
 from runtimeproxy.docker.routes import PASSING, Action, Route
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import Key
-from runtimeproxy.wire import JOINED_BYTES, bodies, http1
-from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, ResponseHead
+from runtimeproxy.wire import JOINED_BYTES, http1
+from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
@@ -90,9 +91,8 @@ KNOWN_BYTES = 1 << 20
 
 
 class Known:
-    """Caches of complete messages, for all connections: clients and the daemon repeat theirs within a second. A message
-    that is in a cache passes without being parsed. Those of more than ``longest`` bytes are not kept.
-    """
+    """Caches of messages, for all connections: clients and the daemon repeat theirs within a second. A message that is
+    cached passes without being parsed. Those of more than ``longest`` bytes are not."""
 
     def __init__(self, longest: int = 1024, counters: MutableMapping[Key, int] | None = None) -> None:
         self.longest = longest
@@ -102,14 +102,6 @@ class Known:
         """Requests that pass and have no body, with the exchange that all requests with the same bytes share."""
         self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
         """Answers, each with the method of its request."""
-
-    def add_request(self, exchange: Exchange) -> None:
-        """Remember a request without a body that is not held."""
-        assert exchange.head is not None
-        raw = exchange.head.raw
-        if len(raw) <= self.longest:
-            exchange.plain = True
-            self.requests.keep(raw, exchange, len(raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,85 +113,8 @@ class Shared:
     kinds: "Mapping[Action, type[DockerHeld]]"
     """The class of held call for each action."""
     intercepts: Callable[[Route], bool]
-    """Return whether to hold a request."""
     admit_http2: Callable[[], bool]
     """Count a client that speaks HTTP/2; return whether it may pass, bypassing the hook servers."""
-
-
-class Exchanges(ABC):
-    """The exchanges of one connection in the order of their requests. ``to_client`` and ``to_daemon`` collect the bytes
-    to send. ``Requests`` and ``Answers`` parse for it; ``docker.reader.Reader`` acts on what they find."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-        self.to_client: list[bytes] = []
-        self.to_daemon: list[bytes] = []
-        self.ready: deque[object] = deque()
-        """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
-        self.pending: deque[Exchange] = deque()
-        """The requests whose answers have not been sent."""
-
-    # Called by the parsers.
-
-    def begun(self, exchange: Exchange) -> None:
-        """Called when a request's head was read: its answer is expected in this order."""
-        self.pending.append(exchange)
-
-    def is_turn_of(self, exchange: Exchange) -> bool:
-        """Return whether every earlier request has its answer."""
-        return exchange is self.pending[0]
-
-    def awaited(self) -> Exchange | None:
-        """Return the request whose answer comes next; None if the daemon has none to answer."""
-        if not self.pending:
-            return None
-        first = self.pending[0]
-        return None if isinstance(first, DockerHeld) and not first.awaits_reply else first
-
-    def held_whole(self, exchange: "DockerHeld") -> None:
-        """Called when a held request is complete, or no more of it is read. Its call runs once all requests before it
-        are answered (relay-rules B7).
-        """
-        if self.is_turn_of(exchange):
-            self.ready.append(exchange)
-
-    @abstractmethod
-    def speaks_http2(self) -> bool:
-        """Called when the client speaks HTTP/2: make the connection a tunnel, or end it (relay-rules B4)."""
-
-    @abstractmethod
-    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
-        """Answer an unreadable request in its turn, and end the connection after the answer (relay-rules B7).
-        ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
-        """
-
-    @abstractmethod
-    def answered(self, exchange: Exchange) -> None:
-        """Called when an answer is complete; that of a held call now waits for the Post hooks."""
-
-    @abstractmethod
-    def closes(self) -> None:
-        """Drop the requests pipelined after one whose answer has Connection: close (relay-rules B9)."""
-
-    @abstractmethod
-    def become_tunnel(self) -> None:
-        """Turn the connection into a tunnel; bytes that the client sent after its request go first (relay-rules B3)."""
-
-    # Called by held exchanges.
-
-    @abstractmethod
-    def send_request(self, exchange: "DockerHeld", request: bytes, body: bytes = b"") -> None:
-        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
-        body is passed as ``body`` and written by itself, since joining it with the head would copy it.
-        """
-
-    @abstractmethod
-    def send_refusal(self, exchange: "DockerHeld", status: int, message: str, close: bool) -> None:
-        """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
-
-    @abstractmethod
-    def answer(self, exchange: "DockerHeld") -> None:
-        """Send the client the answer to a held call."""
 
 
 class DockerHeld(Exchange, HeldCall):
@@ -209,10 +124,10 @@ class DockerHeld(Exchange, HeldCall):
     is_plain = False
     """True if the call calls no hook server and changes no record: its answer is sent on as soon as it is complete."""
 
-    def __init__(self, exchanges: Exchanges, head: RequestHead, route: Route) -> None:
+    def __init__(self, reader: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
-        self._exchanges = exchanges
-        self.shared = exchanges.shared
+        self._reader = reader
+        self.shared = reader.shared
         self.route = route
         self.problem = ""
         """Why the request cannot be read; "" if it can."""
@@ -250,7 +165,6 @@ class DockerHeld(Exchange, HeldCall):
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
-        """Keep the content of the next part of a chunked body."""
         if not self.problem:
             self._payload += payload
 
@@ -264,15 +178,10 @@ class DockerHeld(Exchange, HeldCall):
         return request
 
     def request_whole(self) -> None:
-        """Called when the whole request has come: keep its bytes in their final form."""
         self._whole = True
         self._body = bytes(self._collected)
         self._collected.clear()
         self._payload = bytes(self._payload)
-
-    def cut(self) -> None:
-        """Called at the client's EOF inside the body: make the request unreadable."""
-        self.problem = "the request ends inside its body"
 
     @property
     def body(self) -> bytes:
@@ -285,9 +194,7 @@ class DockerHeld(Exchange, HeldCall):
         return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8). Returns False,
-        and sends nothing, if it is no longer held.
-        """
+        """Send the request's own bytes, or its head with ``body`` (relay-rules B8). Return False if no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
@@ -296,49 +203,36 @@ class DockerHeld(Exchange, HeldCall):
         if self.problem:
             self._free()
         if len(body) > JOINED_BYTES:
-            self._exchanges.send_request(self, raw, body)
+            self._reader.send_request(self, raw, body)
         else:
-            self._exchanges.send_request(self, raw + body)
+            self._reader.send_request(self, raw + body)
         return True
 
     def send_refusal(self, status: int, message: str) -> bool:
-        """Answer in the place of the daemon, which never gets the request. Returns False if it is no longer held."""
+        """Answer in the daemon's place. Return False if the request is no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.REFUSED
         self._free()
-        self._exchanges.send_refusal(self, status, message, self.head.closes or not self._whole)
+        self._reader.send_refusal(self, status, message, self.head.closes or not self._whole)
         return True
 
     def connection_lost(self) -> None:
-        """End the call without the daemon's answer: the client or the daemon has gone."""
         if self.state is CallState.HOLDING:
             self.state = CallState.ENDED
             self._free()
         if self.reply is None:
-            self._set_reply(UNANSWERED)
+            self.reply = UNANSWERED
+            self._reader.ready.append(self)
 
     def _free(self) -> None:
-        """Drop the request's bytes and return them to the memory budget."""
         self.shared.budget.credit(self._counted)
         self._counted = 0
-        self._forget_body()
-
-    def _forget_body(self) -> None:
         self._collected.clear()
         self._payload = b""
         self._body = b""
 
     # The answer.
-
-    @property
-    def awaits_reply(self) -> bool:
-        """Return whether the daemon has the request and its answer is not yet complete."""
-        return self.state is CallState.RELEASED and self.reply is None
-
-    def begin_reply(self, head: ResponseHead) -> None:
-        self.reply_head = head
-        self.kept += head.raw
 
     def collect_reply(self, part: bytes) -> bytes:
         """Keep a part of the answer's body; of an answer above REPLY_LIMIT return all but one byte, to send now."""
@@ -357,23 +251,20 @@ class DockerHeld(Exchange, HeldCall):
         assert head is not None
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
-            body = bodies.dechunk(body)
+            body = http1.dechunk(body)
         agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
-        self._set_reply(Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED))
+        self.reply = Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED)
+        self._reader.ready.append(self)
 
     def not_sent(self) -> None:
         """Called when the daemon could not be reached to send the request: settle the call as one that did nothing."""
         self._free()
-        self._set_reply(Reply(agreed=False, no_op=True))
+        self.reply = Reply(agreed=False, no_op=True)
+        self._reader.ready.append(self)
 
     def answer(self) -> None:
-        """Send the client the daemon's answer, which was held back."""
         self._free()
-        self._exchanges.answer(self)
+        self._reader.answer(self)
 
     def release_buffers(self) -> None:
         """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""
-
-    def _set_reply(self, reply: Reply) -> None:
-        self.reply = reply
-        self._exchanges.ready.append(self)

@@ -1,7 +1,5 @@
 """The Docker front: it pairs each client connection with one to dockerd and gives held calls to the lifecycle.
 
-Owns the connections of the front, when its calls continue, and which requests are held.
-Must not know: how hook servers are asked, what a body means.
 Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
 """
 
@@ -14,11 +12,10 @@ from runtimeproxy.core.call import MemoryBudget, Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.bad_gateway import BadGateway
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
 from runtimeproxy.docker.lookup import Lookup
-from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.reader import DAEMON_AWAY, Reader
 from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError
@@ -27,13 +24,18 @@ from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Oper
 from runtimeproxy.model.values import Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.connection import REQUEST_BYTES, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.dial import dial_now
-from runtimeproxy.relay.drain import Unfinished, answers_ended
+from runtimeproxy.relay.drain import Drainable, Unfinished, answers_ended
 from runtimeproxy.relay.front_base import FrontBase
 from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 10.0
+"""Seconds that such a client has to send its request's head and, after the answer, to close."""
 
 _CALLS: dict[Action, type[DockerCall]] = {Action.CREATE: CreateCall, **BY_REFERENCE}
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
@@ -41,8 +43,6 @@ _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 
 
 class DockerFront(FrontBase):
-    """All Docker connections of the proxy."""
-
     def __init__(
         self,
         daemon_endpoint: str,
@@ -88,7 +88,6 @@ class DockerFront(FrontBase):
         manager.on_change = self._end_http2
 
     async def start(self) -> None:
-        """Start following the daemon's events, and reading its state in the background once they are followed."""
         self._backend.load()
         self.sync.start()
         self._following = self.loop.create_task(self._events.run())
@@ -104,7 +103,6 @@ class DockerFront(FrontBase):
         return DockerConnection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
-        """Answer the client's first request with 502."""
         BadGateway(self.loop, client, self.connections)
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
@@ -122,11 +120,8 @@ class DockerFront(FrontBase):
     def _died(self, container_id: str) -> None:
         if self.lifecycle.owes_end(container_id) and not self._lookup.is_plain(container_id):
             known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
-            self.keep(
-                self.loop.create_task(
-                    self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
-                )
-            )
+            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
+            self.keep(self.loop.create_task(ended))
 
     async def _read_ended(self, container_id: str, known: Subject | None) -> Subject | None:
         """Return a pod's container that has ended; None if it is not one, if its restart policy starts it again, or if
@@ -145,17 +140,14 @@ class DockerFront(FrontBase):
         return None
 
     def _end_http2(self) -> None:
-        """Close the connections that bypass the hook servers, if a plugin now has policy Fail."""
         if self.http2 and self._fails_anywhere():
             log.warning("connections that speak HTTP/2 are closed, as a plugin has policy Fail: %d", len(self.http2))
             for connection in tuple(self.http2):
                 connection.close()
 
-    # What is held.
-
     def intercepts(self, route: Route) -> bool:
-        """Return whether to hold a request: a create, or one that names a known or not yet known subject with hooks. A
-        start or a stop is not held while no hook server is registered and no call waits.
+        """Hold a create, and a request that names a known or not yet known subject with hooks. A start or a stop is not
+        held while no hook server is registered and no call waits.
         """
         if route.action is Action.CREATE:
             return True
@@ -171,9 +163,7 @@ class DockerFront(FrontBase):
         return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
 
     def admit_http2(self) -> bool:
-        """Count a client that speaks HTTP/2 and return whether it passes, bypassing the hook servers (relay-rules B4).
-        It does unless a plugin has policy Fail.
-        """
+        """Count a client that speaks HTTP/2; it passes unless a plugin has policy Fail (relay-rules B4)."""
         self.metrics.count("http2_tunnels")
         passes = not self._fails_anywhere()
         consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
@@ -198,8 +188,6 @@ class DockerFront(FrontBase):
 
 
 class DockerConnection(Connection):
-    """One client's connection to dockerd."""
-
     bulk = True
 
     def __init__(self, front: DockerFront, client: socket.socket, backend: socket.socket) -> None:
@@ -215,7 +203,6 @@ class DockerConnection(Connection):
         super().__init__(front.loop, client, backend, front.buffer, outputs, reader.ready, front.hangups)
 
     def act(self, event: object) -> None:
-        """Start or resume a call, or do what the reader found."""
         match event:
             case DockerHeld():
                 self._front.proceed(event)
@@ -234,8 +221,8 @@ class DockerConnection(Connection):
                 self._front.http2.add(self)
 
     def client_eof(self) -> bool:
-        """Return True at the client's EOF if it must not be passed on now. It waits for a held call. One that ``drain``
-        caused is not passed on at all: a daemon may end the calls of a client that has sent EOF.
+        """Return True if the EOF must wait for a held call. One that ``drain`` caused is not passed on at all: a daemon
+        may end the calls of a client that has sent EOF.
         """
         self._end_is_ours = self._shut and self.reader.between_requests
         waits = self.reader.client_ended()
@@ -243,14 +230,11 @@ class DockerConnection(Connection):
         return waits or self._end_is_ours
 
     def client_gone(self) -> None:
-        """End the held calls of a client that has closed, or whose connection ends."""
-        self.reader.client_gone()
+        self.reader.stop()
         self.act_on_ready()
 
     def backend_eof(self) -> bool:
-        """Return True at the daemon's EOF if the client's connection stays open (relay-rules B9, C5). It stays for the
-        other direction of a tunnel, for a held call, and for an answer that is not sent yet.
-        """
+        """Return True for the rest of a tunnel, a held call, and an answer not sent yet (relay-rules B9, C5)."""
         if self.reader.tunnel:
             self.half_close()
             return True
@@ -259,7 +243,6 @@ class DockerConnection(Connection):
         return stays or self._finished
 
     def on_closed(self) -> None:
-        """Forget the connection; calls that the daemon has answered still run to their end."""
         self.client_gone()
         self._front.connections.discard(self)
         self._front.http2.discard(self)
@@ -277,26 +260,79 @@ class DockerConnection(Connection):
         return True
 
     def part(self) -> None:
-        """Half-close toward the client after what was sent to it; end its calls, and drop what it still sends."""
         self.client_gone()
         super().part()
 
     def drain(self, refusing: bool) -> None:
         """Accept no more requests once the client is inside none, and part when all are answered. A client that has
-        sent no request since it connected may still do so until ``refusing``.
-        """
-        if not self._shut and self.reader.between_requests and (refusing or self.reader.has_begun_request):
+        sent no request since it connected may still do so until ``refusing``."""
+        if not self._shut and self.reader.between_requests and (refusing or self.reader.requests.began):
             self._shut = True
             self.shut_client()
         if self._shut and not self.unfinished():
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the unanswered requests, also those that may be among bytes not yet read, and unfinished answers. Bytes
-        that wait for a slow client count as an answer that has begun.
-        """
+        """Count also requests that may be among unread bytes, and as an answer bytes that wait for a slow client."""
         if self._parted:
             return Unfinished()
         calls, answers, streams = self.reader.unfinished()
         unread = self._shut and not self.client_ended
         return Unfinished(calls or int(unread), answers or int(not self.delivered), streams)
+
+
+class BadGateway:
+    """Answers a client's first request with 502 while dockerd is not reachable (docs/docker-mode.rst, "Wire rules").
+    Nothing is sent before a request has come: HTTP clients discard an answer to no request."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Drainable]) -> None:
+        self._head = bytearray()
+        self._answered = False
+        self._shut = False
+        self._client = client
+        self._connections = connections
+        connections.add(self)
+        self._endpoint = Endpoint(loop, client, self, ReadBuffer(REQUEST_BYTES))
+        self._timer = loop.call_later(WAIT_SECONDS, self.close)
+        self._endpoint.resume()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        if self._answered:
+            return
+        seen = len(self._head)
+        self._head += data
+        try:
+            end = http1.head_end(self._head, 0, seen)
+            if not end:
+                return
+            method = http1.request_head(bytes(self._head[:end])).method
+            answer = http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True, method=method)
+        except BadMessage as error:
+            answer = http1.response(error.status, f"runtimeproxy: {error}", close=True)
+        self._answered = True
+        endpoint.write(answer)
+        endpoint.finish()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        self.close()
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Do nothing: the answer is short."""
+
+    def drain(self, refusing: bool) -> None:
+        """With ``refusing``, stop a client that has begun no request; bytes that it has sent are read."""
+        if refusing and not self._head and not self._shut:
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Return one call while a request has begun or may be among bytes not yet read, and is not answered."""
+        return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
+
+    def part(self) -> None:
+        self._endpoint.finish()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._connections.discard(self)
+        self._endpoint.close()

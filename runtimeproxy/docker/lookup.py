@@ -1,8 +1,5 @@
 """Read pods and containers from dockerd as the core's records, when a call needs them and the Store lacks them.
 
-Owns reading by any reference, the list of pods and containers, the cgroup driver, and the caches of images and of
-containers that belong to no pod.
-Must not know: held requests, hook servers.
 Invariant: that a container belongs to no pod is remembered by its full id only, never by name (relay-rules B10).
 """
 
@@ -17,7 +14,7 @@ from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.messages import CONTAINER_TYPE, POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.status import ImageDefaults
 from runtimeproxy.model import records
-from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
+from runtimeproxy.model.values import ContainerInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
@@ -27,15 +24,13 @@ IMAGES_REMEMBERED = 64
 
 
 class Lookup:
-    """Reads pods and containers from the daemon."""
-
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
         self._store = store
         self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, ImageDefaults] = OrderedDict()
         self.driver: Driver | None = None
-        """The daemon's cgroup driver; None until the daemon was asked."""
+        """The daemon's cgroup driver; None until it was read."""
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
@@ -51,22 +46,12 @@ class Lookup:
         assert self.driver is not None
         return self.driver
 
-    # Containers that belong to no pod.
-
     def is_plain(self, container_id: str) -> bool:
         """Return whether a container is known to belong to no pod."""
         return container_id in self._plain
 
     def forget_plain(self, container_id: str) -> None:
-        """Forget that a container belongs to no pod."""
         self._plain.pop(container_id, None)
-
-    def _remember_plain(self, container_id: str) -> None:
-        self._plain[container_id] = None
-        if len(self._plain) > REMEMBERED:
-            del self._plain[next(iter(self._plain))]
-
-    # Subjects.
 
     def known(self, full_id: str) -> Subject | None:
         """Return the pod or container that the Store has under a full id; None if it has none."""
@@ -86,20 +71,21 @@ class Lookup:
         known = self.known(full_id)
         if known is not None:
             return full_id, known
-        asked = await self._asked(reply, inspected)
-        if asked is None:
-            self._remember_plain(full_id)
+        requested = await self._requested(reply, inspected)
+        if requested is None:
+            self._plain[full_id] = None
+            if len(self._plain) > REMEMBERED:
+                del self._plain[next(iter(self._plain))]
             return None
         driver = await self.known_driver()
-        if isinstance(asked, RequestedPod):
-            return full_id, Subject(self._store.read_pod(self.pod_info(asked, driver)))
-        pod = await self.pod(asked.container.pod_id)
+        if isinstance(requested, RequestedPod):
+            return full_id, Subject(self._read_pod(requested, driver))
+        pod = await self.pod(requested.container.pod_id)
         if pod is None:
             return None
         # The Store may have had the container and lacked only its pod.
-        return full_id, records.subject_of_read(
-            pod, self._store.read_container(self.container_info(asked, pod, driver))
-        )
+        read = self._store.read_container(container_info(requested, pod, driver))
+        return full_id, records.subject_of_read(pod, read)
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""
@@ -118,30 +104,28 @@ class Lookup:
         return None if reply is None else status.read_state(reply)
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Return a pod from the Store, else from the daemon. Raises BackendError, Unreadable."""
+        """Return a pod from the Store, else from the daemon; None if there is none. Raises BackendError, Unreadable."""
         known = self._store.pod(pod_id)
         if known is not None:
             return known
-        asked = await self._inspected(pod_id)
-        if not isinstance(asked, RequestedPod):
+        reply = await self._backend.inspect(pod_id)
+        requested = None if reply is None else await self._requested(reply, status.parse_inspect(reply, pod_id))
+        if not isinstance(requested, RequestedPod):
             return None
-        return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
+        return self._read_pod(requested, await self.known_driver())
 
-    async def _inspected(self, full_id: str) -> RequestedPod | RequestedContainer | None:
-        """Read what a container was created with; None if it does not exist or belongs to no pod."""
-        reply = await self._backend.inspect(full_id)
-        if reply is None:
-            return None
-        return await self._asked(reply, status.parse_inspect(reply, full_id))
+    def _read_pod(self, requested: RequestedPod, driver: Driver) -> PodRecord:
+        parent = messages.to_cri(requested.cgroup_parent, driver)
+        return self._store.read_pod(replace(requested.pod, cgroup_parent=parent))
 
-    async def _asked(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
+    async def _requested(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
         What its image added is removed, for which the image has to be read.
         """
         if not messages.is_pods(reply):
             return None
         await self.known_driver()
-        shipped = await self._image(messages.text_of(inspected, "Image"))
+        shipped = await self._image(inspected.get("Image", ""))
         return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> ImageDefaults | None:
@@ -159,19 +143,9 @@ class Lookup:
             self._images.popitem(last=False)
         return shipped
 
-    @staticmethod
-    def pod_info(asked: RequestedPod, driver: Driver) -> PodInfo:
-        """Return a pod with its cgroup parent in CRI's form."""
-        return replace(asked.pod, cgroup_parent=_in_cri(asked, driver))
 
-    @staticmethod
-    def container_info(asked: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
-        """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
-        parent = _in_cri(asked, driver) or ""
-        shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
-        return replace(asked.container, cgroup_parent="" if parent in shared else parent)
-
-
-def _in_cri(asked: RequestedPod | RequestedContainer, driver: Driver) -> str | None:
-    """Return a cgroup parent in CRI's form; None if it is unknown."""
-    return None if asked.cgroup_parent is None else messages.to_cri(asked.cgroup_parent, driver)
+def container_info(requested: RequestedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
+    """Return a container with its cgroup parent in CRI's form, or "" if that is its pod's."""
+    parent = messages.to_cri(requested.cgroup_parent, driver) or ""
+    shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
+    return replace(requested.container, cgroup_parent="" if parent in shared else parent)

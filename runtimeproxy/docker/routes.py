@@ -1,7 +1,5 @@
 """Decide which requests are held, and which may turn their connection into a tunnel.
 
-Owns dockerd's routing decision on a method and a request target, for the calls that matter to the proxy.
-Must not know: heads, bodies, containers.
 Invariant: a request that dockerd's router hands to one of the five handlers has a route, and no other request has one,
 but for absolute targets with a malformed authority, which dockerd refuses by itself.
 Targets are as ``wire.http1`` reads them: bytes as latin-1, without control characters.

@@ -1,7 +1,5 @@
-"""Parse dockerd's inspect of a pod or a container into values of ``model``.
+"""Parse dockerd's inspect of a pod or a container into values of ``model``, without what the create did not ask for.
 
-Owns which parts of an inspect the create did not ask for, and removes them (docs/architecture.rst).
-Must not know: the Store, the daemon's client, when something is inspected.
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
 missing, null or of a wrong type counts as unknown; the other parts are still used.
 
@@ -19,32 +17,29 @@ from typing import Any
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import messages
-from runtimeproxy.docker.messages import (
-    LABEL_PREFIX,
-    RESOURCE_TABLE,
-    Labels,
-    RequestedContainer,
-    RequestedPod,
-    reads_json,
-)
+from runtimeproxy.docker.messages import Labels, RequestedContainer, RequestedPod, reads_json
 from runtimeproxy.model.fields import ROWS, Resources
-from runtimeproxy.model.values import ContainerInfo, PodInfo
-from runtimeproxy.wire.json import Object
+from runtimeproxy.wire.json import INT64, Object, Table, read_members
 
 DEFAULT_RUNTIME = "runc"
 """The DefaultRuntime of a daemon whose configuration names none."""
 
-_KUBELETS = ("io.kubernetes.", f"{LABEL_PREFIX}io.kubernetes.")
+_KUBELETS = ("io.kubernetes.", f"{messages.LABEL_PREFIX}io.kubernetes.")
 
 _PARTS: Mapping[str, Any] = {
     **dict.fromkeys(("Id", "Name", "Image"), str),
     "Config": {"Labels": Object, "Env": list},
     "HostConfig": {
         **dict.fromkeys(("CgroupParent", "Runtime"), str),
-        **{key: ROWS[name].kind.type for name, key in RESOURCE_TABLE.items()},
+        **{key: ROWS[name].kind.type for name, key in messages.RESOURCE_TABLE.items()},
     },
 }
 """The members read of an inspected container or image, with their types; those of an Object or a list are texts."""
+_INFO: Table = {"driver": ("CgroupDriver", str), "runtime": ("DefaultRuntime", str)}
+_TOP: Table = {"name": ("Name", str), "config": ("Config", Object), "host": ("HostConfig", Object)}
+_CONFIG: Table = {**messages.LABELS, "env": messages.REST["env"]}
+_STATE: Table = {"state": ("State", Object)}
+_STATUS: Table = {"status": ("Status", str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +52,9 @@ class ImageDefaults:
 
 @reads_json
 def read_info(reply: bytes) -> tuple[str, str]:
-    """Read the daemon's cgroup driver and its default runtime in the answer to GET /info. Raises Unreadable."""
-    info = messages.document(reply)
-    return messages.text_of(info, "CgroupDriver"), messages.text_of(info, "DefaultRuntime")
+    """Return the daemon's cgroup driver and its default runtime of GET /info. Raises Unreadable."""
+    info = read_members(messages.document(reply), _INFO)
+    return info["driver"], info["runtime"]
 
 
 @reads_json
@@ -70,7 +65,7 @@ def parse_inspect(reply: bytes, full_id: str = "") -> Object:
     known = _known(messages.document(reply), _PARTS)
     if known.get("Id"):
         return known
-    return Object((*(member for member in known.members if member[0] != "Id"), ("Id", full_id)))
+    return Object((*(member for member in known if member[0] != "Id"), ("Id", full_id)))
 
 
 def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
@@ -79,48 +74,44 @@ def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
     for name, kind in parts.items():
         value = owner.get(name)
         if isinstance(kind, Mapping):
-            members.append((name, _known(value if isinstance(value, Object) else _NOTHING, kind)))
-        elif type(value) is not kind or (kind is int and value not in messages.INT64):
+            members.append((name, _known(value if isinstance(value, Object) else Object(), kind)))
+        elif type(value) is not kind or (kind is int and value not in INT64):
             continue
         elif kind is Object:
-            members.append((name, Object([(key, text) for key, text in value.members if isinstance(text, str)])))
+            members.append((name, Object([(key, text) for key, text in value if isinstance(text, str)])))
         else:
             members.append((name, [text for text in value if isinstance(text, str)] if kind is list else value))
     return Object(members)
 
 
-_NOTHING = Object(())
-
-
 def read_image(reply: bytes) -> ImageDefaults:
-    """Read an inspected image. Raises Unreadable."""
-    config = messages.object_of(parse_inspect(reply), "Config")
-    return ImageDefaults(messages.labels_of(config), messages.texts_of(config, "Env"))
+    return ImageDefaults(**read_members(parse_inspect(reply).get("Config"), _CONFIG))
 
 
 @reads_json
 def read_inspect(
     inspected: Object, shipped: ImageDefaults | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
-    """Return what an inspected container was created with; None if it belongs to no pod.
-
-    ``inspected`` is the result of ``parse_inspect``. ``shipped`` is what its image added; None if the image is gone,
-    whose additions then stay in. ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
+    """Return what a container, as ``parse_inspect`` returns it, was created with; None if it belongs to no pod.
+    ``shipped`` is what its image added; None if the image is gone, whose additions then stay in. Raises Unreadable.
     """
-    config, host = (messages.object_of(inspected, name) for name in ("Config", "HostConfig"))
+    top = read_members(inspected, _TOP)
+    name, host, config = top["name"], top["host"], read_members(top["config"], _CONFIG)
     shipped = shipped or ImageDefaults()
-    name = messages.text_of(inspected, "Name")
-    labels = _own_labels(messages.labels_of(config), shipped.labels, name)
+    labels = _own_labels(config["labels"], shipped.labels, name)
     container_id = messages.id_of(inspected)
-    if messages.kind_of(labels) is None:
+    if labels.get(messages.TYPE_LABEL) not in messages.TYPES:
         return None
-    env = _own_env(messages.texts_of(config, "Env"), shipped.env)
-    value = messages.asked(name, labels, env, host)
+    value = messages.requested(name, labels, _own_env(config["env"], shipped.env), host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
-    if isinstance(value, RequestedPod):
-        return replace(value, pod=replace(_own_pod(value.pod, default_runtime), id=container_id))
-    return replace(value, container=replace(_own_container(value.container), id=container_id))
+    if isinstance(value, RequestedContainer):
+        limits = value.container.resources  # dockershim sets a swap limit equal to the memory limit
+        limits = limits and _own_swap(limits, uncounted=limits.memory_limit_in_bytes)
+        return replace(value, container=replace(value.container, id=container_id, resources=limits))
+    handler = "" if value.pod.runtime_handler == default_runtime else value.pod.runtime_handler
+    limits = value.pod.resources and _own_swap(value.pod.resources, uncounted=0)  # dockershim sets none on a sandbox
+    return replace(value, pod=replace(value.pod, id=container_id, runtime_handler=handler, resources=limits))
 
 
 _LIVES = {
@@ -133,18 +124,16 @@ _LIVES = {
 @reads_json
 def read_state(reply: bytes) -> Life:
     """Read the State of an inspected container. Raises Unreadable."""
-    state = messages.object_of(messages.document(reply), "State")
+    state = read_members(messages.document(reply), _STATE)["state"]
     try:
-        return _LIVES[messages.text_of(state, "Status")]
+        return _LIVES[read_members(state, _STATUS)["status"]]
     except KeyError:
         raise Unreadable("inspected container in a state that is not known") from None
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
-    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim.
-
-    An image committed from a pod's container has the kubelet's labels, too. Without them the container would count as
-    one without a pod.
+    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim: an image that
+    was committed from a pod's container has them, too.
     """
     kept = _KUBELETS if messages.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
@@ -159,7 +148,9 @@ def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """
     if list(merged) == list(shipped):
         return []
-    offered = _first_of_each_key(shipped)
+    offered: dict[str, str] = {}
+    for entry in shipped:
+        offered.setdefault(_key(entry), entry)
     place = {entry: number for number, entry in enumerate(offered.values())}
     begin, following = len(merged), len(place)
     while begin and place.get(merged[begin - 1], following) < following:  # in the image's order, so perhaps added
@@ -185,28 +176,8 @@ def _key(entry: str) -> str:
     return entry.partition("=")[0]
 
 
-def _first_of_each_key(entries: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for entry in entries:
-        found.setdefault(_key(entry), entry)
-    return found
-
-
-def _own_pod(pod: PodInfo, default_runtime: str) -> PodInfo:
-    """Remove the default runtime and dockerd's swap limit: dockershim sets no swap limit on a sandbox."""
-    handler = "" if pod.runtime_handler == default_runtime else pod.runtime_handler
-    resources = pod.resources and _own_swap(pod.resources, uncounted=0)
-    return replace(pod, runtime_handler=handler, resources=resources)
-
-
-def _own_container(container: ContainerInfo) -> ContainerInfo:
-    """Remove dockerd's swap limit: dockershim sets one equal to the memory limit."""
-    resources = container.resources
-    return replace(container, resources=resources and _own_swap(resources, resources.memory_limit_in_bytes))
-
-
 def _own_swap(resources: Resources, uncounted: int) -> Resources:
-    """Return the resources with the swap limit asked for: ``uncounted`` if the kernel does not account for swap."""
+    """Return the resources with the requested swap limit: ``uncounted`` if the kernel does not account for swap."""
     memory, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
     if memory > 0 and swap in (2 * memory, -1):
         return replace(resources, memory_swap_limit_in_bytes=uncounted if swap == -1 else 0)

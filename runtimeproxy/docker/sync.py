@@ -1,7 +1,5 @@
 """Follow dockerd's events, so that the Store has nothing that is gone or was changed by another client.
 
-Owns the event stream: reconnecting, and what each event means for the Store.
-Must not know: held requests, HTTP, lists, how a record is read again.
 Invariant: a record is removed only if the daemon said so. The containers are listed only after the stream is followed,
 so no change is lost between the list and the events.
 """
@@ -25,9 +23,7 @@ REPLAY_SECONDS = 5.0
 
 
 class EventFollower:
-    """Follows one daemon for one Store.
-
-    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
+    """``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it
     outside the Store is no longer valid (relay-rules B10). ``on_died`` is called with the id of one whose process has
     ended, ``on_restarted`` with that of one that a client restarted. ``on_connected`` is awaited after each connect; a
     BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may
@@ -55,8 +51,6 @@ class EventFollower:
         self._store = store
         self._metrics = metrics
         self._on_gone = on_gone
-        self._on_died = on_died
-        self._on_restarted = on_restarted
         self._on_connected = on_connected
         self._on_missed = on_missed
         self._wall_clock_ns = wall_clock_ns
@@ -65,6 +59,14 @@ class EventFollower:
         self._overdue: Counter[str] = Counter()
         """The expected updates from before the stream was lost: a daemon that restarted has lost their events."""
         self._dropping: asyncio.TimerHandle | None = None
+        self._meanings: dict[str, Callable[[str], None]] = {
+            "die": on_died,
+            "restart": on_restarted,
+            "destroy": self._destroyed,
+            "rename": on_gone,
+            "update": self._updated,
+        }
+        """The events that are requested, and what each leads to; oom, kill and start change nothing."""
 
     def expect_update(self, container_id: str) -> None:
         """Treat the next update event of a container as the proxy's own; call this before the update is sent."""
@@ -76,11 +78,6 @@ class EventFollower:
             expected[container_id] -= 1
             if expected[container_id] <= 0:
                 del expected[container_id]
-
-    def forget(self, container_id: str) -> None:
-        """Forget the record of a container that another client changed; it is read again when it is needed."""
-        self.changes += 1
-        self._store.forget(container_id)
 
     def gone(self, container_id: str) -> None:
         """Drop what is remembered, outside the Store, of a container that the daemon no longer has."""
@@ -115,7 +112,7 @@ class EventFollower:
     async def _follow(self) -> None:
         failure = "backend_event_dial_failures"
         try:
-            async with self._backend.events(_MEANINGS, self._since_ns) as events:
+            async with self._backend.events(self._meanings, self._since_ns) as events:
                 failure = "backend_event_stream_losses"
                 await self._on_connected()
                 self._metrics.events.runtime_back("events")
@@ -146,45 +143,25 @@ class EventFollower:
             self._on_missed()
             return
         self._since_ns = event.time_ns + 1  # after a loss the stream continues here: no event is lost or repeated
-        meaning = _MEANINGS.get(event.action)
+        meaning = self._meanings.get(event.action)
         if meaning is not None:
             self._metrics.count("backend_events", event.action)
-            meaning(self, event.id)
-
-    # One method for each event. oom, kill and start change nothing.
-
-    def _died(self, container_id: str) -> None:
-        self._on_died(container_id)
-
-    def _restarted(self, container_id: str) -> None:
-        self._on_restarted(container_id)
+            meaning(event.id)
 
     def _destroyed(self, container_id: str) -> None:
         self._store.tombstone(container_id)
         self.gone(container_id)
 
-    def _renamed(self, container_id: str) -> None:
-        self._on_gone(container_id)
-
     def _updated(self, container_id: str) -> None:
-        """Forget the container's record, unless the update is the proxy's own."""
+        """Forget the container's record, to be read again when it is needed, unless the update is the proxy's own."""
         if self.expected_updates[container_id] > 0:
             self.no_update(container_id)
         else:
             self._metrics.count("updates_of_others")
-            self.forget(container_id)
+            self.changes += 1
+            self._store.forget(container_id)
 
     def _lost(self, reason: str) -> None:
         if not self._away:
             self._away = True
             log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
-
-
-_MEANINGS: dict[str, Callable[[EventFollower, str], None]] = {
-    "die": EventFollower._died,
-    "restart": EventFollower._restarted,
-    "destroy": EventFollower._destroyed,
-    "rename": EventFollower._renamed,
-    "update": EventFollower._updated,
-}
-"""The events that are asked for, and the method that handles each."""

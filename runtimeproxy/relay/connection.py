@@ -18,7 +18,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.eventloop import batch
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
-from runtimeproxy.wire.bodies import Send
+from runtimeproxy.wire.http1 import Send
 
 log = logging.getLogger(__name__)
 

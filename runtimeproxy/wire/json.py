@@ -1,7 +1,5 @@
-"""JSON on the wire: parsed as Go's encoding/json does, and rewritten in place.
+"""JSON on the wire: parsed as Go's encoding/json does, and rewritten in place. Callers give the names of members.
 
-Owns what a key means to Go, and what a change of one value means for the bytes.
-Must not know: any message of Docker; callers give the names of members.
 Invariant: every byte outside a changed value stays as it came (order, white space, escapes, big numbers, letter case of
 keys, duplicates that no edit touches), and without a change the result is the very same object (relay-rules B5). What
 could be read in two ways is refused, and no error's text holds a value.
@@ -9,11 +7,11 @@ could be read in two ways is refused, and no error's text holds a value.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from runtimeproxy.errors import WireError
 
@@ -29,6 +27,10 @@ _BROKEN = (ValueError, RecursionError, IndexError)
 means that the text ended: the code indexes it without checking the length."""
 
 
+INT64 = range(-(2**63), 2**63)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
 def fold(key: str) -> str:
     """Return the form of a key in which Go compares it with a struct's field.
 
@@ -36,51 +38,86 @@ def fold(key: str) -> str:
 
     Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
     """
-    return _remembered_fold(key) if len(key) <= _LONGEST_REMEMBERED else _fold(key)
-
-
-def _fold(key: str) -> str:
     return key.lower() if key.isascii() else key.replace("\u017f", "s").lower()
 
 
-_LONGEST_REMEMBERED = 64
-_remembered_fold = lru_cache(maxsize=1024)(_fold)
-"""Nearly all keys of a request are fields of a struct, the same ones again and again."""
-
-
-class Object:
+class Object(tuple[tuple[str, Any], ...]):
     """A JSON object: its members in order, equal keys kept."""
 
-    __slots__ = ("_folded", "members")
+    _folded: dict[str, Any] | None = None
 
-    def __init__(self, members: Sequence[tuple[str, Any]]) -> None:
-        self.members: tuple[tuple[str, Any], ...] = tuple(members)
-        self._folded: dict[str, Any] | None = None
+    def __bool__(self) -> bool:
+        """Return True: an object without members is a value, too, and no zero that Go would read."""
+        return True
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a member as Go fills a field of a struct; null counts as absent. Raises WireError if the key occurs
         twice after folding: Go merges some of such values and replaces others.
         """
-        if self._folded is None:
-            self._folded = self._fold()
-        value = self._folded.get(fold(name))
+        folded = self._folded
+        if folded is None:
+            folded = self._folded = {}
+            for key, member in self:
+                key = fold(key)
+                folded[key] = _TWICE if key in folded else member
+        value = folded.get(fold(name))
         if value is _TWICE:
             raise _twice(name)
         return default if value is None else value
 
-    def _fold(self) -> dict[str, Any]:
-        folded: dict[str, Any] = {}
-        for key, value in self.members:
-            name = fold(key)
-            folded[name] = _TWICE if name in folded else value
-        return folded
-
     def map(self) -> dict[str, Any]:
         """Return the members as Go fills a map: keys are exact. Raises WireError if a key occurs twice."""
-        members = dict(self.members)
-        if len(members) < len(self.members):
+        members = dict(self)
+        if len(members) < len(self):
             raise WireError("JSON object that has a key twice")
         return members
+
+
+Table = Mapping[str, tuple[str, type[Any]]]
+"""The members to read: the name of each value, the member's key, and its type as ``read_members`` knows it."""
+
+
+def read_members(owner: Object, table: Table) -> dict[str, Any]:
+    """Return the values of members by the names in ``table``. A member that is missing or null is its type's empty one.
+
+    The types are int (of 64 bits), str, Object, list (of texts), and dict (an object of texts, whose keys are exact).
+    Texts are read as Go does. Raises WireError for a value of another type, and if a key occurs twice.
+    """
+    values: dict[str, Any] = {}
+    for name, (key, kind) in table.items():
+        wanted: type[Any] = Object if kind is dict else kind
+        value = owner.get(key)
+        if value is None:
+            value = kind()
+        elif type(value) is not wanted:
+            raise _wrong_type(key)
+        elif kind is str:
+            value = value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+        elif kind is int and value not in INT64:
+            raise WireError(f"JSON document with a number out of range in {key}")
+        elif kind is list:
+            value = _texts(value, key)
+        elif kind is dict:
+            labels = value.map()
+            value = dict(zip(_texts(labels, key), _texts(labels.values(), key), strict=True))
+        values[name] = value
+    return values
+
+
+def _texts(values: Collection[Any], key: str) -> list[str]:
+    """Return texts as Go reads them: null is "", and half a surrogate pair U+FFFD. ASCII texts need no conversion."""
+    try:
+        if all(map(str.isascii, values)):
+            return list(values)
+    except TypeError:  # a value is no text
+        pass
+    texts = []
+    for value in values:
+        text = "" if value is None else value
+        if type(text) is not str:
+            raise _wrong_type(key)
+        texts.append(text if text.isascii() else _SURROGATE.sub("\ufffd", text))
+    return texts
 
 
 def parse(text: bytes) -> Any:
@@ -130,10 +167,22 @@ def rewrite(text: bytes, edit: Edit) -> bytes:
     patches: list[Patch] = []
     try:
         source = text.decode()
-        end = edit.apply(source, _behind_space(source, 0), patches)
-        if end < len(source) and (end := _behind_space(source, end)) < len(source):
+        end = edit.apply(source, _space(source, 0).end(), patches)
+        if end < len(source) and (end := _space(source, end).end()) < len(source):
             raise json.JSONDecodeError("Extra data", "", end)
-        return _patched(text, source, patches) if patches else text
+        if not patches:
+            return text
+        # The bytes are copied once, however long the text is.
+        view, is_ascii = memoryview(text), source.isascii()
+        parts: list[bytes | memoryview] = []
+        at = first = 0
+        for start, end, replacement in patches:
+            kept = first + (start - at if is_ascii else len(source[at:start].encode()))
+            parts += view[first:kept], replacement.encode()
+            first = kept + (end - start if is_ascii else len(source[start:end].encode()))
+            at = end
+        parts.append(view[first:])
+        return b"".join(parts)
     except _BROKEN as error:
         raise _no_json(error) from None
 
@@ -171,7 +220,9 @@ class Members:
         exact = self.exact
         names = {name if exact else fold(name): name for name in self.edits}
         missing = dict(self.edits)
-        at, last = _opened(text, at, "}"), at + 1
+        last = at + 1
+        if text[first := _space(text, last).end()] == "}":
+            at = first
         pass_others = None if exact else _others(frozenset(names))
         while text[at] != "}":  # at the opening bracket or a comma
             if pass_others and (others := pass_others(text, at + 1)):
@@ -207,28 +258,29 @@ class Elements:
         """Edit the elements that exist, and add the new ones."""
         if text[at] != "[":
             return _made_for_null(self, text, at, patches)
+        added = [_text(element) for element in self.added]
         if not self.changed:  # in one step, however many there are
             end = _scan(text, at)[1]
-            _add(text, len(text[at : end - 1].rstrip(_SPACES)) + at, self._added(), patches)
+            _add(text, len(text[at : end - 1].rstrip(_SPACES)) + at, added, patches)
             return end
         missing = dict(self.changed)
-        at, last = _opened(text, at, "]"), at + 1
-        index = 0
+        last, index = at + 1, 0
+        if text[first := _space(text, last).end()] == "]":
+            at = first
         while text[at] != "]":  # at the opening bracket or a comma
-            value = _behind_space(text, at + 1)
+            value = _space(text, at + 1).end()
             changed = missing.pop(index, None)
             last = _scan(text, value)[1] if changed is None else Put(changed).apply(text, value, patches)
             at = _delimiter(text, last, "]")
             index += 1
-        _all_found(missing)
-        _add(text, last, self._added(), patches)
+        if missing:
+            raise WireError("JSON list without the element to change")
+        _add(text, last, added, patches)
         return at + 1
 
-    def _added(self) -> list[str]:
-        return [_text(element) for element in self.added]
-
     def made(self) -> str:
-        _all_found(self.changed)
+        if self.changed:
+            raise WireError("JSON list without the element to change")
         return _text(list(self.added)) if self.added else ""
 
 
@@ -253,8 +305,8 @@ class Chosen:
 def _equal(found: Any, wanted: Value) -> bool:
     """Return whether two JSON values are equal. 1 is neither 1.0 nor true; the order of members is ignored."""
     if isinstance(found, Object):
-        members = dict(found.members)
-        return members == wanted and len(members) == len(found.members)
+        members = dict(found)
+        return members == wanted and len(members) == len(found)
     return type(found) is type(wanted) and bool(found == wanted)
 
 
@@ -284,30 +336,6 @@ def _made_for_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
     return end
 
 
-def _all_found(missing: Mapping[int, str]) -> None:
-    if missing:
-        raise WireError("JSON list without the element to change")
-
-
-def _patched(text: bytes, source: str, patches: list[Patch]) -> bytes:
-    """Apply patches that are in the order of the text; its bytes are copied once, however long it is."""
-    view = memoryview(text)
-    parts: list[bytes | memoryview] = []
-    at = first = 0
-    for start, end, replacement in patches:
-        kept = first + _length(source, at, start)
-        parts += view[first:kept], replacement.encode()
-        first = kept + _length(source, start, end)
-        at = end
-    parts.append(view[first:])
-    return b"".join(parts)
-
-
-def _length(source: str, start: int, end: int) -> int:
-    """Return the length in bytes of a part of the text."""
-    return end - start if source.isascii() else len(source[start:end].encode())
-
-
 # -- positions -------------------------------------------------------------------------------------------------------
 
 
@@ -330,41 +358,30 @@ def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]
 
 
 _SPACES = " \t\n\r"
-_SPACE = re.compile(rf"[{_SPACES}]*").match
-
-
-def _opened(text: str, at: int, close: str) -> int:
-    """Return the index of the closing bracket if nothing but space precedes it, else ``at``."""
-    behind = _behind_space(text, at + 1)
-    return behind if text[behind] == close else at
+_space = cast(Callable[[str, int], re.Match[str]], re.compile(rf"[{_SPACES}]*").match)
+"""Match the white space at an index, which may be none."""
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
     """Return the key of a member, and the index of its value."""
-    at = _behind_space(text, at)
+    at = _space(text, at).end()
     if text[at] != '"':
         raise json.JSONDecodeError("Expecting property name enclosed in double quotes", "", at)
     key, at = _scan(text, at)
-    at = _behind_space(text, at)
+    if text[at] != ":":
+        at = _space(text, at).end()
     if text[at] != ":":
         raise json.JSONDecodeError("Expecting ':' delimiter", "", at)
-    return key, _behind_space(text, at + 1)
+    at += 1
+    return key, at if text[at] > " " else _space(text, at).end()
 
 
 def _delimiter(text: str, at: int, close: str) -> int:
     """Return the index of the comma or closing bracket behind an item that ends at ``at``."""
-    at = _behind_space(text, at)
+    at = _space(text, at).end()
     if text[at] not in (",", close):
         raise json.JSONDecodeError("Expecting ',' delimiter", "", at)
     return at
-
-
-def _behind_space(text: str, at: int) -> int:
-    if text[at] > " ":
-        return at
-    space = _SPACE(text, at)
-    assert space is not None
-    return space.end()
 
 
 # -- Python's decoder and its errors ---------------------------------------------------------------------------------
@@ -394,6 +411,10 @@ def _no_json(error: Exception) -> WireError:
         case _:
             problem = "number of too many digits"
     return WireError(f"body that is not JSON: {problem}")
+
+
+def _wrong_type(key: str) -> WireError:
+    return WireError(f"JSON document with a value of the wrong type in {key}")
 
 
 def _twice(name: str) -> WireError:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.docker.exchange import Exchange, Known, Shared
-from runtimeproxy.docker.requests import Requests
-from runtimeproxy.wire import bodies
+from runtimeproxy.docker.parsers import Requests
+from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
@@ -42,6 +42,7 @@ class Connection:
     def __post_init__(self) -> None:
         self.shared = Shared(MemoryBudget(), Known(), {}, lambda route: False, bool)
         reader: Any = self
+        self.pending = reader
         self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
@@ -78,8 +79,10 @@ class Connection:
 
     # What ``Requests`` calls of its reader.
 
-    def begun(self, exchange: Exchange) -> None:
-        """Record where the request's body begins."""
+    tunnel = refused = finished = False
+
+    def append(self, exchange: Exchange) -> None:
+        """Called on ``pending``: record where the request's body begins."""
         self._begun.append((exchange, len(self.to_daemon)))
 
     def speaks_http2(self) -> bool:
@@ -94,7 +97,7 @@ def _payload(head: RequestHead, raw: bytes) -> bytes:
     if head.framing is not Framing.CHUNKED:
         return raw
     kept: list[bytes | bytearray] = []
-    bodies.ChunkedBody(kept.append).feed(raw)
+    http1.ChunkedBody(kept.append).feed(raw)
     return b"".join(kept)
 
 

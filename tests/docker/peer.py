@@ -11,7 +11,7 @@ from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
-from runtimeproxy.wire.bodies import Send
+from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import error
 from tests.docker.replies import EOF, ours
 
@@ -182,7 +182,7 @@ class Play:
 
     def leave(self) -> None:
         """Close the client and end each call; check that nothing of a held request is kept then."""
-        self.reader.client_gone()
+        self.reader.stop()
         self.act()
         for call in self.calls:
             call.answer()

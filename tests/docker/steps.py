@@ -45,7 +45,7 @@ def ends(side: str, **came: Any) -> Step:
 
 
 def leaves(**came: Any) -> Step:
-    return Step(lambda play: play.reader.client_gone(), **came)
+    return Step(lambda play: play.reader.stop(), **came)
 
 
 def at_once(act: Callable[[DockerHeld], object], sends: Step, **came: Any) -> Step:

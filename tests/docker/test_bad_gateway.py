@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtimeproxy.docker import bad_gateway
-from runtimeproxy.docker.bad_gateway import BadGateway
+from runtimeproxy.docker import front
+from runtimeproxy.docker.front import BadGateway
 from runtimeproxy.relay.drain import Drainable
 from tests.docker.daemon import until
 from tests.docker.messages import EXPECT, PREFACE, error, request
@@ -97,7 +97,7 @@ async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: 
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_gateway, "WAIT_SECONDS", 0.03)
+    monkeypatch.setattr(front, "WAIT_SECONDS", 0.03)
 
 
 @pytest.mark.usefixtures("_short", "client")

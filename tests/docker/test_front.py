@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.docker.front import DockerConnection
+from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.docker.reader import DAEMON_AWAY
-from runtimeproxy.docker.requests import PREFACE
 from runtimeproxy.model.values import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER

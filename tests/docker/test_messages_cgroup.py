@@ -52,7 +52,7 @@ def test_driver(text: str, expected: Driver) -> None:
 
 @given(st.text(st.sampled_from("ab-_."), max_size=12), st.sampled_from(["", ".slice"]), st.sampled_from(Driver))
 def test_dockers_form_survives_the_way_there_and_back(name: str, suffix: str, by: Driver) -> None:
-    assert to_docker(to_cri(name + suffix, by), by) == name + suffix
+    assert to_docker(str(to_cri(name + suffix, by)), by) == name + suffix
 
 
 @given(st.lists(st.text(st.sampled_from("ab_."), min_size=1, max_size=4), min_size=1, max_size=4))

@@ -5,6 +5,7 @@ Members keep their order, numbers their spelling.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,9 @@ from hypothesis import strategies as st
 from runtimeproxy.docker.messages import (
     RESOURCE_TABLE,
     Update,
-    edit_container,
-    edit_pod,
+    differing_in_create,
+    edit_create,
     edit_update,
-    left_out_of_create,
-    respelt_in_create,
-    update_body,
 )
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import RESOURCE_FIELDS
@@ -27,6 +25,8 @@ from runtimeproxy.model.values import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, R
 from tests.amounts import examples
 
 GIB = 2**30
+
+edit_pod, edit_container = partial(edit_create, of_pod=True), partial(edit_create, of_pod=False)
 
 POD = (
     '{"Hostname":"web-0","Env":null,"Image":"pause:1","Labels":{"annotation.a":"1","app":"web",'
@@ -182,8 +182,8 @@ def test_without_changes_the_body_is_not_even_read() -> None:
 
 
 def test_fields_that_a_create_cannot_carry() -> None:
-    assert left_out_of_create(ALL_RESOURCES) == ("hugepage_limits", "unified")
-    assert left_out_of_create({"memory_limit_in_bytes": -1, "oom_score_adj": 1, "cpuset_cpus": ""}) == ()
+    assert differing_in_create(ALL_RESOURCES)[0] == ("hugepage_limits", "unified")
+    assert differing_in_create({"memory_limit_in_bytes": -1, "oom_score_adj": 1, "cpuset_cpus": ""})[0] == ()
 
 
 # What a create asks for, what hooks set, and what the daemon gets. A container without swap stays without it.
@@ -298,7 +298,7 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
     unlimited = change[0] == -1 and not present[0]
     assert update.respelt == (("memory_limit_in_bytes",) if unlimited else ())
     if limits == (0, 0):
-        alone = update_body(changes, held)
+        alone = edit_update(b"{}", changes, held)
         assert json.loads(alone.body) == {key: value for key, value in after.items() if value}
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
 
@@ -306,16 +306,16 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
 def test_update_of_its_own_names_what_is_set() -> None:
     present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
     changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
-    update = update_body(changes, present)
+    update = edit_update(b"{}", changes, present)
     assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
     assert update.left_out == ("unified",)
-    assert update_body({"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
+    assert edit_update(b"{}", {"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
 
 
 @pytest.mark.parametrize(("memory", "respelt"), [(-1, True), (0, False), (GIB, False)])
 def test_unlimited_memory_is_respelt_in_a_create(memory: int, respelt: bool) -> None:
     changes = {"memory_limit_in_bytes": memory, "cpu_quota": -1}
-    assert respelt_in_create(changes) == (("memory_limit_in_bytes",) if respelt else ())
+    assert differing_in_create(changes)[1] == (("memory_limit_in_bytes",) if respelt else ())
 
 
 ANY_LIMIT = st.sampled_from([-1, 0, GIB, 2 * GIB, 3 * GIB])

@@ -19,7 +19,7 @@ from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import Connection, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.wire.bodies import Send
+from runtimeproxy.wire.http1 import Send
 from tests.patience import read, until
 
 MIB = 2**20

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.wire import bodies, http1
+from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
 from tests.amounts import examples
 from tests.wire import http1_forms as forms
@@ -44,8 +44,8 @@ def ours(stream: bytes, method: str | None = None) -> Reading:
             return None
         read = http1.request_head(stream[:end]) if method is None else http1.response_head(stream[:end], method)
         kept: list[bytes | bytearray] = []
-        body = bodies.follow(read.framing, read.length)
-        body = bodies.ChunkedBody(kept.append) if read.framing is Framing.CHUNKED else body
+        body = http1.follow(read.framing, read.length)
+        body = http1.ChunkedBody(kept.append) if read.framing is Framing.CHUNKED else body
         stop = body.feed(stream, end) if body else end
     except BadMessage as refusal:
         return refusal.rule

@@ -9,7 +9,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, fold, has_more_tokens, parse, rewrite
+from runtimeproxy.wire.json import (
+    Chosen,
+    Edit,
+    Elements,
+    Members,
+    Object,
+    Put,
+    fold,
+    has_more_tokens,
+    parse,
+    read_members,
+    rewrite,
+)
 from tests.amounts import examples
 
 LONG_S, KELVIN = "\u017f", "\u212a"
@@ -18,7 +30,7 @@ LONG_S, KELVIN = "\u017f", "\u212a"
 def plain(value: Any) -> Any:
     """Return a value with its objects as lists of members, which == can compare."""
     if isinstance(value, Object):
-        return [(key, plain(member)) for key, member in value.members]
+        return [(key, plain(member)) for key, member in value]
     return [plain(element) for element in value] if isinstance(value, list) else value
 
 
@@ -53,6 +65,53 @@ def test_key_that_stands_twice_after_folding_cannot_be_read(twin: str) -> None:
     assert value.get("other") == 2
     with pytest.raises(WireError, match="the key CPUS twice"):
         value.get("CPUS")
+
+
+READ: list[tuple[type, str, object]] = [
+    *((int, str(number), number) for number in (7, -(2**63), 2**63 - 1)),
+    *((str, '"a"', "a"), (str, '"\\ud800\u00e9"', "\ufffd\u00e9"), (str, '""', "")),
+    *((list, '["a", "b"]', ["a", "b"]), (list, '[null, "\\udfff"]', ["", "\ufffd"]), (list, "[]", [])),
+    *((dict, '{"k": "a", "K": null}', {"k": "a", "K": ""}), (dict, '{"\\ud800": "a"}', {"\ufffd": "a"})),
+    *((Object, '{"k": 1}', Object([("k", 1)])), (Object, "{}", Object())),
+    *((kind, "null", kind()) for kind in (int, str, list, dict, Object)),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), READ)
+def test_members_are_read_by_their_types(kind: type, text: str, expected: object) -> None:
+    owner = parse(f'{{"other": true, "MEMBER": {text}}}'.encode())
+    read = read_members(owner, {"value": ("Member", kind), "missing": ("Missing", kind)})
+    assert read == {"value": expected, "missing": kind()}
+    assert type(read["value"]) is kind
+
+
+UNFIT = [
+    (int, "true"),
+    (int, "1.0"),
+    (int, str(2**63)),
+    (int, str(-(2**63) - 1)),
+    (str, "5"),
+    (list, "{}"),
+    (list, "[5]"),
+]
+UNFIT += [(list, "[[]]"), (dict, "[]"), (dict, '{"k": 5}'), (dict, '{"k": "a", "k": "b"}'), (Object, "[]")]
+
+
+@pytest.mark.parametrize(("kind", "text"), UNFIT)
+def test_member_of_another_type_cannot_be_read(kind: type, text: str) -> None:
+    with pytest.raises(WireError, match=r"wrong type in Member|out of range in Member|a key twice"):
+        read_members(parse(f'{{"Member": {text}}}'.encode()), {"value": ("Member", kind)})
+
+
+def test_empty_object_is_a_value() -> None:
+    assert bool(parse(b"{}"))
+
+
+@pytest.mark.parametrize("text", ["[ ]", '["a"]', "null"])
+def test_element_to_change_must_exist(text: str) -> None:
+    for before in (f'{{"l": {text}}}', "{}"):
+        with pytest.raises(WireError, match="without the element"):
+            rewrite(before.encode(), Members({"l": Elements({1: "b"})}))
 
 
 BROKEN = [
@@ -293,8 +352,8 @@ def test_document_is_read_and_edited_as_in_the_model(text: str, edit: Edit) -> N
     wanted, encoded = expected(text, edit), text.encode()
     value = parse(encoded)
     assert plain(value) == plain(json.loads(text, object_pairs_hook=Object))
-    if isinstance(value, Object) and len({key for key, _ in value.members}) == len(value.members):
-        assert plain(list(value.map().values())) == plain([member for _, member in value.members])
+    if isinstance(value, Object) and len({key for key, _ in value}) == len(value):
+        assert plain(list(value.map().values())) == plain([member for _, member in value])
     if wanted is None:
         with pytest.raises(WireError):
             rewrite(encoded, edit)

@@ -58,6 +58,10 @@ def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> No
 
 LONG = answer(200, body=OK + OK)
 PASSING: dict[str, list[Step]] = {
+    "a body passes in any pieces": [
+        passes(INFO, PING),
+        *(returns(part) for part in (LONG[:-9], LONG[-9:-5], LONG[-5:], OK)),
+    ],
     "the end of a body passes before our own answer behind it": [
         client(INFO + b"GET / HTTP/1.1\r\n\r\n", to_daemon=INFO),
         daemon(OK[:-2], OK[-2:], to_client=OK + ours(400, closes=True) + EOF),

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.wire import bodies
-from runtimeproxy.wire.bodies import PASSING_CHUNKS, Body, ChunkedBody, EndlessBody, SizedBody
-from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import PASSING_CHUNKS, BadMessage, Body, ChunkedBody, EndlessBody, Framing, Rule, SizedBody
 from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED
 from tests.wire.test_http1 import refusal
 
@@ -55,7 +54,7 @@ FOLLOWERS += [(Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, Endles
 
 @pytest.mark.parametrize(("framing", "length", "kind"), FOLLOWERS)
 def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type[Body] | None) -> None:
-    body = bodies.follow(framing, length)
+    body = http1.follow(framing, length)
     assert (body and type(body)) == kind
     assert body is None or not body.done
 
@@ -130,7 +129,7 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
     body = ChunkedBody()
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
-    assert bodies.dechunk(kind(raw)) == payload
+    assert http1.dechunk(kind(raw)) == payload
     for place in range(1, min(len(raw), SHORT)):
         assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
 
@@ -140,7 +139,7 @@ def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], behind
     raw, payload = body
     kept: list[bytes | bytearray] = []
     assert fed(ChunkedBody(kept.append), raw + behind, cuts) == len(raw)
-    assert b"".join(kept) == payload == bodies.dechunk(raw)
+    assert b"".join(kept) == payload == http1.dechunk(raw)
 
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
@@ -151,7 +150,7 @@ def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule
 
 @pytest.mark.parametrize("raw", [b"", b"5", b"5\r", b"5\r\nhello", b"5\r\nhello\r\n", b"0\r\n\r", b"0\r\n\r\nx"])
 def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
-    assert refusal(bodies.dechunk, raw) is Rule.WHOLE_BODY
+    assert refusal(http1.dechunk, raw) is Rule.WHOLE_BODY
 
 
 @given(st.binary(max_size=60), CUTS)

@@ -1,0 +1,441 @@
+"""Split the bytes of both sides of one connection into the heads and bodies of requests and of answers.
+
+Invariants: nothing is parsed after a request that is held or that may become a tunnel, and the body of a held request
+is not collected before its turn (relay-rules B3, B7). An answer passes as it comes; only a held call's is kept.
+"""
+
+from typing import TYPE_CHECKING
+
+from runtimeproxy.core.call import CallState
+from runtimeproxy.docker import routes
+from runtimeproxy.docker.exchange import DockerHeld, Exchange, ReaderEvent
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import BadMessage, Body, Framing, RequestHead, ResponseHead, Send, follow
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
+
+READ_AHEAD_BYTES = 64 * 1024
+"""Bytes that may wait unparsed after a request that stops the parsing, before reading pauses (relay-rules B1)."""
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+"""The beginning of the connection preface of a client that speaks HTTP/2 without upgrade (RFC 9113, 3.4)."""
+
+_EMPTY_LINE = b"\r\n"
+_CONTINUE = 100
+_SWITCHING = 101
+
+
+class Requests:
+    """Splits the client's bytes into the heads and bodies of requests."""
+
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        self._shared = reader.shared
+        known = reader.shared.known
+        self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
+        self.rest = bytearray()
+        """Bytes that are not parsed yet."""
+        self._seen = 0
+        self.began = False
+        """True once the first byte of a request has come on the connection."""
+        self.body: Body | None = None
+        self._newest: Exchange | None = None
+        """The request whose body is being read, or the last one that was read."""
+        self.collecting: DockerHeld | None = None
+        """The held request whose body is still to come."""
+        self.blocked_by: Exchange | None = None
+        self.no_more = False
+        self._empty_lines = 0
+        """Number of empty lines that may still come before the next request."""
+        self._further = True
+        self.end_waits = False
+        """True while the client's EOF waits for what came before it."""
+
+    def feed(self, data: bytes) -> None:
+        reader = self._reader
+        if (
+            len(data) <= self._known_bytes
+            and data in self._known_requests
+            and self.body is None
+            and self.blocked_by is None
+            and not self.no_more
+            and not self.rest
+        ):
+            self.began = True
+            reader.to_daemon.append(data)
+            exchange = self._known_requests[data]
+            self._empty_lines = exchange.empty_lines
+            self._counters[exchange.series] += 1
+            reader.pending.append(exchange)
+        elif self.no_more and self.body is None:
+            if reader.tunnel and not reader.refused and not reader.finished:
+                reader.to_daemon.append(data)
+        elif self.blocked_by is not None:
+            self.rest += data
+            self._read_ahead()
+        elif not self.rest:
+            self._read(data)
+        else:
+            self.rest += data
+            self._read_rest()
+
+    def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
+        if self._reader.tunnel:
+            if not self._reader.refused:
+                send(size)
+            return True
+        body = self.body
+        if body is None or self.collecting is not None or self.blocked_by is not None or not body.passes(buffer, size):
+            return False
+        send(size)
+        if body.done:
+            self._end_body()
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all bytes that have come were complete requests, and all of them are parsed."""
+        return self.body is None and not self.rest
+
+    def _read_rest(self) -> None:
+        if self.body is None and self.began and not (self._empty_lines and self.rest.startswith(_EMPTY_LINE)):
+            try:
+                if not http1.head_end(self.rest, 0, self._seen):
+                    self._seen = len(self.rest)
+                    return
+            except BadMessage as error:
+                self._give_up(error)
+                return
+        data = bytes(self.rest)
+        self.rest.clear()
+        self._seen = 0
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        at, size = 0, len(data)
+        try:
+            while at < size and self.blocked_by is None:
+                end = self._read_head(data, at) if self.body is None else self._read_body(data, at)
+                if end == at:
+                    break
+                at = end
+        except BadMessage as error:
+            self._give_up(error)
+            return
+        if at < size:
+            self.rest += data[at:]
+            if self.blocked_by is None:
+                self._seen = size - at
+            else:
+                self._read_ahead()
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        if self.no_more:
+            return len(data)
+        if not self.began:
+            if PREFACE.startswith(data[: len(PREFACE)]):
+                if len(data) < len(PREFACE):
+                    return at
+                self.no_more = True
+                if self._reader.speaks_http2():
+                    self._reader.to_daemon.append(data)
+                return len(data)
+            self.began = True
+        if self._empty_lines and data.startswith(_EMPTY_LINE, at):
+            self._empty_lines -= 1
+            return at + len(_EMPTY_LINE)
+        end = http1.head_end(data, at)
+        if end:
+            self._begin(http1.request_head(data[at:end]))
+        return end or at
+
+    def _begin(self, head: RequestHead) -> None:
+        reader = self._reader
+        route = routes.route(head.method, head.target)
+        if route is not None and self._shared.intercepts(route):
+            held = self._newest = self._shared.kinds[route.action](reader, head, route)
+            self.body = follow(head.framing, head.length, held.keep)
+            reader.pending.append(held)
+            if self.body is not None:
+                self.collecting = held
+                if held is not reader.pending[0]:
+                    self.blocked_by = held  # hook servers cannot be called before its turn: no body is collected yet
+                elif head.expects_continue:
+                    self._continue(held)
+        else:
+            self.body = follow(head.framing, head.length)
+            newest = self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
+            reader.to_daemon.append(head.raw)
+            target = head.target if head.target[0] == "/" else routes.without_authority(head.target)
+            found = routes.passing(f"{head.method} {target}")
+            series = newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
+            self._counters[series] = self._counters.get(series, 0) + 1
+            reader.pending.append(newest)
+            known = route is None and self.body is None and not newest.may_tunnel
+            if known and len(head.raw) <= self._known_bytes:
+                newest.plain = True
+                self._known_requests.keep(head.raw, newest, len(head.raw))
+        self._empty_lines = self._newest.empty_lines
+        if self.body is None:
+            self._end_body()
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        body = self.body
+        assert body is not None
+        end = body.feed(data, at)
+        part = data[at:end] if at or end < len(data) else data
+        if self.collecting is None:
+            self._reader.to_daemon.append(part)
+        elif not self.collecting.collect(part):
+            self._hold_up(self.collecting)
+        if body.done:
+            self._end_body()
+        return end
+
+    def _end_body(self) -> None:
+        """Report a held request that is complete, and stop parsing after one that must be answered first."""
+        self.body = None
+        newest = self._newest
+        assert newest is not None
+        if isinstance(newest, DockerHeld) and newest.state is CallState.HOLDING:
+            newest.request_whole()
+            self._hold_up(newest)
+        elif (newest.may_tunnel or isinstance(newest, DockerHeld)) and not newest.answered:
+            self.blocked_by = newest
+
+    def _continue(self, held: DockerHeld) -> None:
+        """Send 100 Continue, for which the client waits before the body of a held request (relay-rules B6)."""
+        held.continued = True
+        self._reader.to_client.append(http1.CONTINUE)
+
+    def _hold_up(self, held: DockerHeld) -> None:
+        """Stop parsing after a held request that is complete or of which no more is read. Its call runs once all
+        requests before it are answered (relay-rules B7).
+        """
+        self.collecting = None
+        if self.blocked_by is None:
+            self.blocked_by = held
+            if held is self._reader.pending[0]:
+                self._reader.ready.append(held)
+
+    def _give_up(self, error: BadMessage) -> None:
+        inside = self._newest if self.body is not None else None
+        self.stop()
+        self._reader.unreadable(error, inside)
+
+    def turn(self, held: DockerHeld) -> None:
+        """Read the body of the request that waited for its turn, now that those before it are answered."""
+        if held.head.expects_continue:
+            self._continue(held)
+        self.blocked_by = None
+        self._go_on()
+
+    def released(self) -> None:
+        """Continue after the held request was sent: with the rest of a body too long to be kept, or with the EOF."""
+        if self.body is not None:
+            self.blocked_by = None
+        self._go_on()
+
+    def answered(self, exchange: Exchange) -> None:
+        """Forget a request that is answered, and continue parsing if that stopped it."""
+        if self._newest is exchange and self.body is None:
+            self._newest = None
+        if self.blocked_by is exchange:
+            self.blocked_by = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.blocked_by is None and self.rest:
+            self._read_rest()
+        self._read_ahead()
+        if self.end_waits:
+            self._cut()
+        if self.end_waits and not self._unsent:
+            self.end_waits = False
+            self._reader.ready.append(ReaderEvent.PASS_CLIENT_EOF)
+
+    def _read_ahead(self) -> None:
+        """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
+        further = self.blocked_by is None or len(self.rest) <= READ_AHEAD_BYTES
+        if further != self._further:
+            self._further = further
+            self._reader.ready.append(ReaderEvent.RESUME if further else ReaderEvent.PAUSE)
+
+    def end(self) -> bool:
+        """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is
+        dropped: no daemon acts on it.
+        """
+        self._cut()
+        self.end_waits = self._unsent
+        return self.end_waits
+
+    def _cut(self) -> None:
+        """Report a held request as unreadable whose body ends before it is complete."""
+        if self.collecting is not None and self.blocked_by is None:
+            self.collecting.problem = "the request ends inside its body"
+            self.body = None
+            self._hold_up(self.collecting)
+
+    @property
+    def _unsent(self) -> bool:
+        """Return whether bytes that came are still to be sent to the daemon."""
+        first = self.blocked_by
+        holding = isinstance(first, DockerHeld) and first.state is CallState.HOLDING
+        return holding or (first is not None and bool(self.rest))
+
+    def stop(self) -> bytes:
+        """Stop parsing permanently and return the bytes that were not parsed."""
+        rest = bytes(self.rest)
+        self.rest.clear()
+        self.body = self.collecting = self.blocked_by = self._newest = None
+        self.no_more = True
+        return rest
+
+
+class Answers:
+    """Splits the daemon's bytes into the heads and bodies of responses."""
+
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        known = reader.shared.known
+        self._known_answers, self._known_bytes = known.answers, known.longest
+        self._rest = bytearray()
+        self._seen = 0
+        self.body: Body | None = None
+        """The body of an answer that the client has got a part of."""
+        self._head_bytes = 0
+        """Length in bytes of a head that waits to be sent with its body's first bytes, uncopied if both fill a read."""
+        self.no_more = False
+
+    def feed(self, data: bytes) -> None:
+        """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
+        reader = self._reader
+        if reader.tunnel:
+            reader.to_client.append(data)
+            return
+        if self.no_more:
+            return
+        exchange = reader.awaited()
+        if (
+            exchange is not None
+            and exchange.plain
+            and len(data) <= self._known_bytes
+            and (data, exchange.method) in self._known_answers
+            and self.body is None
+            and not self._rest
+        ):
+            reader.to_client.append(data)
+            reader.answered(exchange)
+            return
+        if self._rest:
+            self._rest += data
+            if not http1.head_end(self._rest, 0, self._seen):
+                self._seen = len(self._rest)
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        at, size = 0, len(data)
+        while at < size:
+            end = self._read_head(data, at) if self.body is None else self._read_body(data, at)
+            if end == at:
+                break
+            at = end
+        if self._head_bytes:
+            reader.to_client.append(data[-self._head_bytes :])
+            self._head_bytes = 0
+        if at < size:
+            self._rest += data[at:]
+            self._seen = size - at
+
+    def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
+        if self._reader.tunnel:
+            send(size)
+            return True
+        body, exchange = self.body, self._reader.awaited()
+        if body is None or exchange is None or isinstance(exchange, DockerHeld) or not body.passes(buffer, size):
+            return False
+        send(size)
+        if body.done:
+            self.body = None
+            self._reader.answered(exchange)
+        return True
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        if self._reader.tunnel:
+            self._reader.to_client.append(data[at:])
+            return len(data)
+        if self.no_more:
+            return len(data)
+        exchange = self._reader.awaited()
+        if exchange is None:
+            raise WireError(f"an answer without a request{_another_protocol(data, at)}")
+        try:
+            end = http1.head_end(data, at)
+        except WireError as error:
+            raise WireError(f"{error}{_another_protocol(data, at)}") from None
+        if end:
+            head = http1.response_head(data[at:end], exchange.method)
+            if (
+                exchange.plain
+                and at == 0
+                and end + head.length == len(data) <= self._known_bytes
+                and head.framing in (Framing.EMPTY, Framing.SIZED)
+                and head.status >= 200
+                and not head.closes
+            ):
+                self._known_answers.keep((data, exchange.method), None, len(data))
+            self._begin(exchange, head)
+        return end or at
+
+    def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
+        """Pass an answer's head on, or keep it. After 101, and without framing, all bytes pass (relay-rules B2)."""
+        reader = self._reader
+        tunnel = head.status == _SWITCHING or head.framing is Framing.UNTIL_CLOSE
+        if head.status < 200 and not tunnel:
+            if head.status != _CONTINUE or not exchange.continued:
+                reader.to_client.append(head.raw)
+            return
+        held = exchange if isinstance(exchange, DockerHeld) else None
+        if held is not None:
+            held.reply_head = head
+            held.kept += head.raw
+        if tunnel:
+            reader.to_client.append(head.raw)
+            reader.become_tunnel()  # before the call continues: the client already gets this head
+            if held is not None:
+                held.reply_whole()
+            return
+        if head.closes:
+            reader.closes()
+        self.body = follow(head.framing, head.length)
+        if self.body is None:
+            if held is None:
+                reader.to_client.append(head.raw)
+            reader.answered(exchange)
+        elif held is None:
+            self._head_bytes = len(head.raw)
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        body, exchange = self.body, self._reader.awaited()
+        assert body is not None and exchange is not None
+        end = body.feed(data, at)
+        start, self._head_bytes = at - self._head_bytes, 0
+        part = data[start:end] if start or end < len(data) else data
+        if isinstance(exchange, DockerHeld):
+            part = exchange.collect_reply(part)
+        if part:
+            self._reader.to_client.append(part)
+        if body.done:
+            self.body = None
+            self._reader.answered(exchange)
+        return end
+
+
+def _another_protocol(data: bytes, at: int) -> str:
+    """Return a hint for the error text if an HTTP/2 server's first frame is here: SETTINGS below 64 KiB on stream 0."""
+    settings = data[at : at + 1] == b"\0" and data[at + 3 : at + 9] == b"\x04" + bytes(5)
+    return "; it speaks HTTP/2: is --backend-runtime-mode right?" if settings else ""
