@@ -12,8 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import records
+from runtimeproxy.model.fields import ResourceValue
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
+from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, Subject
 from runtimeproxy.observe.events import About
 
 PROCESS_LIMIT = 64 * 2**20
@@ -169,7 +170,7 @@ class HeldCall(ABC):
     found: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Why fields that hook servers set have no effect, and these fields by their kinds (``merge.kind_of``)."""
+    """Why fields that hook servers set have no effect, and these fields by their kinds (``fields.kind_of``)."""
     end: HookPoint | None = None
     """The hook point of the subject's end if this removes it, and some hook server is still to be notified."""
     ended: Sequence[ContainerRecord] = ()

@@ -21,7 +21,8 @@ from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.eventloop import Deadlines, Fiber
-from runtimeproxy.model import hookpoints, merge, records
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.fields import kind_of
 from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject
 from runtimeproxy.observe.events import EventKind
@@ -178,11 +179,11 @@ class Lifecycle:
         if call.lacking:
             owners = {name: owner for name, owner in owners.items() if name not in call.lacking}
         if times.outcome == "agreed" and owners:
-            for owner, field in {(owner, merge.kind_of(name)) for name, owner in owners.items()}:
+            for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
             edited = owners
             for why, kinds in call.no_effect:
-                unused = {name: owner for name, owner in edited.items() if merge.kind_of(name) in kinds}
+                unused = {name: owner for name, owner in edited.items() if kind_of(name) in kinds}
                 edited = {name: owner for name, owner in edited.items() if name not in unused}
                 if unused:
                     self._metrics.events.add(EventKind.NO_EFFECT, call.about(), fields=unused, text=why)

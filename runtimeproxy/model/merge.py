@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import MAP_FIELDS, NO_RESOURCES, RESOURCE_FIELDS, TEXT_FIELDS, ResourceValue, Value
-from runtimeproxy.model.fields import kind_of as kind_of
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.model.fields import NO_RESOURCES as NO_RESOURCES
-from runtimeproxy.model.fields import Resources as Resources
-from runtimeproxy.model.fields import ResourceValue as ResourceValue
-from runtimeproxy.model.fields import Value, flat, named
+from runtimeproxy.model.fields import Resources, ResourceValue, Value, flat, named
 
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 

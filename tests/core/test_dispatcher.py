@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import values
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
@@ -20,7 +21,6 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
     Subject,
 )
 from runtimeproxy.plugins.registration import FailurePolicy

@@ -11,6 +11,7 @@ from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import hookpoints, values
+from runtimeproxy.model.fields import ResourceValue
 from runtimeproxy.model.hookpoints import Operation
 
 AGREED = Reply(agreed=True, message=b"yes")
@@ -101,7 +102,7 @@ class FakeCall(HeldCall):
 
     async def prepare(
         self, subject: values.Subject, adjustment: values.Adjustment
-    ) -> Mapping[str, values.ResourceValue]:
+    ) -> Mapping[str, ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources
+from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources, kind_of
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, kind_of, limited
+from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
     Adjustment,
