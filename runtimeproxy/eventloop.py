@@ -127,46 +127,18 @@ class Fiber(asyncio.Future[T]):
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine until it waits for the first time."""
         self._go = coroutine
-        self._step(coroutine.send, None)
+        self.resume()
 
     def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
-        """Resume the coroutine, which takes the result or error from what it awaited. What it no longer awaits, since
-        it was interrupted in between, does not resume it."""
+        """Run until the coroutine waits again or ends; it receives the result or error of what it awaited. What it no
+        longer awaits, since it was interrupted in between, does not resume it."""
         if awaited is not None and awaited is not self._awaited:
             return
         del awaited  # it refers to its error
         by, self._interrupted = self._interrupted, None
-        if by is None:
-            self._step(self._go.send, None)
-        else:
-            self._step(self._go.throw, by)
-
-    def interrupt(self, by: BaseException) -> None:
-        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
-        if self._runs:
-            self._interrupted = by
-        elif not self.done():
-            awaited = self._awaited
-            if isinstance(awaited, Pending):
-                awaited.fiber = None
-                awaited.cancel()
-            elif awaited is not None and awaited.cancel():
-                self._interrupted = by
-                return
-            self._step(self._go.throw, by)
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
-        if self.done():
-            return False
-        self.interrupt(asyncio.CancelledError())
-        return True
-
-    def _step(self, go_on: Callable[[Any], Any], value: BaseException | None) -> None:
-        """Run until the coroutine waits again or ends."""
         self._runs, self._awaited = True, None
         try:
-            awaited = go_on(value)
+            waits_for = self._go.send(None) if by is None else self._go.throw(by)
         except StopIteration as end:
             self.set_result(end.value)
             return
@@ -178,20 +150,42 @@ class Fiber(asyncio.Future[T]):
             return
         finally:
             self._runs = False
-            if value is not None:
-                value.__traceback__ = None
-        self._awaited = awaited
-        if isinstance(awaited, Pending):
-            awaited._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
-            awaited.fiber = self
-        elif awaited is not None:
-            awaited._asyncio_future_blocking = False
-            awaited.add_done_callback(self.resume)
+            if by is not None:
+                by.__traceback__ = None
+        self._awaited = waits_for
+        if isinstance(waits_for, Pending):
+            waits_for._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
+            waits_for.fiber = self
+        elif waits_for is not None:
+            waits_for._asyncio_future_blocking = False
+            waits_for.add_done_callback(self.resume)
         else:  # asyncio.sleep(0)
             self.get_loop().call_soon(self.resume)
         if self._interrupted is not None:
             by, self._interrupted = self._interrupted, None
             self.interrupt(by)
+
+    def interrupt(self, by: BaseException) -> None:
+        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
+        if self.done():
+            return
+        self._interrupted = by
+        awaited = self._awaited
+        if self._runs:
+            return
+        if isinstance(awaited, Pending):
+            awaited.fiber = None
+            awaited.cancel()
+        elif awaited is not None and awaited.cancel():
+            return  # its end resumes the coroutine
+        self.resume()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
+        if self.done():
+            return False
+        self.interrupt(asyncio.CancelledError())
+        return True
 
 
 Action = Callable[[], None]

@@ -5,7 +5,7 @@ Every byte of a call passes real unix sockets; a node that ends leaves no task a
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -74,9 +74,6 @@ class Plugins(FakePlugins):
         client = GatedClient(name, behaviour, self.asked)
         self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
-
-    def registered(self, points: Iterable[HookPoint]) -> bool:
-        return any(self.plugins_for(point) for point in points)
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
         return any(plugin.policy is FAIL for plugin in self.plugins_for(point))

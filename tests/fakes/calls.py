@@ -100,9 +100,7 @@ class FakeCall(HeldCall):
         container = None if subject.container is None else subject.container.effective
         return values.HookRequest(subject.pod.effective, container)
 
-    async def prepare(
-        self, subject: values.Subject, adjustment: values.Adjustment
-    ) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: values.Subject, adjustment: values.Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)

@@ -43,7 +43,7 @@ class Core(Parts):
 
     def start(self, call: FakeCall) -> asyncio.Future[None]:
         call.proceed = self.lifecycle.proceed
-        return self.lifecycle.run(call)
+        return self.lifecycle.proceed(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:
         return self.metrics.counted("hook_failures", hook_server=plugin, hook=point, reason=reason.value)

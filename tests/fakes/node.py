@@ -197,7 +197,7 @@ class Node(Parts):
         return call
 
     async def run(self, call: Any) -> Any:
-        await self.lifecycle.run(call)
+        await self.lifecycle.proceed(call)
         return call
 
     async def do(self, operation: Operation, message: bytes | Message | None = None) -> Any:
