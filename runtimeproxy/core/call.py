@@ -23,7 +23,6 @@ NO_ROOM = "too many bytes are held in the whole process"
 
 
 class MemoryBudget:
-    """Counts the bytes of held requests against a limit."""
 
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
         self.limit = limit
@@ -49,14 +48,11 @@ Each becomes a Python object, and 16 MiB may hold millions. Even the environment
 """
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
-
 UPDATE_SECONDS = 10.0
 """Seconds for the extra update of PreStartContainer where the caller gave no deadline."""
 
 
 class CallState(Enum):
-    """State of a held call."""
-
     HOLDING = "holding"
     RELEASED = "released"
     REFUSED = "refused"
@@ -80,7 +76,6 @@ class Reply:
 
     @property
     def failed(self) -> bool:
-        """Return whether the runtime answered that the call failed."""
         return self.answered and not self.agreed and not self.no_op
 
 
@@ -166,7 +161,7 @@ class HeldCall(ABC):
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
     call_id: str = ""
-    """The call's id in log lines and events."""
+    """The id in log lines and events, which the call has from its start on."""
     found: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
@@ -186,14 +181,14 @@ class HeldCall(ABC):
         return "" if self.found is None else records.hook_view(self.found).name
 
     def about(self) -> About:
-        """Return what events say of the call."""
-        of_call = self.operation.value, self.call_id
-        if self.found is None:
-            return About(*of_call)
-        pod, container = self.found.pod.effective, self.found.container
-        if container is None:
-            return About(*of_call, pod.namespace, pod.name, pod.id)
-        return About(*of_call, pod.namespace, pod.name, pod.id, container.effective.name, container.effective.id)
+        """Return what events show of the call."""
+        names: tuple[str, ...] = ()
+        if self.found is not None:
+            pod, container = self.found.pod.effective, self.found.container
+            names = (pod.namespace, pod.name, pod.id)
+            if container is not None:
+                names += (container.effective.name, container.effective.id)
+        return About(self.operation.value, self.call_id, *names)
 
     @abstractmethod
     def order_key(self) -> str:
@@ -205,17 +200,16 @@ class HeldCall(ABC):
 
     @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the call's subject and return it; None if the runtime does not have it either. Raises
-        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read."""
+        """Read the call's subject from the runtime; None if that does not have it either. Raises BackendError,
+        Unreadable."""
 
-    def hook_request(self, subject: Subject) -> HookRequest:
-        """Return the request for the Pre hook, from the present record."""
-        return records.hook_view(subject)
+    hook_request: Callable[[Subject], HookRequest] = staticmethod(records.hook_view)
+    """Return the request for the Pre hook."""
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Called before the request is released: change at the runtime what has to be changed first, as in
-        PreStartContainer's extra update. Returns the resources that were set. Raises BackendError if the runtime
-        rejects the change; if its outcome is unknown, ``state_unknown`` is set."""
+        """Change at the runtime what has to be changed before the release, as in PreStartContainer's extra update.
+        Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
+        unknown, ``state_unknown`` is set."""
         return {}
 
     def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
@@ -249,7 +243,7 @@ class HeldCall(ABC):
         return subject
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
-        """Ask the runtime for what a create's answer names; a record that the Store has takes precedence. None if the
+        """Read from the runtime what a create's answer names; a record that the Store has takes precedence. None if the
         runtime does not have it. Raises BackendError, Unreadable."""
         return None
 
@@ -259,7 +253,7 @@ class HeldCall(ABC):
 
     @abstractmethod
     def release_buffers(self) -> None:
-        """Called when the request is not needed any more: drop all that is buffered of it."""
+        """Drop all that is buffered of the request: it is not needed any more."""
 
     async def life(self, container_id: str) -> Life | None:
         """Read from the runtime whether a container was started and runs; None if the runtime does not have it. Raises
@@ -267,9 +261,7 @@ class HeldCall(ABC):
         return None
 
     async def settle(self) -> Reply:
-        """Ask the runtime for the outcome of a start, a stop or a remove that it has not answered (relay-rules C3).
-
-        Returns what the runtime would have answered by now: UNANSWERED if it has not done it, or not yet. Raises
-        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
-        """
+        """Query the outcome of a start, a stop or a remove that the runtime has not answered (relay-rules C3). Returns
+        what it would have answered by now: UNANSWERED if it has not done it, or not yet. Raises BackendError,
+        Unreadable."""
         return UNANSWERED

@@ -1,11 +1,7 @@
 """The Store: records of pods and containers by id, in memory, for stateless hook servers (docs/architecture.rst).
 
-Owns the records between a create and its remove, and the kubelet's original values kept for subjects whose record is
-to be read anew.
-Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
-Invariant: every record is stored under its own non-empty id, and only frozen values are returned. A subject with a
-tombstone never returns; its id does if a later call shows that the runtime uses it anew. For one id there is a record
-or kept values, never both.
+Invariant: a subject with a tombstone never returns; its id does if a later call shows that the runtime uses it again.
+For one id there is a record or kept values, never both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +23,7 @@ WHOLE_ID = 64
 
 
 class Snapshot(NamedTuple):
-    """All records at one moment, oldest first."""
+    """All records, oldest first."""
 
     pods: tuple[PodRecord, ...]
     containers: tuple[ContainerRecord, ...]
@@ -48,11 +44,14 @@ class Watch:
 
 
 class Store:
-    """Records by id, which is the id in the effective value; ids are matched exactly."""
+    """Records by id, which is the id in the effective value; ids are matched exactly. ``pod`` and ``container`` return
+    the record of an id, None if it is not known."""
 
     def __init__(self) -> None:
         self._pods: dict[str, PodRecord] = {}
         self._containers: dict[str, ContainerRecord] = {}
+        self.pod: Callable[[str], PodRecord | None] = self._pods.get
+        self.container: Callable[[str], ContainerRecord | None] = self._containers.get
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
@@ -73,13 +72,6 @@ class Store:
         self.on_change: Callable[[str], object] | None = None
         """Called with the id of a subject whose kept values may have changed."""
 
-    def pod(self, pod_id: str) -> PodRecord | None:
-        return self._pods.get(pod_id)
-
-    def container(self, container_id: str) -> ContainerRecord | None:
-        """Return the container of this id, or None if it is not known."""
-        return self._containers.get(container_id)
-
     def whole_pod_id(self, beginning: str) -> str:
         """Return the id of the only pod whose id begins with this text; the text itself if none or several do."""
         return _whole(self._pods, beginning)
@@ -89,11 +81,10 @@ class Store:
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
-        """Return the containers of a pod, oldest first."""
+        """Return a pod's containers, oldest first."""
         return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
 
     def ids(self) -> set[str]:
-        """Return the ids of all pods and containers."""
         return self._pods.keys() | self._containers.keys()
 
     # What the runtime reports.
@@ -186,10 +177,9 @@ class Store:
         self._pods[pod_id] = self._interner.pod(record)
         self._changed(pod_id, known, record)
         parent = record.effective.cgroup_parent
+        self._moved.discard(pod_id)
         if parent != record.original.cgroup_parent or (record.read and parent):
             self._moved.add(pod_id)
-        else:
-            self._moved.discard(pod_id)
         self.has_changed_parents = bool(self._moved)
 
     def _keep_container(self, record: ContainerRecord, released: int) -> None:
@@ -212,8 +202,8 @@ class Store:
     # Drops.
 
     def forget(self, any_id: str) -> None:
-        """Drop the record of a container or a pod, to be read anew; an unknown id is no error. A pod's containers stay.
-        The kubelet's original values are kept where hooks replaced them: no runtime reports them."""
+        """Drop the record of a container or a pod, to be re-read. A pod's containers stay. The kubelet's original
+        values are kept where hooks replaced them: no runtime reports them."""
         kept = self.original_values(any_id)
         self._drop(any_id)
         if kept is not None:
@@ -233,8 +223,8 @@ class Store:
         return pod, container
 
     def tombstone(self, any_id: str) -> None:
-        """Drop all of an id whose subject the runtime destroyed for good, and ignore later commits of it. The news may
-        come while a call is under way that would commit an older state."""
+        """Drop all of an id whose subject the runtime destroyed, and ignore later commits of it: a call under way may
+        commit an older state."""
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
         if len(self._tombstones) > BURIED:
@@ -252,7 +242,7 @@ class Store:
         if not self._of_pod[pod_id]:
             del self._of_pod[pod_id]
 
-    # Readers of the runtime beside the calls.
+    # Readers of the runtime.
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
@@ -274,11 +264,9 @@ class Store:
     # All records.
 
     def snapshot(self) -> Snapshot:
-        """Return all records as one value, which later commits do not change."""
         return Snapshot(tuple(self._pods.values()), tuple(self._containers.values()))
 
     def counts(self) -> Counts:
-        """Return how many pods and containers are known."""
         return Counts(len(self._pods), len(self._containers))
 
 
