@@ -23,7 +23,6 @@ NO_ROOM = "too many bytes are held in the whole process"
 
 
 class MemoryBudget:
-
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
         self.limit = limit
         self.count = 0

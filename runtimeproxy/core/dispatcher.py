@@ -5,7 +5,7 @@ longer registered.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from runtimeproxy.core.call import HeldCall
 from runtimeproxy.errors import HookError, Reason
@@ -197,14 +197,13 @@ class Dispatcher:
 
     # Failures.
 
-    def failed(self, call: HeldCall, point: HookPoint | None, reason: Reason, detail: str) -> None:
-        """Count a failure for each plugin of a point that could not be called; does nothing if ``point`` is None.
-        Raises HookError if the point is a Pre point and one of its plugins has policy Fail."""
-        if point is None:
-            return
-        judge = self._failed if point.stage is Stage.PRE else self._count_and_log
-        for plugin in self._plugins.by_point.get(point.name, ()):
-            judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
+    def failed(self, call: HeldCall, points: Iterable[HookPoint], reason: Reason, detail: str) -> None:
+        """Count a failure for each plugin of the points that could not be called. Raises HookError if a plugin of a Pre
+        point has policy Fail."""
+        for point in points:
+            judge = self._failed if point.stage is Stage.PRE else self._count_and_log
+            for plugin in self._plugins.by_point.get(point.name, ()):
+                judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
 
     def rejected(self, call: HeldCall, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).

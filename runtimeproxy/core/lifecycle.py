@@ -79,7 +79,7 @@ class Lifecycle:
         self._registered = dispatcher.registered
         self._metrics = metrics
         self._budget_seconds = limits.budget_seconds
-        self._skip_label = limits.skip_label
+        self._skip_key, self._skip_value = limits.skip_label
         self._clock = clock
         self._deadlines = Deadlines()
         self._queue = KeyedQueue(self._deadlines)
@@ -226,7 +226,7 @@ class Lifecycle:
                 subject = call.subject(self.store) or subject
                 if subject is None and self._registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
-                    seconds = None if self._point(call, Stage.PRE) is None else end - self._clock()
+                    seconds = end - self._clock() if self._registered(hookpoints.PRE[call.operation]) else None
                     subject = await self._in_task(partial(call.read_subject, self.store), seconds, times)
                 call.found = subject
                 if call.order_key() == turn.key:
@@ -234,20 +234,20 @@ class Lifecycle:
                 # The request named the subject in another way than other calls do: queue again under its id.
                 self._queue.leave(turn)
                 turn = self._queue.take(call.order_key())
-            if subject is None or self._skips(subject):
+            if subject is None or subject.pod.effective.labels.get(self._skip_key) == self._skip_value:
                 return subject, NO_ADJUSTMENT
             if call.operation in _ENDS:
                 await self._find_ends(call, subject, end, times)
-            point = self._point(call, Stage.PRE)
-            if point is None:
+            points = hookpoints.PRE[call.operation]
+            if not self._registered(points):
                 return subject, NO_ADJUSTMENT
             began = self._metrics.clock()
             try:
-                adjustment = await self._dispatcher.before(call, point, call.hook_request(subject), end)
+                adjustment = await self._dispatcher.before(call, points[0], call.hook_request(subject), end)
             finally:
                 times.hooks = self._metrics.clock() - began
             if call.prepares and adjustment.resources:
-                adjustment = await self._prepared(call, point, subject, adjustment, end, times)
+                adjustment = await self._prepared(call, points[0], subject, adjustment, end, times)
             return subject, adjustment
         except HookError:
             raise
@@ -313,15 +313,6 @@ class Lifecycle:
         if call.deadline is None:
             return self._budget_seconds
         return max(min(self._budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
-
-    def _point(self, call: HeldCall, stage: Stage) -> HookPoint | None:
-        """Return the call's hook point at a stage; None if there is none or no plugin is registered for it."""
-        point = hookpoints.BY_CALL.get((call.operation, stage))
-        return point if point is not None and self._registered((point,)) else None
-
-    def _skips(self, subject: Subject) -> bool:
-        key, value = self._skip_label
-        return subject.pod.effective.labels.get(key) == value
 
     async def _prepared(
         self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
@@ -409,8 +400,11 @@ class Lifecycle:
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
             self.open_calls.answered(turn.key, call.operation)
-            point = call.end or self._point(call, Stage.POST)
-            if (point is not None or ended) and not self._skips(known):
+            point, own = call.end, hookpoints.BY_CALL.get((call.operation, Stage.POST))
+            if point is None and own is not None and self._registered((own,)):
+                point = own
+            skips = known.pod.effective.labels.get(self._skip_key) == self._skip_value
+            if (point is not None or ended) and not skips:
                 await self._call_post_hooks(call, point, known, ended, times)
             removes = call.operation is Operation.REMOVE_POD_SANDBOX
             stops = removes and self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)  # answered after this
@@ -514,7 +508,7 @@ class Lifecycle:
         try:
             await self._queue.wait(turn, self._budget_seconds)
             subject = await read()
-            if subject is not None and not self._skips(subject):
+            if subject is not None and subject.pod.effective.labels.get(self._skip_key) != self._skip_value:
                 await self._after(CONTAINER_END, subject, "")
         except Exception as error:
             self._internal(Operation.STOP_CONTAINER, "", error)
@@ -568,10 +562,9 @@ class Lifecycle:
             case _:
                 self._internal(call.operation, call.call_id, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
-        self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
+        self._dispatcher.failed(call, hookpoints.PRE[call.operation], reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
-            for point in hookpoints.POST[call.operation]:
-                self._dispatcher.failed(call, point, reason, detail)
+            self._dispatcher.failed(call, hookpoints.POST[call.operation], reason, detail)
 
     def _unreadable(self, call: HeldCall, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""

@@ -1,8 +1,7 @@
 """The fields that hook servers can change: the table of the resource fields, and how fields are named and limited.
 
-Owns the rules of each resource field, the names of single values, and which values a create or an update can carry.
-Must not know: any wire format, the name of a field in an API (``cri/status.py``, ``docker/messages.py``).
-Invariant: a resource field is one row of ``Resources``. Everything else in the model is derived from the rows.
+A resource field is one row of ``Resources``; everything else in the model is derived from the rows. The name of a field
+in an API is not here (``cri/status.py``, ``docker/messages.py``).
 """
 
 import re

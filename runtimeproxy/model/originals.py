@@ -1,8 +1,5 @@
 """The kubelet's original values of a pod or a container, where hooks replaced them: no runtime reports them.
 
-Owns which fields of a record hooks replaced, how a record is restored from them and from what the runtime reports, and
-their form as JSON.
-Must not know: where they are kept, and for how long.
 Invariant: an original value is restored only for the subject it was kept of, and only as long as the runtime does not
 report another value than the hook's. An environment value is never kept.
 """

@@ -1,8 +1,5 @@
 """What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "Applied to").
 
-Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
-request beside the hooks' own changes.
-Must not know: any wire format, when a record is kept.
 Invariant: original values come from the kubelet alone, so that a hook that scales a value never scales it twice.
 """
 

@@ -1,6 +1,6 @@
 """The values that both fronts and the core share: pods, containers, environments, hook requests, answers, adjustments.
 
-Invariant: every value is frozen. ``None`` means "not given", while "" and 0 are values.
+Every value is frozen. ``None`` means "not given", while "" and 0 are values.
 """
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
@@ -16,7 +16,7 @@ NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 class Envs(Mapping[str, str]):
     """Encoded variables (``raw``), overridden by those that were set since (``changes``).
 
-    ``read`` decodes ``raw``, in which each key stands as its UTF-8. ``found_in`` looks up some keys without decoding;
+    ``read`` decodes ``raw``, which has each key as its UTF-8. ``with_all_of`` looks up some keys without decoding;
     iteration decodes all variables once.
     """
 
@@ -29,8 +29,7 @@ class Envs(Mapping[str, str]):
         self._texts: Mapping[str, str] | None = None
 
     def __deepcopy__(self, memo: object) -> "Envs":
-        """Return the same object: it does not change."""
-        return self
+        return self  # it does not change
 
     def with_all_of(self, keys: Iterable[str]) -> Mapping[str, str]:
         """Return variables among which are those with one of the keys; decodes nothing if ``raw`` has none of them."""
@@ -40,23 +39,21 @@ class Envs(Mapping[str, str]):
         return self.changes
 
     def decoded(self) -> dict[str, str]:
-        """Return all variables, decoded anew and not kept: for readers of many values, once each."""
+        """Return all variables, decoded and not kept: for readers of many values, once each."""
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
         return bool(self.raw or self.changes)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with another mapping; if ``raw`` is equal, only the variables set since are compared."""
         if isinstance(other, Envs):
-            if self.raw == other.raw:
+            if self.raw == other.raw:  # only the variables set since are compared
                 keys = self.changes.keys() | other.changes.keys()
                 return self.with_all_of(keys) == other.with_all_of(keys)
             other = other.decoded()
         return self.decoded() == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
-        """Return the number of bytes and changes; no variable is shown."""
         return f"Envs({len(self.raw)} bytes, {len(self.changes)} changes)"
 
     # Methods of a mapping, which decode all variables.
@@ -83,11 +80,6 @@ class Envs(Mapping[str, str]):
 
     def items(self) -> ItemsView[str, str]:
         return self._read().items()
-
-
-def found_in(envs: Mapping[str, str], keys: Iterable[str]) -> Mapping[str, str]:
-    """Return variables among which are those of ``envs`` with one of the keys."""
-    return envs.with_all_of(keys) if type(envs) is Envs else envs
 
 
 def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:

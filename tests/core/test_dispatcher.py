@@ -203,7 +203,7 @@ async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, capl
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(FakeCall(CREATE.operation), CREATE, Reason.UNREADABLE, "why")
+    desk.dispatcher.failed(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
     assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
     assert desk.totals == (0, 2, 2)
