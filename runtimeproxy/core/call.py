@@ -1,6 +1,6 @@
 """The interface of a held call, between a front and the core, and the memory of all held requests (relay-rules A4).
 
-Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
+Of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
 from abc import ABC, abstractmethod
@@ -40,11 +40,8 @@ class MemoryBudget:
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
 FIELDS_LIMIT = 1 << 17
-"""Most fields of a request that is decoded; in JSON strings, commas and opening brackets are counted.
-
-Each becomes a Python object, and 16 MiB may hold millions. Even the environment variables that Kubernetes makes for
-5,000 services stay below this number.
-"""
+"""Most fields of a request that is decoded, since each becomes a Python object; in JSON strings, commas and opening
+brackets are counted. The environment variables that Kubernetes makes for 5,000 services stay below this number."""
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
 UPDATE_SECONDS = 10.0
@@ -104,14 +101,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The text of an Unreadable to remember. The exception would keep the frames that it passed through alive."""
+    """The text of an Unreadable: the exception would keep the frames that it passed through alive."""
 
     text: str
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read at the first access and then cached, as decoding a long message is slow and a call's
-    subject is needed many times. An Unreadable raised by the read is raised again each time."""
+    """A property that is read at the first access and then cached, as decoding a long message is slow. An Unreadable
+    raised by the read is raised again each time."""
 
     def __init__(self, read: Callable[[Any], _T]) -> None:
         self._read = read

@@ -77,13 +77,9 @@ class Dispatcher:
     def _report_conflicts(self, call: HeldCall, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
         for conflict in conflicts:
             self._metrics.count("hook_conflicts", conflict.loser, point.name)
-            log.warning(
-                "hook servers %s and %s set the same field at %s: the later one wins",
-                conflict.loser,
-                conflict.winner,
-                point.name,
-                extra={"kind": (conflict.loser, conflict.winner, point.name), "call": call.call_id},
-            )
+            names = (conflict.loser, conflict.winner, point.name)
+            extra = {"kind": names, "call": call.call_id}
+            log.warning("hook servers %s and %s set the same field at %s: the later one wins", *names, extra=extra)
         for loser in dict.fromkeys(conflict.loser for conflict in conflicts):
             fields = {conflict.field: conflict.winner for conflict in conflicts if conflict.loser == loser}
             self._metrics.events.add(
@@ -91,9 +87,8 @@ class Dispatcher:
             )
 
     async def after(self, call_id: str, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing. The
-        end of a pod or a container is seen several times: a plugin whose call for it has succeeded is not called for it
-        again."""
+        """Call the plugins of a Post point until ``end``; their answers and failures change nothing. The end of a pod
+        or a container is seen several times: a plugin whose call for it has succeeded is not called for it again."""
         subject = request.pod if request.container is None else request.container
         know = self._note_stop.setdefault(subject.id, set()) if point.operation in _STOPS else set()
         plugins = [plugin for plugin in self._plugins.by_point.get(point.name, ()) if plugin.name not in know]
@@ -149,7 +144,7 @@ class Dispatcher:
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         # If nothing else sets a result, the caller has left, which says nothing about the server.
         came: Reason | None = Reason.INTERNAL
-        code, asked = LEFT, self._metrics.clock()
+        code, began = LEFT, self._metrics.clock()
         try:
             answer = await plugin.client.call(point, request, seconds, peer)
             came, code = None, OK
@@ -167,7 +162,7 @@ class Dispatcher:
             if plugin.breaker.state is not before and plugin in self._plugins.by_point.get(point.name, ()):
                 self._report_breaker(plugin, point, code)
             self._metrics.count("hook_calls", plugin.name, point.name, code)
-            self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - asked, plugin.name)
+            self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - began, plugin.name)
 
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, socket: object) -> None:
         now = plugin.client.peer()

@@ -8,7 +8,7 @@ Invariant: a call is answered whatever happens; what the runtime agreed to is co
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,14 +31,11 @@ log = logging.getLogger(__name__)
 
 HOLD_GRACE_SECONDS = 1.0
 """A hold ends this many seconds after its budget at the latest (relay-rules C7)."""
-
 UPDATE_GRACE_SECONDS = 0.5
 """PreStartContainer's extra update ends this many seconds after the budget, while the hold still lasts, so that the
 policies of the plugins that set its values can be applied (relay-rules C9)."""
-
 LOST_SECONDS = 1.0
 """How many seconds after a call without an answer the runtime is listed: by then it has mostly finished such a call."""
-
 SLOW_SECONDS = 1.0
 """A call that takes longer, the runtime's time included, is recorded as an event."""
 
@@ -60,8 +57,6 @@ class Limits:
 
 
 class Lifecycle:
-    """Runs intercepted calls from their hold to their answer."""
-
     def __init__(
         self, store: Store, dispatcher: Dispatcher, metrics: Metrics, limits: Limits, clock: Callable[[], float]
     ) -> None:
@@ -263,13 +258,9 @@ class Lifecycle:
             self._deadlines.cancel(backstop)
             self._holds.discard(times)
 
-    async def _in_task(
-        self, ask: Callable[[], Coroutine[object, object, T]], seconds: float | None, times: CallTimes
-    ) -> T:
+    async def _in_task(self, ask: Callable[[], Awaitable[T]], seconds: float | None, times: CallTimes) -> T:
         """Await ``ask()``, which queries the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
-
-        ``ask`` is called inside that task: the call may be cancelled before the task begins, and a coroutine would
-        never be awaited.
+        ``ask`` is called in the task: if the call is cancelled before that begins, a coroutine would never be awaited.
         """
 
         async def within() -> tuple[T, ...]:
@@ -492,8 +483,6 @@ class Lifecycle:
             return removes
         return life is None or (life.started and (removes or not life.running))
 
-    # Containers that end or begin without a call.
-
     def owes_end(self, container_id: str) -> bool:
         """Return whether any hook server is to be called for a container that ended, and no stop will do that."""
         owed = self._dispatcher.owes_end(CONTAINER_END, container_id)
@@ -519,8 +508,6 @@ class Lifecycle:
         """Note that a container was started again without a call, so that hook servers are called for its next end."""
         self._dispatcher.forget_stop(container_id)
 
-    # Uncertain state.
-
     async def _settled(
         self, call: HeldCall, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
     ) -> None:
@@ -535,8 +522,8 @@ class Lifecycle:
         self._forget_uncertain(call)
 
     def _forget_uncertain(self, call: HeldCall) -> None:
-        """Forget the record of a call's subject if its state is unknown. Those who read the runtime now are notified:
-        what they have read of the subject may be older than the call."""
+        """Forget the record of a call's subject if its state is unknown, and invalidate what is being read of it: that
+        may be older than the call."""
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)

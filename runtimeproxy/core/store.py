@@ -17,7 +17,6 @@ from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, P
 
 BURIED = 4096
 """How many tombstones are remembered: far more than there can be calls under way when their subject is destroyed."""
-
 WHOLE_ID = 64
 """Length of the full ids of containerd, CRI-O and dockerd: a text of this length is never the prefix of another id."""
 
@@ -36,8 +35,7 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids noted since the watch began. ``kept`` are those committed, with the pods of containers; ``invalidated`` those
-    dropped or invalidated."""
+    """Ids noted since the watch began; ``kept`` are those committed, with the pods of containers."""
 
     kept: set[str] = field(default_factory=set)
     invalidated: set[str] = field(default_factory=set)
@@ -77,7 +75,6 @@ class Store:
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins with this text; the text itself if none or several do."""
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
@@ -90,14 +87,13 @@ class Store:
     # What the runtime reports.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for a pod that was read: the known one, else one made of it and the kept values."""
+        """Return the record for what was read: the known one, else one made of it and the kept values."""
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
         return known or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
-        """Return the record for a container that was read from the runtime, in the same way."""
         known = self._containers.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_container(info, kept)
@@ -150,7 +146,7 @@ class Store:
         A container may come with a pod that could not be read, so its pod's id may be empty. A known pod stays as it is
         unless the call renewed it: the call of a container may hold an older value of the pod. A subject with a
         tombstone is not stored, unless the call was ``released`` at a later moment: a runtime that lost its state
-        assigns ids anew. Raises ValueError, storing nothing, if the subject has no id.
+        reuses ids. Raises ValueError, storing nothing, if the subject has no id.
         """
         pod_id = subject.pod.effective.id
         if subject.container is not None:
@@ -231,7 +227,7 @@ class Store:
             del self._tombstones[next(iter(self._tombstones))]
 
     def tombstone_pod(self, pod_id: str) -> None:
-        """Set tombstones for a pod and all its containers."""
+        """Set tombstones for a pod and its containers."""
         for record in self.containers_of(pod_id):
             self.tombstone(record.effective.id)
         self.tombstone(pod_id)
@@ -260,8 +256,6 @@ class Store:
         """Note in all watches that what was read of this id may no longer be true."""
         for watch in self._watches:
             watch.invalidated.add(any_id)
-
-    # All records.
 
     def snapshot(self) -> Snapshot:
         return Snapshot(tuple(self._pods.values()), tuple(self._containers.values()))

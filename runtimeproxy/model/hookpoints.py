@@ -38,8 +38,6 @@ class SubjectKind(Enum):
 
 
 class Part(Enum):
-    """The parts of a request that an answer can change."""
-
     __hash__ = object.__hash__
 
     LABELS = "labels"
@@ -86,9 +84,7 @@ BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
 
 UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
 """The operations that change no record."""
-
 BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
-"""The hook point of an operation and stage; no entry where there is none."""
 
 CONTAINER_END = BY_NAME["PostStopContainer"]
 POD_END = BY_NAME["PostStopPodSandbox"]

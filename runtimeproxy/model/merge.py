@@ -44,9 +44,6 @@ def _parent(request: HookRequest) -> str:
     return (request.container and request.container.cgroup_parent) or request.pod.cgroup_parent or ""
 
 
-# -- what an answer changes ------------------------------------------------------------------------------------------
-
-
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
     """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts. A key that
     the answer lacks stays as it is."""
@@ -101,13 +98,7 @@ def limited(point: HookPoint, change: Adjustment) -> Adjustment:
     return change
 
 
-_FIELDS: Mapping[Part, tuple[str, ...]] = {
-    Part.LABELS: ("labels",),
-    Part.ANNOTATIONS: ("annotations",),
-    Part.ENVS: ("envs",),
-    Part.CGROUP_PARENT: ("cgroup_parent",),
-    Part.RESOURCES: ("resources", "confirmed", "normalised"),
-}
+_FIELDS = {part: (part.value,) for part in Part} | {Part.RESOURCES: ("resources", "confirmed", "normalised")}
 """The fields of an Adjustment that belong to each part."""
 
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
@@ -115,9 +106,6 @@ _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
     for point in HOOK_POINTS
 }
 """The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
-
-
-# -- which fields of an answer are bad -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +186,6 @@ def parent_rule(path: str, sent: str) -> str:
     return ""
 
 
-# -- how answers add up ----------------------------------------------------------------------------------------------
-
-
 def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
     """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins and owns it.
     If another plugin owns it with a different value, that is a conflict."""
@@ -217,6 +202,11 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
             dict.fromkeys(values, plugin),
         )
     before = by_field(earlier)
+    conflicts = (
+        Conflict(field, owner, plugin)
+        for field, value in values.items()
+        if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
+    )
     return Adjustment(
         labels={**earlier.labels, **change.labels},
         annotations={**earlier.annotations, **change.annotations},
@@ -226,12 +216,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         confirmed=earlier.confirmed | change.confirmed,
         confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
         owners={**earlier.owners, **dict.fromkeys(values, plugin)},
-        conflicts=earlier.conflicts
-        + tuple(
-            Conflict(field, owner, plugin)
-            for field, value in values.items()
-            if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
-        ),
+        conflicts=(*earlier.conflicts, *conflicts),
     )
 
 
@@ -239,9 +224,6 @@ def by_field(adjustment: Adjustment) -> dict[str, fields.Value]:
     """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
     maps = {"labels": adjustment.labels, "annotations": adjustment.annotations, "envs": adjustment.envs}
     return fields.flat(maps, adjustment.cgroup_parent, adjustment.resources)
-
-
-# -- the request of the next plugin ----------------------------------------------------------------------------------
 
 
 def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:

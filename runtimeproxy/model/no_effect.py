@@ -50,8 +50,7 @@ ROWS = (
 PreStartContainer)."""
 
 PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
-"""The runtime handlers for which a pod's resources have no effect. Others may use them, as Kata sizes its virtual
-machine by them."""
+"""The runtime handlers for which a pod's resources have no effect; Kata sizes its virtual machine by them."""
 
 
 def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:

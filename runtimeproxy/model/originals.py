@@ -40,9 +40,6 @@ class OriginalValues:
     owners: tuple[tuple[str, str], ...] = ()
 
 
-# -- of a record, and back -------------------------------------------------------------------------------------------
-
-
 def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
     """Return the values to keep of a record; None if hooks replaced nothing that can be kept."""
     effective = record.effective
@@ -119,9 +116,6 @@ def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
     }
     changed: dict[str, Any] = {part: parts[part] for part in {name.partition(".")[0] for name in values}}
     return replace(info, **changed)
-
-
-# -- as JSON ---------------------------------------------------------------------------------------------------------
 
 
 def write(kept: OriginalValues) -> bytes:

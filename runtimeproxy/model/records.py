@@ -31,8 +31,8 @@ def hook_view(subject: Subject) -> HookRequest:
 
 
 def hooked(subject: Subject) -> dict[str, str]:
-    """Return the fields in which a container differs from what the kubelet asked for, as in ``Adjustment.owners``: with
-    the plugin that set each, as far as the record has it."""
+    """Return the fields in which a container differs from the kubelet's, as in ``Adjustment.owners``: with the plugin
+    that set each, as far as the record has it."""
     if subject.container is None:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
@@ -42,7 +42,6 @@ def hooked(subject: Subject) -> dict[str, str]:
 
 
 def container_of(subject: Subject) -> ContainerRecord:
-    """Return the container of a subject that certainly has one."""
     assert subject.container is not None
     return subject.container
 
@@ -55,9 +54,6 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     if MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
         owners.setdefault(SWAP, owners[MEMORY])
     return owners
-
-
-# -- create ----------------------------------------------------------------------------------------------------------
 
 
 def created_pod(
@@ -81,10 +77,10 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
 
-    A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources, and a container's
-    resources, are this create's if the runtime does not report or use them. A variable that it reports and this create
-    does not set counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the
-    memory limit may have been read as not set: it counts as set if the kubelet or this create sets both to one value.
+    A pod's cgroup parent that the runtime does not report is unknown; overhead and resources that it does not report or
+    use are this create's. A variable that it reports and this create does not set counts as the kubelet's, as runtimes
+    also report those of the image. A swap limit that equals the memory limit may have been read as not set: it counts
+    as set if the kubelet or this create sets both to one value.
     """
     if isinstance(record, PodRecord):
         pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -125,34 +121,27 @@ def without_parent(made: Subject) -> PodRecord | ContainerRecord:
     return replace(made.pod, effective=effective)
 
 
-def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
+def in_pod(pod: PodRecord, given: PodInfo | None, container: ContainerInfo) -> Subject:
     """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 
-    ``asked`` has the pod's names, labels, annotations, cgroup parent, overhead and resources as the create gives them,
-    without names only the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown
-    and replace what it asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given.
-    If the names are those of another pod, the runtime has lost its state and reuses the id: what is known of the old
-    pod is dropped.
+    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod,
+    without names only the parent: they fill what is unknown and replace its earlier values, while values that hooks
+    have set stay. A cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost
+    its state and reuses the id: what is known of the old pod is dropped.
     """
     made = ContainerRecord(container, container)
-    if asked is None:
+    if given is None:
         return Subject(pod, made)
     known, present = pod.original, pod.effective
-    names = (asked.name, asked.uid, asked.namespace)
+    names = (given.name, given.uid, given.namespace)
     if any(names) and names != (known.name, known.uid, known.namespace):
-        other = replace(asked, id=present.id)
+        other = replace(given, id=present.id)
         return Subject(PodRecord(other, other), made, renewed=True)
-    parent = asked.cgroup_parent or known.cgroup_parent
-    labels, annotations = (asked.labels, asked.annotations) if any(names) else (known.labels, known.annotations)
-    overhead, resources = asked.overhead or known.overhead, asked.resources or known.resources
-    newest = (parent, labels, annotations, overhead, resources)
-    if not pod.read and newest == (
-        known.cgroup_parent,
-        known.labels,
-        known.annotations,
-        known.overhead,
-        known.resources,
-    ):
+    parent = given.cgroup_parent or known.cgroup_parent
+    labels, annotations = (given.labels, given.annotations) if any(names) else (known.labels, known.annotations)
+    overhead, resources = given.overhead or known.overhead, given.resources or known.resources
+    before = (known.cgroup_parent, known.labels, known.annotations, known.overhead, known.resources)
+    if not pod.read and (parent, labels, annotations, overhead, resources) == before:
         return Subject(pod, made)
     original = replace(
         known, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
@@ -171,11 +160,8 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
 
 
 def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
-    """Return whether a pod's cgroup parent was set by a hook; ``asked`` is the kubelet's.
-
-    For a pod that was read this is unknown. Its parent counts as a hook's unless it has the form of another cgroup
-    driver, which shows that the node's driver was changed.
-    """
+    """Return whether a pod's cgroup parent was set by a hook; ``asked`` is the kubelet's. Of a pod that was read it
+    counts as a hook's, unless its form is that of another cgroup driver, so that the node's driver was changed."""
     present = pod.effective.cgroup_parent
     if not pod.read or not present or not asked:
         return present != pod.original.cgroup_parent
@@ -219,9 +205,6 @@ def _owners(
     return tuple(known.items())
 
 
-# -- start -----------------------------------------------------------------------------------------------------------
-
-
 def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
@@ -231,7 +214,6 @@ def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustmen
 
 
 def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
-    """Return a container with other resources, and with annotations set."""
     return ContainerInfo(
         container.id,
         container.pod_id,
@@ -242,9 +224,6 @@ def _with(container: ContainerInfo, resources: Resources | None, annotations: Ma
         container.envs,
         container.cgroup_parent,
     )
-
-
-# -- update ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

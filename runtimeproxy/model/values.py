@@ -3,7 +3,7 @@
 Every value is frozen. ``None`` means "not given", while "" and 0 are values.
 """
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -72,15 +72,6 @@ class Envs(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._read())
 
-    def keys(self) -> KeysView[str]:
-        return self._read().keys()
-
-    def values(self) -> ValuesView[str]:
-        return self._read().values()
-
-    def items(self) -> ItemsView[str, str]:
-        return self._read().items()
-
 
 def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables with ``changes`` set."""
@@ -132,16 +123,15 @@ class ContainerInfo:
 
     @property
     def full_name(self) -> str:
-        """Return the name that is unique in a runtime, which a container has before it has an id."""
         return f"{self.pod_id}/{self.name}/{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod as the kubelet asked for it and as it is after the hooks.
+    """A pod as the kubelet requested it and as it is after the hooks.
 
     ``read``: the record was read from the runtime, which does not report what a hook has replaced. Then both values are
-    equal until a container's create repeats what the kubelet asks for. ``reported``: the resources that the runtime
+    equal until a container's create repeats what the kubelet requests. ``reported``: the resources that the runtime
     reports, where it does not use those that hooks set (``no_effect``).
     """
 
@@ -186,8 +176,8 @@ class HookRequest:
     @property
     def name(self) -> str:
         """Return the name for log lines: namespace/pod or namespace/pod/container."""
-        names = (self.pod.namespace, self.pod.name, *(() if self.container is None else (self.container.name,)))
-        return "/".join(names)
+        pod = f"{self.pod.namespace}/{self.pod.name}"
+        return pod if self.container is None else f"{pod}/{self.container.name}"
 
 
 @dataclass(frozen=True, slots=True)
