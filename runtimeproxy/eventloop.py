@@ -1,7 +1,6 @@
 """Coroutines without tasks, deadlines with one timer, batches of calls, and threads that may block.
 
-Invariants: a fiber runs inside the call that starts or resumes it, never nested in itself. No callback of a deadline
-runs early or after its cancellation. A write waits for the last call of its batch and no longer.
+Invariant: a fiber runs inside the call that starts or resumes it, never nested in itself.
 """
 
 import asyncio
@@ -15,13 +14,13 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
-async def run_in_daemon_thread(work: Callable[[], _T]) -> _T:
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def settle(end: Callable[[], None]) -> None:
         if not done.done():  # else the caller no longer waits
@@ -68,7 +67,6 @@ class Deadlines:
         return deadline
 
     def cancel(self, deadline: Deadline) -> None:
-        """Cancel a deadline."""
         deadline.late = None
 
     def _wait_until(self, at: float) -> None:
@@ -90,22 +88,17 @@ class Deadlines:
                 deadline.late()
 
 
-T = TypeVar("T")
-
-
 class Pending(asyncio.Future[T]):
     """A future result: a fiber that awaits it resumes inside ``set_result``, a task in a later loop iteration."""
 
     fiber: "Fiber[Any] | None" = None
 
     def set_result(self, result: T, /) -> None:
-        """Set the result and resume the fiber that waits for it."""
         super().set_result(result)
         if self.fiber is not None:
             self.fiber.resume()
 
     def set_exception(self, error: type | BaseException, /) -> None:
-        """Set the error, which is raised in the fiber that waits for it."""
         super().set_exception(error)
         if self.fiber is not None:
             self.fiber.resume()

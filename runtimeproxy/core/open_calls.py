@@ -87,7 +87,7 @@ MOST_QUESTIONS = 4
 """Most calls that the runtime is queried about at one time."""
 
 Finish = Callable[[Reply], Awaitable[None]]
-"""Called with the runtime's outcome once it is known, to do what follows from it."""
+"""Called with the runtime's outcome once it is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,8 +102,6 @@ class _Entry:
 
 
 class OpenCalls:
-    """The calls under way, and those whose answer never came."""
-
     def __init__(self, metrics: Metrics, most_calls: int = MOST_CALLS) -> None:
         self._metrics = metrics
         self._most_calls = most_calls

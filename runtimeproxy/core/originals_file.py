@@ -36,7 +36,6 @@ FORMAT = 1
 COLLECT_SECONDS = 0.01
 """How many seconds changes are collected for one transaction."""
 RETRY_SECONDS = 2.0
-"""Seconds between two tries to write a file that cannot be written."""
 BUSY_SECONDS = 1.0
 """How many seconds a transaction waits for another process's lock."""
 CACHE_KIB = 256
@@ -44,7 +43,7 @@ SUBJECTS_AT_ONCE = 50
 """How many subjects' rows are determined before the event loop gets control."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
-"""Why the file, or a part of it, cannot be used; the values are the metrics label."""
+"""Why the file, or a part of it, cannot be used; the values are the metric's label."""
 _MADE_ANEW = frozenset({FOREIGN, BROKEN})
 
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})

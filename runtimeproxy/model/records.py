@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, Resources, ResourceValue, named, overlay
+from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, Changes, Resources, ResourceValue, named, overlay
 from runtimeproxy.model.merge import adjusted_container, adjusted_pod, by_field, difference, echo
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
@@ -56,9 +56,7 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     return owners
 
 
-def created_pod(
-    subject: Subject, adjustment: Adjustment, pod_id: str, unused: Mapping[str, ResourceValue] | None = None
-) -> Subject:
+def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: Changes | None = None) -> Subject:
     """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
     resources that were sent, too, and that the runtime reports without using them."""
     original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
@@ -193,9 +191,7 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
     return pod.effective.cgroup_parent if hooked else None
 
 
-def _owners(
-    known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
-) -> tuple[tuple[str, str], ...]:
+def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
     """Return the owners of resource fields, of a map field those of its entries."""
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
@@ -205,7 +201,7 @@ def _owners(
     return tuple(known.items())
 
 
-def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
+def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
     owners = _owners(dict(container.owners), resources, adjustment)
@@ -240,7 +236,7 @@ class EffectiveUpdate:
     """An update as it is sent: what its caller requested, and what was added for the hook servers."""
 
     requested: RequestedUpdate
-    put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
+    put_in: Changes = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 

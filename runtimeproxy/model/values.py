@@ -204,12 +204,11 @@ class Conflict:
 class Adjustment:
     """What all hook servers together changed.
 
-    Maps hold only the entries to set. ``resources`` maps field names of ``Resources`` to new values; its two map fields
-    hold changed entries only. ``confirmed`` has the resource fields ("cpu_quota", "unified.KEY") that an answer
-    repeated as they were sent, which makes them a result that the hook asked for; ``confirmers`` pairs these with
-    plugins. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent",
-    "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names. ``normalised`` names the resource fields
-    of one answer that it did not give in their normal form.
+    Maps hold only the entries to set, those of ``resources`` too. ``confirmed`` has the resource fields ("cpu_quota",
+    "unified.KEY") that an answer repeated as they were sent, which makes them the hook's result; ``confirmers`` pairs
+    these with plugins. ``owners`` maps "resources.cpu_quota", "resources.unified.KEY", "envs.NAME", "labels.KEY",
+    "annotations.KEY", "cgroup_parent" to plugin names. ``normalised`` names the resource fields of one answer that it
+    did not give in their normal form.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
