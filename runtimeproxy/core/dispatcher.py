@@ -41,7 +41,7 @@ class Dispatcher:
         """Return whether any plugin is registered for one of the given points."""
         self._metrics = metrics
         self._clock = clock
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
         self._note_stop: dict[str, set[str]] = {}
         """The names of the plugins that know of the end of a pod or a container, by its id."""
 
@@ -132,7 +132,7 @@ class Dispatcher:
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several gets half
+        fair = seconds >= min(plugin.timeout_seconds, self.budget_seconds) / 3  # the first of several gets half
         peer = plugin.client.peer()
         if peer.connection and plugin.unserved.get(point.name) == peer.connection:
             text = "the server said so, and is not asked again before it reconnects"

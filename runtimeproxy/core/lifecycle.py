@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -48,17 +47,16 @@ _MAY_END = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER, Oper
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a held call: ``budget_seconds`` for all its hook calls together; pods with ``skip_label`` get none."""
-
-    budget_seconds: float
-    skip_label: tuple[str, str]
-
-
 class Lifecycle:
+    """Runs intercepted calls. Pods with ``skip_label`` get no hook calls."""
+
     def __init__(
-        self, store: Store, dispatcher: Dispatcher, metrics: Metrics, limits: Limits, clock: Callable[[], float]
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        skip_label: tuple[str, str],
+        clock: Callable[[], float],
     ) -> None:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
@@ -73,8 +71,8 @@ class Lifecycle:
         self._dispatcher = dispatcher
         self._registered = dispatcher.registered
         self._metrics = metrics
-        self._budget_seconds = limits.budget_seconds
-        self._skip_key, self._skip_value = limits.skip_label
+        self._budget_seconds = dispatcher.budget_seconds
+        self._skip_key, self._skip_value = skip_label
         self._clock = clock
         self._deadlines = Deadlines()
         self._queue = KeyedQueue(self._deadlines)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
 from runtimeproxy.model.fields import Resources
@@ -106,9 +106,8 @@ class Node:
             await self.dockerd.start()
         self.store = Store()
         self.metrics = Metrics(loop.time)
-        dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, 10.0)
-        limits = Limits(BUDGET_SECONDS, ("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
+        dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, BUDGET_SECONDS)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, ("skip", "true"), loop.time)
         manager: Any = self.plugins
         self.front = DockerFront(self.dockerd.socket_path, self.lifecycle, manager, self.metrics, loop)
         if not self.synced:

@@ -3,7 +3,7 @@
 import asyncio
 
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.metrics import CallTimes, Metrics
@@ -23,8 +23,7 @@ class Parts:
         self.store = Store()
         self.metrics = Metrics(_now)
         self.dispatcher = Dispatcher(self.plugins, self.metrics, _now, 10.0)
-        limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.metrics, limits, _now)
+        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.metrics, ("skip", "true"), _now)
 
 
 class Core(Parts):
