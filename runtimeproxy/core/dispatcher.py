@@ -98,8 +98,7 @@ class Dispatcher:
                 await self.attempt(plugin, point, request, until)
                 know.add(plugin.name)
             except HookError as error:
-                self._count_failure(plugin, error)
-                self._log_failure(request.name, call_id, plugin, error)
+                self._report(request.name, call_id, plugin, error)
         if len(self._note_stop) > STOPPED:
             del self._note_stop[next(iter(self._note_stop))]
 
@@ -196,9 +195,12 @@ class Dispatcher:
         """Count a failure for each plugin of the points that could not be called. Raises HookError if a plugin of a Pre
         point has policy Fail."""
         for point in points:
-            judge = self._failed if point.stage is Stage.PRE else self._count_and_log
             for plugin in self._plugins.by_point.get(point.name, ()):
-                judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
+                if point.stage is Stage.PRE:  # the error has no name here: the frame would keep it alive
+                    self._failed(call, plugin, HookError(plugin.name, point.name, reason, detail))
+                else:
+                    error = HookError(plugin.name, point.name, reason, detail)
+                    self._report(call.subject_name, call.call_id, plugin, error)
 
     def rejected(self, call: HeldCall, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
@@ -249,7 +251,7 @@ class Dispatcher:
     def _failed(self, call: HeldCall, plugin: Plugin, error: HookError, fields: Mapping[str, str] = NO_FIELDS) -> None:
         """Count and log a failed Pre call; raise the error if the call is refused for it. ``fields`` maps bad fields of
         the answer to the plugin."""
-        self._count_and_log(call, plugin, error)
+        self._report(call.subject_name, call.call_id, plugin, error)
         if error.reason is Reason.REFUSED:
             self._metrics.count("hook_refusals", plugin.name, error.hook)
         elif plugin.policy is FailurePolicy.FAIL and error.reason is not Reason.DISABLED:
@@ -262,10 +264,6 @@ class Dispatcher:
             raise error
         finally:
             del error  # else traceback and frame would keep each other, and the call, alive
-
-    def _count_and_log(self, call: HeldCall, plugin: Plugin, error: HookError) -> None:
-        self._count_failure(plugin, error)
-        self._log_failure(call.subject_name, call.call_id, plugin, error)
 
     def _fail_open(self, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
         self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
@@ -281,7 +279,8 @@ class Dispatcher:
         self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)
         plugin.last_error.note(self._metrics.events.wall_clock(), error.hook, error.reason)
 
-    def _log_failure(self, name: str, call_id: str, plugin: Plugin, error: HookError) -> None:
+    def _report(self, name: str, call_id: str, plugin: Plugin, error: HookError) -> None:
+        self._count_failure(plugin, error)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call_id}

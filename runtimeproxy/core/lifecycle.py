@@ -70,6 +70,8 @@ class Lifecycle:
         self.state_read.set()
         self._dispatcher = dispatcher
         self._registered = dispatcher.registered
+        self.began_again = dispatcher.forget_stop
+        """Note that a container was started again without a call, so that hook servers are called for its next end."""
         self._metrics = metrics
         self._budget_seconds = dispatcher.budget_seconds
         self._skip_key, self._skip_value = skip_label
@@ -501,10 +503,6 @@ class Lifecycle:
             self._internal(Operation.STOP_CONTAINER, "", error)
         finally:
             self._queue.leave(turn)
-
-    def began_again(self, container_id: str) -> None:
-        """Note that a container was started again without a call, so that hook servers are called for its next end."""
-        self._dispatcher.forget_stop(container_id)
 
     async def _settled(
         self, call: HeldCall, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
