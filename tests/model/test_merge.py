@@ -21,6 +21,7 @@ from runtimeproxy.model.values import (
     Adjustment,
     Conflict,
     ContainerInfo,
+    Envs,
     HookAnswer,
     HookRequest,
     PodInfo,
@@ -46,6 +47,14 @@ def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjus
 
 def asking(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
+
+
+@pytest.mark.parametrize(
+    ("answered", "changed"), [({"PATH": "/bin"}, {}), ({"PATH": "", "N": "1"}, {"PATH": "", "N": "1"})]
+)
+def test_encoded_variables_are_compared_as_decoded_ones(answered: Entries, changed: Entries) -> None:
+    sent = HookRequest(POD, replace(CONTAINER, envs=Envs(b"PATH", lambda raw: ENVS, {})))
+    assert difference(sent, HookAnswer(envs=answered)).envs == changed
 
 
 KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
