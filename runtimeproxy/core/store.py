@@ -84,8 +84,6 @@ class Store:
     def ids(self) -> set[str]:
         return self._pods.keys() | self._containers.keys()
 
-    # What the runtime reports.
-
     def read_pod(self, info: PodInfo) -> PodRecord:
         """Return the record for what was read: the known one, else one made of it and the kept values."""
         known = self._pods.get(info.id)
@@ -98,8 +96,6 @@ class Store:
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_container(info, kept)
         return known or ContainerRecord(info, info, read=True)
-
-    # The kubelet's original values.
 
     def keep(self, kept: Mapping[str, bytes]) -> None:
         """Add the values that an earlier process has kept, as JSON by id."""
@@ -137,8 +133,6 @@ class Store:
             hooked |= record is not None and record.original is not record.effective
         if hooked and self.on_change is not None:
             self.on_change(any_id)
-
-    # Commits.
 
     def commit(self, subject: Subject, released: int = 0) -> None:
         """Store what the runtime agreed to: the container if there is one, and the pod if it has an id.
@@ -195,8 +189,6 @@ class Store:
         self._changed(container_id, known, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
-    # Drops.
-
     def forget(self, any_id: str) -> None:
         """Drop the record of a container or a pod, to be re-read. A pod's containers stay. The kubelet's original
         values are kept where hooks replaced them: no runtime reports them."""
@@ -237,8 +229,6 @@ class Store:
         del self._of_pod[pod_id][record.effective.id]
         if not self._of_pod[pod_id]:
             del self._of_pod[pod_id]
-
-    # Readers of the runtime.
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:

@@ -157,13 +157,13 @@ def in_pod(pod: PodRecord, given: PodInfo | None, container: ContainerInfo) -> S
     return Subject(PodRecord(original, original if same else effective, reported=pod.reported), made, renewed=True)
 
 
-def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
-    """Return whether a pod's cgroup parent was set by a hook; ``asked`` is the kubelet's. Of a pod that was read it
-    counts as a hook's, unless its form is that of another cgroup driver, so that the node's driver was changed."""
+def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
+    """Return whether a pod's cgroup parent was set by a hook; ``given`` is the kubelet's. For a pod that was read this
+    is unknown: it counts as a hook's, unless its form shows that the node's cgroup driver was changed."""
     present = pod.effective.cgroup_parent
-    if not pod.read or not present or not asked:
+    if not pod.read or not present or not given:
         return present != pod.original.cgroup_parent
-    return present.endswith(SLICE) == asked.endswith(SLICE)
+    return present.endswith(SLICE) == given.endswith(SLICE)
 
 
 def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], asked: Mapping[str, V]) -> dict[str, V]:

@@ -350,7 +350,7 @@ class Manager:
             )
             for point in HOOK_POINTS
         }
-        self.by_point = {name: asked for name, asked in by_point.items() if asked}
+        self.by_point = {name: found for name, found in by_point.items() if found}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         self._give_up(before.values(), {plugin.client for plugin in plugins})
         logged, self._repetitions = self._repetitions, repetitions(self.repeated)
