@@ -30,7 +30,7 @@ from runtimeproxy.admin.launcher import Launcher
 from runtimeproxy.admin.log_level import LogLevel
 from runtimeproxy.admin.queries import Sources
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.originals_file import File, Originals, owner, path_of
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Sync
@@ -280,8 +280,8 @@ class Proxy:
             mask=_mask_file(config),
         )
         dispatcher = Dispatcher(self.manager, self.metrics, loop.time, config.hook_budget_seconds)
-        limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
+        skip_label = (config.skip_label_key, config.skip_label_value)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, skip_label, loop.time)
         self.front = self._front(config, loop)
         self.reach = Reach(loop, lambda: self.manager.plugins, self.metrics)
         self.draining = False

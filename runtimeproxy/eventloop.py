@@ -1,7 +1,6 @@
 """Coroutines without tasks, deadlines with one timer, batches of calls, and threads that may block.
 
-Invariants: a fiber runs inside the call that starts or resumes it, never nested in itself. No callback of a deadline
-runs early or after its cancellation. A write waits for the last call of its batch and no longer.
+Invariant: a fiber runs inside the call that starts or resumes it, never nested in itself.
 """
 
 import asyncio
@@ -15,13 +14,13 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
-async def run_in_daemon_thread(work: Callable[[], _T]) -> _T:
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def settle(end: Callable[[], None]) -> None:
         if not done.done():  # else the caller no longer waits
@@ -68,7 +67,6 @@ class Deadlines:
         return deadline
 
     def cancel(self, deadline: Deadline) -> None:
-        """Cancel a deadline."""
         deadline.late = None
 
     def _wait_until(self, at: float) -> None:
@@ -90,22 +88,17 @@ class Deadlines:
                 deadline.late()
 
 
-T = TypeVar("T")
-
-
 class Pending(asyncio.Future[T]):
     """A future result: a fiber that awaits it resumes inside ``set_result``, a task in a later loop iteration."""
 
     fiber: "Fiber[Any] | None" = None
 
     def set_result(self, result: T, /) -> None:
-        """Set the result and resume the fiber that waits for it."""
         super().set_result(result)
         if self.fiber is not None:
             self.fiber.resume()
 
     def set_exception(self, error: type | BaseException, /) -> None:
-        """Set the error, which is raised in the fiber that waits for it."""
         super().set_exception(error)
         if self.fiber is not None:
             self.fiber.resume()
@@ -127,46 +120,18 @@ class Fiber(asyncio.Future[T]):
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine until it waits for the first time."""
         self._go = coroutine
-        self._step(coroutine.send, None)
+        self.resume()
 
     def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
-        """Resume the coroutine, which takes the result or error from what it awaited. What it no longer awaits, since
-        it was interrupted in between, does not resume it."""
+        """Run until the coroutine waits again or ends; it receives the result or error of what it awaited. What it no
+        longer awaits, since it was interrupted in between, does not resume it."""
         if awaited is not None and awaited is not self._awaited:
             return
         del awaited  # it refers to its error
         by, self._interrupted = self._interrupted, None
-        if by is None:
-            self._step(self._go.send, None)
-        else:
-            self._step(self._go.throw, by)
-
-    def interrupt(self, by: BaseException) -> None:
-        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
-        if self._runs:
-            self._interrupted = by
-        elif not self.done():
-            awaited = self._awaited
-            if isinstance(awaited, Pending):
-                awaited.fiber = None
-                awaited.cancel()
-            elif awaited is not None and awaited.cancel():
-                self._interrupted = by
-                return
-            self._step(self._go.throw, by)
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
-        if self.done():
-            return False
-        self.interrupt(asyncio.CancelledError())
-        return True
-
-    def _step(self, go_on: Callable[[Any], Any], value: BaseException | None) -> None:
-        """Run until the coroutine waits again or ends."""
         self._runs, self._awaited = True, None
         try:
-            awaited = go_on(value)
+            waits_for = self._go.send(None) if by is None else self._go.throw(by)
         except StopIteration as end:
             self.set_result(end.value)
             return
@@ -178,20 +143,42 @@ class Fiber(asyncio.Future[T]):
             return
         finally:
             self._runs = False
-            if value is not None:
-                value.__traceback__ = None
-        self._awaited = awaited
-        if isinstance(awaited, Pending):
-            awaited._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
-            awaited.fiber = self
-        elif awaited is not None:
-            awaited._asyncio_future_blocking = False
-            awaited.add_done_callback(self.resume)
+            if by is not None:
+                by.__traceback__ = None
+        self._awaited = waits_for
+        if isinstance(waits_for, Pending):
+            waits_for._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
+            waits_for.fiber = self
+        elif waits_for is not None:
+            waits_for._asyncio_future_blocking = False
+            waits_for.add_done_callback(self.resume)
         else:  # asyncio.sleep(0)
             self.get_loop().call_soon(self.resume)
         if self._interrupted is not None:
             by, self._interrupted = self._interrupted, None
             self.interrupt(by)
+
+    def interrupt(self, by: BaseException) -> None:
+        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
+        if self.done():
+            return
+        self._interrupted = by
+        awaited = self._awaited
+        if self._runs:
+            return
+        if isinstance(awaited, Pending):
+            awaited.fiber = None
+            awaited.cancel()
+        elif awaited is not None and awaited.cancel():
+            return  # its end resumes the coroutine
+        self.resume()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Raise CancelledError in the coroutine, as for a task; return False if it has ended already."""
+        if self.done():
+            return False
+        self.interrupt(asyncio.CancelledError())
+        return True
 
 
 Action = Callable[[], None]

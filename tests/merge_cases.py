@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from runtimeproxy.model.values import HookAnswer, Resources
+from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.values import HookAnswer
 
 SENT = Resources(
     cpu_period=100_000,

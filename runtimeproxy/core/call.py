@@ -1,6 +1,6 @@
 """The interface of a held call, between a front and the core, and the memory of all held requests (relay-rules A4).
 
-Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
+Of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
 from abc import ABC, abstractmethod
@@ -12,8 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import records
+from runtimeproxy.model.fields import ResourceValue
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
+from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, Subject
 from runtimeproxy.observe.events import About
 
 PROCESS_LIMIT = 64 * 2**20
@@ -22,8 +23,6 @@ NO_ROOM = "too many bytes are held in the whole process"
 
 
 class MemoryBudget:
-    """Counts the bytes of held requests against a limit."""
-
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
         self.limit = limit
         self.count = 0
@@ -41,21 +40,15 @@ class MemoryBudget:
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
 FIELDS_LIMIT = 1 << 17
-"""Most fields of a request that is decoded; in JSON strings, commas and opening brackets are counted.
-
-Each becomes a Python object, and 16 MiB may hold millions. Even the environment variables that Kubernetes makes for
-5,000 services stay below this number.
-"""
+"""Most fields of a request that is decoded, since each becomes a Python object; in JSON strings, commas and opening
+brackets are counted. The environment variables that Kubernetes makes for 5,000 services stay below this number."""
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
-
 
 UPDATE_SECONDS = 10.0
 """Seconds for the extra update of PreStartContainer where the caller gave no deadline."""
 
 
 class CallState(Enum):
-    """State of a held call."""
-
     HOLDING = "holding"
     RELEASED = "released"
     REFUSED = "refused"
@@ -79,7 +72,6 @@ class Reply:
 
     @property
     def failed(self) -> bool:
-        """Return whether the runtime answered that the call failed."""
         return self.answered and not self.agreed and not self.no_op
 
 
@@ -109,14 +101,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The text of an Unreadable to remember. The exception would keep the frames that it passed through alive."""
+    """The text of an Unreadable: the exception would keep the frames that it passed through alive."""
 
     text: str
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read at the first access and then cached, as decoding a long message is slow and a call's
-    subject is needed many times. An Unreadable raised by the read is raised again each time."""
+    """A property that is read at the first access and then cached, as decoding a long message is slow. An Unreadable
+    raised by the read is raised again each time."""
 
     def __init__(self, read: Callable[[Any], _T]) -> None:
         self._read = read
@@ -165,11 +157,11 @@ class HeldCall(ABC):
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
     call_id: str = ""
-    """The call's id in log lines and events."""
+    """The id in log lines and events, which the call has from its start on."""
     found: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Why fields that hook servers set have no effect, and these fields by their kinds (``merge.kind_of``)."""
+    """Why fields that hook servers set have no effect, and these fields by their kinds (``fields.kind_of``)."""
     end: HookPoint | None = None
     """The hook point of the subject's end if this removes it, and some hook server is still to be notified."""
     ended: Sequence[ContainerRecord] = ()
@@ -185,14 +177,14 @@ class HeldCall(ABC):
         return "" if self.found is None else records.hook_view(self.found).name
 
     def about(self) -> About:
-        """Return what events say of the call."""
-        of_call = self.operation.value, self.call_id
-        if self.found is None:
-            return About(*of_call)
-        pod, container = self.found.pod.effective, self.found.container
-        if container is None:
-            return About(*of_call, pod.namespace, pod.name, pod.id)
-        return About(*of_call, pod.namespace, pod.name, pod.id, container.effective.name, container.effective.id)
+        """Return what events show of the call."""
+        names: tuple[str, ...] = ()
+        if self.found is not None:
+            pod, container = self.found.pod.effective, self.found.container
+            names = (pod.namespace, pod.name, pod.id)
+            if container is not None:
+                names += (container.effective.name, container.effective.id)
+        return About(self.operation.value, self.call_id, *names)
 
     @abstractmethod
     def order_key(self) -> str:
@@ -204,17 +196,16 @@ class HeldCall(ABC):
 
     @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the call's subject and return it; None if the runtime does not have it either. Raises
-        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read."""
+        """Read the call's subject from the runtime; None if that does not have it either. Raises BackendError,
+        Unreadable."""
 
-    def hook_request(self, subject: Subject) -> HookRequest:
-        """Return the request for the Pre hook, from the present record."""
-        return records.hook_view(subject)
+    hook_request: Callable[[Subject], HookRequest] = staticmethod(records.hook_view)
+    """Return the request for the Pre hook."""
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Called before the request is released: change at the runtime what has to be changed first, as in
-        PreStartContainer's extra update. Returns the resources that were set. Raises BackendError if the runtime
-        rejects the change; if its outcome is unknown, ``state_unknown`` is set."""
+        """Change at the runtime what has to be changed before the release, as in PreStartContainer's extra update.
+        Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
+        unknown, ``state_unknown`` is set."""
         return {}
 
     def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
@@ -248,7 +239,7 @@ class HeldCall(ABC):
         return subject
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
-        """Ask the runtime for what a create's answer names; a record that the Store has takes precedence. None if the
+        """Read from the runtime what a create's answer names; a record that the Store has takes precedence. None if the
         runtime does not have it. Raises BackendError, Unreadable."""
         return None
 
@@ -258,7 +249,7 @@ class HeldCall(ABC):
 
     @abstractmethod
     def release_buffers(self) -> None:
-        """Called when the request is not needed any more: drop all that is buffered of it."""
+        """Drop all that is buffered of the request: it is not needed any more."""
 
     async def life(self, container_id: str) -> Life | None:
         """Read from the runtime whether a container was started and runs; None if the runtime does not have it. Raises
@@ -266,9 +257,7 @@ class HeldCall(ABC):
         return None
 
     async def settle(self) -> Reply:
-        """Ask the runtime for the outcome of a start, a stop or a remove that it has not answered (relay-rules C3).
-
-        Returns what the runtime would have answered by now: UNANSWERED if it has not done it, or not yet. Raises
-        BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
-        """
+        """Query the outcome of a start, a stop or a remove that the runtime has not answered (relay-rules C3). Returns
+        what it would have answered by now: UNANSWERED if it has not done it, or not yet. Raises BackendError,
+        Unreadable."""
         return UNANSWERED

@@ -1,4 +1,4 @@
-"""Query the hook servers of one call in order, and apply failure policies, breakers and the call's time to each.
+"""Call the hook servers of one call in order, and apply failure policies, breakers and the call's time to each.
 
 Invariants: an attempt that was admitted is ended whatever happens in it. Nothing is logged about a plugin that is no
 longer registered.
@@ -22,27 +22,108 @@ log = logging.getLogger(__name__)
 
 OK, LEFT = "ok", "left"
 """The codes of hook calls that did not fail: the answer is good, or the held call ended before it came."""
+STOPPED = 10_000
+"""For how many stopped pods and containers it is remembered which plugins know of it: as many as there may be
+records."""
+_STOPS = frozenset({Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
+FIELDS_SHOWN = 20
+"""Most fields that one log line names."""
+NO_FIELDS: Mapping[str, str] = {}
 
 
-class CallGuard:
-    """Guards the calls to all plugins; ``registered`` returns those of a hook point. ``budget_seconds`` is the budget
-    for all plugins of a call whose caller's deadline does not shorten it."""
+class Dispatcher:
+    """Calls the plugins of a hook point in order and merges their answers into one adjustment. ``budget_seconds`` is
+    the budget for all plugins of a call whose caller's deadline does not shorten it."""
 
-    def __init__(
-        self,
-        registered: Callable[[HookPoint], tuple[Plugin, ...]],
-        metrics: Metrics,
-        clock: Callable[[], float],
-        budget_seconds: float,
-    ) -> None:
-        self._registered = registered
+    def __init__(self, plugins: Manager, metrics: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
+        self._plugins = plugins
+        self.registered = plugins.registered
+        """Return whether any plugin is registered for one of the given points."""
         self._metrics = metrics
         self._clock = clock
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
+        self._note_stop: dict[str, set[str]] = {}
+        """The names of the plugins that know of the end of a pod or a container, by its id."""
 
-    async def ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
-        """Ask a plugin, unless it must not be asked now, and record the result. ``end`` is when its share of the budget
-        ends, on the clock given to the constructor. Raises HookError."""
+    # Hooks.
+
+    async def before(self, call: HeldCall, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+        """Call the plugins of a call's Pre point in order, each with the changes of the earlier ones in its request.
+
+        ``end`` is when the budget for all of them ends, on the clock given to the constructor. Raises HookError if a
+        plugin refuses the call, or fails under policy Fail.
+        """
+        adjustment = NO_ADJUSTMENT
+        plugins = self._plugins.by_point.get(point.name, ())
+        for place, plugin in enumerate(plugins, 1):
+            seen = merge.applied(request, adjustment) if place > 1 and adjustment else request
+            until = end if place == len(plugins) else self._share(end, plugins[place:])
+            try:
+                answer = await self.attempt(plugin, point, seen, until)
+            except HookError as error:
+                self._failed(call, plugin, error)
+                continue
+            change, broken = merge.judged(merge.difference(seen, answer), seen)
+            if broken:
+                self._broke_rules(call, plugin, point, broken)
+            change = merge.limited(point, change)
+            for name in change.normalised:
+                self._metrics.count("values_normalised", plugin.name, f"resources.{name}")
+            adjustment = merge.combine(adjustment, plugin.name, change)
+        if adjustment.conflicts:
+            self._report_conflicts(call, point, adjustment.conflicts)
+        return adjustment
+
+    def _report_conflicts(self, call: HeldCall, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
+        for conflict in conflicts:
+            self._metrics.count("hook_conflicts", conflict.loser, point.name)
+            names = (conflict.loser, conflict.winner, point.name)
+            extra = {"kind": names, "call": call.call_id}
+            log.warning("hook servers %s and %s set the same field at %s: the later one wins", *names, extra=extra)
+        for loser in dict.fromkeys(conflict.loser for conflict in conflicts):
+            fields = {conflict.field: conflict.winner for conflict in conflicts if conflict.loser == loser}
+            self._metrics.events.add(
+                EventKind.CONFLICT, call.about(), hook_server=loser, hook=point.name, fields=fields
+            )
+
+    async def after(self, call_id: str, point: HookPoint, request: HookRequest, end: float) -> None:
+        """Call the plugins of a Post point until ``end``; their answers and failures change nothing. The end of a pod
+        or a container is seen several times: a plugin whose call for it has succeeded is not called for it again."""
+        subject = request.pod if request.container is None else request.container
+        know = self._note_stop.setdefault(subject.id, set()) if point.operation in _STOPS else set()
+        plugins = [plugin for plugin in self._plugins.by_point.get(point.name, ()) if plugin.name not in know]
+        for place, plugin in enumerate(plugins, 1):
+            until = end if place == len(plugins) else self._share(end, plugins[place:])
+            try:
+                await self.attempt(plugin, point, request, until)
+                know.add(plugin.name)
+            except HookError as error:
+                self._report(request.name, call_id, plugin, error)
+        if len(self._note_stop) > STOPPED:
+            del self._note_stop[next(iter(self._note_stop))]
+
+    def owes_end(self, point: HookPoint, any_id: str) -> bool:
+        """Return whether any plugin is still to be called for the end of a pod or a container."""
+        know = self._note_stop.get(any_id, ())
+        return any(plugin.name not in know for plugin in self._plugins.by_point.get(point.name, ()))
+
+    def forget_stop(self, any_id: str) -> None:
+        """Forget which plugins know of the end of a pod or a container: one of its id began. Not at its removal, since
+        dockerd may report the end only after that."""
+        self._note_stop.pop(any_id, None)
+
+    def _share(self, end: float, later: Sequence[Plugin]) -> float:
+        """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the ``later`` plugins,
+        as far as their timeouts can use it, so that one server that hangs does not make all others fail."""
+        now = self._clock()
+        left = end - now
+        return now + max(left - sum(plugin.timeout_seconds for plugin in later), left / 2)
+
+    # One attempt.
+
+    async def attempt(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
+        """Call a plugin, unless it must not be called now, and record the result. ``end`` is when its share of the
+        budget ends. Raises HookError."""
         if plugin.client.abandoned:
             raise HookError(plugin.name, point.name, Reason.DISABLED, "it was disabled meanwhile")
         now = self._clock()
@@ -50,7 +131,7 @@ class CallGuard:
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several gets half
+        fair = seconds >= min(plugin.timeout_seconds, self.budget_seconds) / 3  # the first of several gets half
         peer = plugin.client.peer()
         if peer.connection and plugin.unserved.get(point.name) == peer.connection:
             text = "the server said so, and is not asked again before it reconnects"
@@ -62,7 +143,7 @@ class CallGuard:
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         # If nothing else sets a result, the caller has left, which says nothing about the server.
         came: Reason | None = Reason.INTERNAL
-        code, asked = LEFT, self._metrics.clock()
+        code, began = LEFT, self._metrics.clock()
         try:
             answer = await plugin.client.call(point, request, seconds, peer)
             came, code = None, OK
@@ -77,10 +158,10 @@ class CallGuard:
         finally:
             before = plugin.breaker.state
             plugin.breaker.end(number, came, self._clock())
-            if plugin.breaker.state is not before:
-                self._tell(plugin, point, code)
+            if plugin.breaker.state is not before and plugin in self._plugins.by_point.get(point.name, ()):
+                self._report_breaker(plugin, point, code)
             self._metrics.count("hook_calls", plugin.name, point.name, code)
-            self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - asked, plugin.name)
+            self._metrics.observe("hook_call_duration_seconds", self._metrics.clock() - began, plugin.name)
 
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, socket: object) -> None:
         now = plugin.client.peer()
@@ -95,166 +176,50 @@ class CallGuard:
             extra={"kind": f"{plugin.name} {point.name}"},
         )
 
-    def _tell(self, plugin: Plugin, point: HookPoint, code: str) -> None:
-        """Tell that a breaker opened or closed, by a call that ended with ``code``."""
-        if plugin not in self._registered(point):
-            return
+    def _report_breaker(self, plugin: Plugin, point: HookPoint, code: str) -> None:
+        """Report that a breaker opened or closed, by a call that ended with ``code``."""
         breaker, kind = plugin.breaker, {"kind": plugin.name}
-        self._metrics.gauge("hook_breaker_open", float(breaker.state is BreakerState.OPEN), plugin.name)
         opened = breaker.state is BreakerState.OPEN
-        self._metrics.events.add(
-            EventKind.BREAKER_OPEN if opened else EventKind.BREAKER_CLOSED,
-            hook_server=plugin.name,
-            hook=point.name,
-            reason=code,
-        )
+        self._metrics.gauge("hook_breaker_open", float(opened), plugin.name)
+        event = EventKind.BREAKER_OPEN if opened else EventKind.BREAKER_CLOSED
+        self._metrics.events.add(event, hook_server=plugin.name, hook=point.name, reason=code)
         if opened:
             self._metrics.count("hook_breaker_openings", plugin.name)
             log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
         else:
             log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)
 
+    # Failures.
 
-STOPPED = 10_000
-"""For how many stopped pods and containers it is remembered which plugins know of it: as many as there may be
-records."""
-_STOPS = frozenset({Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
-FIELDS_SHOWN = 20
-"""Most fields that one log line names."""
-NO_FIELDS: Mapping[str, str] = {}
-
-
-class Dispatcher:
-    """Asks the plugins of a hook point in turn and merges their answers into one adjustment."""
-
-    def __init__(self, plugins: Manager, metrics: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
-        self._plugins = plugins
-        self._metrics = metrics
-        self._clock = clock
-        self._attempts = CallGuard(plugins.plugins_for, metrics, clock, budget_seconds)
-        self._note_stop: dict[str, set[str]] = {}
-        """The names of the plugins that know of the end of a pod or a container, by its id."""
-
-    def registered(self, points: Iterable[HookPoint]) -> bool:
-        """Return whether any plugin is registered for one of the points."""
-        return any(map(self._plugins.plugins_for, points))
-
-    async def before(self, call: HeldCall, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        """Ask the plugins of a call's Pre point in order, each with the changes of the earlier ones in its request.
-
-        ``end`` is when the budget for all of them ends, on the clock given to the constructor. Raises HookError if a
-        plugin refuses the call, or fails under policy Fail.
-        """
-        adjustment = NO_ADJUSTMENT
-        plugins = self._plugins.plugins_for(point)
-        for place, plugin in enumerate(plugins, 1):
-            seen = merge.applied(request, adjustment) if place > 1 and adjustment else request
-            until = end if place == len(plugins) else self._share(end, plugins[place:])
-            try:
-                answer = await self._attempts.ask(plugin, point, seen, until)
-            except HookError as error:
-                self._failed(call, plugin, error)
-                continue
-            change, broken = merge.judged(merge.difference(seen, answer), seen)
-            if broken:
-                self._broke_rules(call, plugin, point, broken)
-            change = merge.limited(point, change)
-            for name in change.normalised:
-                self._metrics.count("values_normalised", plugin.name, f"resources.{name}")
-            adjustment = merge.combine(adjustment, plugin.name, change)
-        if adjustment.conflicts:
-            self._tell_conflicts(call, point, adjustment.conflicts)
-        return adjustment
-
-    def _tell_conflicts(self, call: HeldCall, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
-        for conflict in conflicts:
-            self._metrics.count("hook_conflicts", conflict.loser, point.name)
-            log.warning(
-                "hook servers %s and %s set the same field at %s: the later one wins",
-                conflict.loser,
-                conflict.winner,
-                point.name,
-                extra={"kind": (conflict.loser, conflict.winner, point.name), "call": call.call_id},
-            )
-        for loser in dict.fromkeys(conflict.loser for conflict in conflicts):
-            fields = {conflict.field: conflict.winner for conflict in conflicts if conflict.loser == loser}
-            self._metrics.events.add(
-                EventKind.CONFLICT, call.about(), hook_server=loser, hook=point.name, fields=fields
-            )
-
-    async def after(self, call_id: str, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Call the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing. The
-        end of a pod or a container is seen several times: a plugin whose call for it has succeeded is not called for it
-        again."""
-        subject = request.pod if request.container is None else request.container
-        know = self._note_stop.setdefault(subject.id, set()) if point.operation in _STOPS else set()
-        plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
-        for place, plugin in enumerate(plugins, 1):
-            until = end if place == len(plugins) else self._share(end, plugins[place:])
-            try:
-                await self._attempts.ask(plugin, point, request, until)
-                know.add(plugin.name)
-            except HookError as error:
-                self._count_failure(plugin, error)
-                self._log_failure(request.name, call_id, plugin, error)
-        if len(self._note_stop) > STOPPED:
-            del self._note_stop[next(iter(self._note_stop))]
-
-    def owes_end(self, point: HookPoint, any_id: str) -> bool:
-        """Return whether any plugin is still to be called for the end of a pod or a container."""
-        know = self._note_stop.get(any_id, ())
-        return any(plugin.name not in know for plugin in self._plugins.plugins_for(point))
-
-    def forget_stop(self, any_id: str) -> None:
-        """Forget which plugins know of the end of a pod or a container: one of its id began. Not at its removal, since
-        dockerd may report the end only after that."""
-        self._note_stop.pop(any_id, None)
-
-    def failed(self, call: HeldCall, point: HookPoint | None, reason: Reason, detail: str) -> None:
-        """Count a failure for each plugin of a point that could not be asked; does nothing if ``point`` is None. Raises
-        HookError if the point is a Pre point and one of its plugins has policy Fail."""
-        if point is None:
-            return
-        judge = self._failed if point.stage is Stage.PRE else self._count_and_log
-        for plugin in self._plugins.plugins_for(point):
-            judge(call, plugin, HookError(plugin.name, point.name, reason, detail))
+    def failed(self, call: HeldCall, points: Iterable[HookPoint], reason: Reason, detail: str) -> None:
+        """Count a failure for each plugin of the points that could not be called. Raises HookError if a plugin of a Pre
+        point has policy Fail."""
+        for point in points:
+            for plugin in self._plugins.by_point.get(point.name, ()):
+                if point.stage is Stage.PRE:  # the error has no name here: the frame would keep it alive
+                    self._failed(call, plugin, HookError(plugin.name, point.name, reason, detail))
+                else:
+                    error = HookError(plugin.name, point.name, reason, detail)
+                    self._report(call.subject_name, call.call_id, plugin, error)
 
     def rejected(self, call: HeldCall, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
         ``detail`` is the runtime's message. Raises HookError if one has policy Fail."""
         self.refused_with(call, f"the update before {point.operation.value}", adjustment.owners)
         owners = set(adjustment.owners.values())
-        for plugin in self._plugins.plugins_for(point):
+        for plugin in self._plugins.by_point.get(point.name, ()):
             if plugin.name in owners:
                 self._failed(call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail))
 
     def refused_with(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
         ``owners`` maps fields to the plugins that set them."""
-        if owners:
-            name, shown = call.subject_name, _shown(owners)
-            extra = {"kind": (what, name), "call": call.call_id}
-            log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=extra)
+        _warn_of_fields("%s of %s failed in the runtime; hook servers had set %s", call, what, owners)
 
     def made_without(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime answered a create with what an earlier one made, which lacks fields of hook servers."""
-        if owners:
-            name, shown = call.subject_name, _shown(owners)
-            extra = {"kind": (what, name), "call": call.call_id}
-            log.warning(
-                "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set",
-                what,
-                name,
-                shown,
-                extra=extra,
-            )
-
-    def _share(self, end: float, behind: Sequence[Plugin]) -> float:
-        """Return when a plugin's time ends, on the clock. Half of what is left is reserved for the plugins ``behind``
-        it, as far as their timeouts can use it, so that one server that hangs does not make all others fail."""
-        now = self._clock()
-        left = end - now
-        return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
+        made = "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set"
+        _warn_of_fields(made, call, what, owners)
 
     def _broke_rules(
         self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]
@@ -286,7 +251,7 @@ class Dispatcher:
     def _failed(self, call: HeldCall, plugin: Plugin, error: HookError, fields: Mapping[str, str] = NO_FIELDS) -> None:
         """Count and log a failed Pre call; raise the error if the call is refused for it. ``fields`` maps bad fields of
         the answer to the plugin."""
-        self._count_and_log(call, plugin, error)
+        self._report(call.subject_name, call.call_id, plugin, error)
         if error.reason is Reason.REFUSED:
             self._metrics.count("hook_refusals", plugin.name, error.hook)
         elif plugin.policy is FailurePolicy.FAIL and error.reason is not Reason.DISABLED:
@@ -299,10 +264,6 @@ class Dispatcher:
             raise error
         finally:
             del error  # else traceback and frame would keep each other, and the call, alive
-
-    def _count_and_log(self, call: HeldCall, plugin: Plugin, error: HookError) -> None:
-        self._count_failure(plugin, error)
-        self._log_failure(call.subject_name, call.call_id, plugin, error)
 
     def _fail_open(self, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
         self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
@@ -318,7 +279,8 @@ class Dispatcher:
         self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)
         plugin.last_error.note(self._metrics.events.wall_clock(), error.hook, error.reason)
 
-    def _log_failure(self, name: str, call_id: str, plugin: Plugin, error: HookError) -> None:
+    def _report(self, name: str, call_id: str, plugin: Plugin, error: HookError) -> None:
+        self._count_failure(plugin, error)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         extra = {"kind": (error.plugin, error.hook, error.reason.value, name), "call": call_id}
@@ -326,8 +288,10 @@ class Dispatcher:
         log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)
 
 
-def _shown(owners: Mapping[str, str]) -> str:
-    """Return fields with their owners, as a log line names them."""
-    fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
-    more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
-    return ", ".join(fields[:FIELDS_SHOWN] + more)
+def _warn_of_fields(text: str, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
+    """Log a warning that names the subject and the fields with their owners, if there are any."""
+    if owners:
+        fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
+        more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
+        extra = {"kind": (what, call.subject_name), "call": call.call_id}
+        log.warning(text, what, call.subject_name, ", ".join(fields[:FIELDS_SHOWN] + more), extra=extra)

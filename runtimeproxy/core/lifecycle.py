@@ -1,28 +1,27 @@
-"""The course of an intercepted call, the same for all fronts: find, ask, release, commit, tell, answer.
+"""The course of an intercepted call, the same for all fronts: find the subject, call the Pre hooks, release, commit,
+call the Post hooks, answer.
 
-Owns the order of these steps and what happens when one of them fails.
-Must not know: HTTP, protobuf, JSON, a front.
 Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
-(relay-rules C). If a call's answer never came, the runtime is asked for the outcome, or the record is read anew
+(relay-rules C). If a call's answer never came, the runtime is queried for the outcome, or the record is re-read
 (relay-rules C3).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from runtimeproxy.core.call import HeldCall, Reply, Unreadable
+from runtimeproxy.core.call import CallState, HeldCall, Reply, Unreadable
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
-from runtimeproxy.eventloop import Deadlines, Fiber
-from runtimeproxy.model import hookpoints, merge, records
-from runtimeproxy.model.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
+from runtimeproxy.eventloop import Deadlines, Fiber, Pending
+from runtimeproxy.model import hookpoints, records
+from runtimeproxy.model.fields import kind_of
+from runtimeproxy.model.hookpoints import CONTAINER_END, HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import CallTimes, Metrics
@@ -31,14 +30,11 @@ log = logging.getLogger(__name__)
 
 HOLD_GRACE_SECONDS = 1.0
 """A hold ends this many seconds after its budget at the latest (relay-rules C7)."""
-
 UPDATE_GRACE_SECONDS = 0.5
 """PreStartContainer's extra update ends this many seconds after the budget, while the hold still lasts, so that the
-policies of the plugins that asked for it can be applied (relay-rules C9)."""
-
+policies of the plugins that set its values can be applied (relay-rules C9)."""
 LOST_SECONDS = 1.0
 """How many seconds after a call without an answer the runtime is listed: by then it has mostly finished such a call."""
-
 SLOW_SECONDS = 1.0
 """A call that takes longer, the runtime's time included, is recorded as an event."""
 
@@ -51,19 +47,16 @@ _MAY_END = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER, Oper
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a held call: ``budget_seconds`` for all its hook calls together; pods with ``skip_label`` get none."""
-
-    budget_seconds: float
-    skip_label: tuple[str, str]
-
-
 class Lifecycle:
-    """Runs intercepted calls from their hold to their answer."""
+    """Runs intercepted calls. Pods with ``skip_label`` get no hook calls."""
 
     def __init__(
-        self, store: Store, dispatcher: Dispatcher, metrics: Metrics, limits: Limits, clock: Callable[[], float]
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        skip_label: tuple[str, str],
+        clock: Callable[[], float],
     ) -> None:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
@@ -76,8 +69,12 @@ class Lifecycle:
         """False once a call has waited for that in vain, until the runtime is listed."""
         self.state_read.set()
         self._dispatcher = dispatcher
+        self._registered = dispatcher.registered
+        self.began_again = dispatcher.forget_stop
+        """Note that a container was started again without a call, so that hook servers are called for its next end."""
         self._metrics = metrics
-        self._limits = limits
+        self._budget_seconds = dispatcher.budget_seconds
+        self._skip_key, self._skip_value = skip_label
         self._clock = clock
         self._deadlines = Deadlines()
         self._queue = KeyedQueue(self._deadlines)
@@ -91,38 +88,39 @@ class Lifecycle:
 
     @property
     def hooked(self) -> bool:
-        """Return whether any hook server is registered; without one the runtime is not asked about missing state."""
-        return self._dispatcher.registered(HOOK_POINTS)
+        """Return whether any hook server is registered; without one the runtime is not queried for missing state."""
+        return self._registered(HOOK_POINTS)
 
     def start_and_stop_pass(self) -> bool:
         """Return whether a call that changes no record needs no hold: no hook server is registered, no call waits."""
         return not self.hooked and not self._queue.queues
 
-    def proceed(self, call: HeldCall) -> None:
-        """Start a call whose request is complete, or resume it once it has its reply."""
-        if call.reply is None:
-            self.run(call)
-        else:
-            self.open_calls.resume(call)
-
-    def run(self, call: HeldCall) -> Fiber[None]:
-        """Run one call from its hold to its answer; return the fiber that runs it. It runs immediately, as far as it
-        gets without waiting. Cancelling the fiber ends the call."""
-        fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
-        self.running.add(fiber)
-        fiber.start(self._run(call, fiber))
-        return fiber
+    def proceed(self, call: HeldCall) -> Fiber[None] | None:
+        """Start a call whose request is complete, or resume it once it has its reply. A call that starts runs
+        immediately, as far as it gets without waiting; the returned fiber runs it, and cancelling that ends the call.
+        """
+        if call.reply is None or (call.already_sent and not call.call_id):  # the front may have its reply before that
+            fiber: Fiber[None] = Fiber(loop=asyncio.get_running_loop())
+            self.running.add(fiber)
+            self.open_calls.under_way[call] = fiber
+            fiber.start(self._run(call, fiber))
+            return fiber
+        runs, awaited = self.open_calls.under_way.get(call), self.open_calls.replies.pop(call, None)
+        if runs is not None and call.state is CallState.ENDED:  # before its release
+            runs.cancel()
+        elif awaited is not None:
+            awaited.set_result(call.reply)
+        return None
 
     async def _run(self, call: HeldCall, fiber: Fiber[None]) -> None:
         times = self._metrics.call(call.operation.value)
         call.call_id = times.id
-        self.open_calls.begin(call, fiber)
         subject: Subject | None = None
         adjustment = NO_ADJUSTMENT
         try:
-            # Find and ask. If there is no plugin to ask, nothing to change and no earlier call to wait for, the call is
-            # released first and decoded while the runtime works.
-            wanted = self._dispatcher.registered(call.hook_points)
+            # Find and call the Pre hooks. If there is no plugin to call, nothing to change and no earlier call to wait
+            # for, the call is released first and decoded while the runtime works.
+            wanted = self._registered(call.hook_points)
             call.must_reread_created = wanted and call.may_be_repeated()
             passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
@@ -132,24 +130,27 @@ class Lifecycle:
             times.released, call.number = self._metrics.clock(), self.store.moment()
             try:
                 call.release(subject, adjustment)
-                if passes:
-                    subject = self._read(call)
-                reply = await self.open_calls.reply(call)
             except Exception as error:
                 times.released = None
                 self._apply_policies(call, subject, error)
                 times.released, adjustment = self._metrics.clock(), NO_ADJUSTMENT
                 call.release(None, NO_ADJUSTMENT)
-                reply = await self.open_calls.reply(call)
+            else:
+                if passes:
+                    subject = self._read(call)
+            reply = call.reply
+            if reply is None:
+                awaited = self.open_calls.replies[call] = Pending(loop=fiber.get_loop())
+                reply = await awaited
             times.answered = self._metrics.clock()
 
-            # Commit and tell, then answer. If there is no Post hook to call and no call to wait for, the answer goes
-            # first: the commit follows before any other call is looked at.
+            # Commit, call the Post hooks, then answer. If there is no Post hook to call and no call to wait for, the
+            # answer goes first: the commit follows before any other call is processed.
             try:
                 alone = reply.agreed and not self._queue.queues
                 if call.operation in _CREATES:  # what it made may have to be read first
                     alone &= not (call.must_reread_created or self.open_calls.creates)
-                if alone and subject is not None and not self._dispatcher.registered(hookpoints.POST[call.operation]):
+                if alone and subject is not None and not self._registered(hookpoints.POST[call.operation]):
                     call.answer()
                 await self._act_on_answer(call, subject, adjustment, reply, times)
             finally:
@@ -174,15 +175,13 @@ class Lifecycle:
         """Count a call that has its outcome, and record what hook servers changed and that it was slow."""
         times.operation = call.operation.value  # it may have been found out since
         seconds = self._metrics.ended(times)
-        owners = adjustment.owners
-        if call.lacking:
-            owners = {name: owner for name, owner in owners.items() if name not in call.lacking}
+        owners = {name: owner for name, owner in adjustment.owners.items() if name not in call.lacking}
         if times.outcome == "agreed" and owners:
-            for owner, field in {(owner, merge.kind_of(name)) for name, owner in owners.items()}:
+            for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
             edited = owners
             for why, kinds in call.no_effect:
-                unused = {name: owner for name, owner in edited.items() if merge.kind_of(name) in kinds}
+                unused = {name: owner for name, owner in edited.items() if kind_of(name) in kinds}
                 edited = {name: owner for name, owner in edited.items() if name not in unused}
                 if unused:
                     self._metrics.events.add(EventKind.NO_EFFECT, call.about(), fields=unused, text=why)
@@ -191,7 +190,7 @@ class Lifecycle:
         if sum(seconds) > SLOW_SECONDS:
             self._metrics.events.add(EventKind.SLOW, call.about(), reason=times.outcome, seconds=seconds)
 
-    # Find and ask.
+    # Find the subject and call the Pre hooks.
 
     def _read(self, call: HeldCall) -> Subject | None:
         try:
@@ -204,7 +203,7 @@ class Lifecycle:
         return None
 
     async def _hold(self, call: HeldCall, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
-        """Find the subject and ask the Pre hooks, in the call's turn and within its budget (relay-rules C4, C6, C7)."""
+        """Find the subject and call the Pre hooks, in order and within the call's budget (relay-rules C4, C6, C7)."""
         self._holds.add(times)
         end = self._clock() + self._budget(call)
         backstop = self._deadlines.add(end + HOLD_GRACE_SECONDS, lambda: fiber.interrupt(TimeoutError()))
@@ -220,9 +219,9 @@ class Lifecycle:
                     finally:
                         times.turn += self._metrics.clock() - began
                 subject = call.subject(self.store) or subject
-                if subject is None and self._dispatcher.registered(call.hook_points):
+                if subject is None and self._registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
-                    seconds = None if self._asked(call, Stage.PRE) is None else end - self._clock()
+                    seconds = end - self._clock() if self._registered(hookpoints.PRE[call.operation]) else None
                     subject = await self._in_task(partial(call.read_subject, self.store), seconds, times)
                 call.found = subject
                 if call.order_key() == turn.key:
@@ -230,18 +229,20 @@ class Lifecycle:
                 # The request named the subject in another way than other calls do: queue again under its id.
                 self._queue.leave(turn)
                 turn = self._queue.take(call.order_key())
-            if subject is not None and call.operation in _ENDS and not self._skipped(subject):
-                await self._find_ends(call, subject, end, times)
-            point = self._asked(call, Stage.PRE)
-            if subject is None or point is None or self._skipped(subject):
+            if subject is None or subject.pod.effective.labels.get(self._skip_key) == self._skip_value:
                 return subject, NO_ADJUSTMENT
-            asked = self._metrics.clock()
+            if call.operation in _ENDS:
+                await self._find_ends(call, subject, end, times)
+            points = hookpoints.PRE[call.operation]
+            if not self._registered(points):
+                return subject, NO_ADJUSTMENT
+            began = self._metrics.clock()
             try:
-                adjustment = await self._dispatcher.before(call, point, call.hook_request(subject), end)
+                adjustment = await self._dispatcher.before(call, points[0], call.hook_request(subject), end)
             finally:
-                times.hooks = self._metrics.clock() - asked
+                times.hooks = self._metrics.clock() - began
             if call.prepares and adjustment.resources:
-                adjustment = await self._prepared(call, point, subject, adjustment, end, times)
+                adjustment = await self._prepared(call, points[0], subject, adjustment, end, times)
             return subject, adjustment
         except HookError:
             raise
@@ -257,13 +258,9 @@ class Lifecycle:
             self._deadlines.cancel(backstop)
             self._holds.discard(times)
 
-    async def _in_task(
-        self, ask: Callable[[], Coroutine[object, object, T]], seconds: float | None, times: CallTimes
-    ) -> T:
-        """Await ``ask()``, which asks the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
-
-        ``ask`` is called inside that task: the call may be cancelled before the task begins, and a coroutine would
-        never be awaited.
+    async def _in_task(self, ask: Callable[[], Awaitable[T]], seconds: float | None, times: CallTimes) -> T:
+        """Await ``ask()``, which queries the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
+        ``ask`` is called in the task: if the call is cancelled before that begins, a coroutine would never be awaited.
         """
 
         async def within() -> tuple[T, ...]:
@@ -287,15 +284,14 @@ class Lifecycle:
         pod_id, container = subject.pod.effective.id, subject.container
         if container is not None:
             if self._owed((container,)) and await self._has_ended(call, container, end, times):
-                call.end = hookpoints.CONTAINER_END
+                call.end = CONTAINER_END
             return
-        waits = self.waits_for_state and not self.state_read.is_set()
-        if waits and self._dispatcher.registered((hookpoints.CONTAINER_END,)):
+        if self.waits_for_state and not self.state_read.is_set() and self._registered((CONTAINER_END,)):
             seconds = end - self._clock()
             try:
                 await self._in_task(self.state_read.wait, seconds, times)
             except TimeoutError:
-                self.waits_for_state = seconds < self._limits.budget_seconds / 2  # else that was long enough
+                self.waits_for_state = seconds < self._budget_seconds / 2  # else that was long enough
         if call.operation is Operation.REMOVE_POD_SANDBOX:
             if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
                 call.end = hookpoints.POD_END
@@ -306,17 +302,8 @@ class Lifecycle:
     def _budget(self, call: HeldCall) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
         if call.deadline is None:
-            return self._limits.budget_seconds
-        return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
-
-    def _asked(self, call: HeldCall, stage: Stage) -> HookPoint | None:
-        """Return the call's hook point at a stage; None if there is none or no plugin is registered for it."""
-        point = hookpoints.BY_CALL.get((call.operation, stage))
-        return point if point is not None and self._dispatcher.registered((point,)) else None
-
-    def _skipped(self, subject: Subject) -> bool:
-        key, value = self._limits.skip_label
-        return subject.pod.effective.labels.get(key) == value
+            return self._budget_seconds
+        return max(min(self._budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
     async def _prepared(
         self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
@@ -326,15 +313,15 @@ class Lifecycle:
             until = end + UPDATE_GRACE_SECONDS
             held = await self._in_task(partial(call.prepare, subject, adjustment), until - self._clock(), times)
         except BackendError as error:
-            self._dispatcher.rejected(call, point, adjustment, str(error))
+            why = str(error)
         except TimeoutError:
-            late = "the runtime has not answered the extra update in time"
-            self._dispatcher.rejected(call, point, adjustment, late)
+            why = "the runtime has not answered the extra update in time"
         else:
             if held and not call.state_unknown:
                 known = records.prepared(call.subject(self.store) or subject, held, adjustment)
                 self.store.commit(known, call.number)
             return adjustment
+        self._dispatcher.rejected(call, point, adjustment, why)
         return NO_ADJUSTMENT
 
     # Commit and call the Post hooks.
@@ -347,31 +334,30 @@ class Lifecycle:
             if not reply.answered and call.operation in _CREATES:
                 self.open_calls.add_create(call.order_key())
             if reply.failed:
-                self._failed(call, subject, adjustment, times)
+                # A start fails for values of the create that the kernel does not accept.
+                starts = subject is not None and call.operation is Operation.START_CONTAINER
+                earlier = records.hooked(subject) if subject is not None and starts else {}
+                owners, parts = {**earlier, **adjustment.owners}, self._metrics.parts(times)
+                self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=parts)
+                self._dispatcher.refused_with(call, call.operation.value, owners)
             elif subject is None:
                 return
             elif reply.agreed:
                 await self._agreed(call, subject, adjustment, reply, times)
             elif not reply.answered:
                 if call.end or call.ended or call.operation in UNRECORDED:
-                    self.open_calls.add(
-                        call.order_key(), call, partial(self._settled, call, subject, adjustment, times)
-                    )
-                if call.operation not in UNRECORDED:
-                    self._mark_uncertain(call, adjustment)
+                    finish = partial(self._settled, call, subject, adjustment, times)
+                    self.open_calls.add(call.order_key(), call, finish)
+                if call.operation not in UNRECORDED:  # the runtime may have carried it out, or not
+                    if call.operation not in _CREATES:  # what a create made has an id that was never received
+                        call.state_unknown = True
+                    elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
+                        self.store.remembers = False  # a value that is read of a pod may be a hook's
+                    asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
             self._internal(call.operation, call.call_id, error)
-
-    def _failed(self, call: HeldCall, subject: Subject | None, adjustment: Adjustment, times: CallTimes) -> None:
-        """Record that the runtime failed a call, with what hook servers had set."""
-        # A start fails for values of the create that the kernel does not accept.
-        starts = subject is not None and call.operation is Operation.START_CONTAINER
-        earlier = records.hooked(subject) if subject is not None and starts else {}
-        owners = {**earlier, **adjustment.owners}
-        self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=self._metrics.parts(times))
-        self._dispatcher.refused_with(call, call.operation.value, owners)
 
     async def _agreed(
         self, call: HeldCall, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
@@ -383,34 +369,38 @@ class Lifecycle:
                 # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
                 # to keep the order.
                 began = self._metrics.clock()
-                await self._queue.wait(turn, self._budget(call) or self._limits.budget_seconds)
+                await self._queue.wait(turn, self._budget(call) or self._budget_seconds)
                 times.turn += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-                # What the update names holds, whether the rest was read anew before the update was done or after.
+                # What the update names holds, whether the rest was re-read before the update was done or after.
                 call.state_unknown = False
             known = call.outcome(present or subject, adjustment, reply)
             if call.operation in _CREATES:
                 known = await self._as_made(call, known, adjustment, times)
             call.found, ended = known, call.ended
+            known_id = (known.container or known.pod).effective.id
             if call.operation is Operation.STOP_POD_SANDBOX:
                 ended = self._owed(self.store.containers_of(known.pod.effective.id))
             if call.operation in hookpoints.REMOVES or reply.gone:
                 if known.container is None:
-                    self.store.tombstone_pod(known.pod.effective.id)
+                    self.store.tombstone_pod(known_id)
                 else:
-                    self.store.tombstone(known.container.effective.id)
+                    self.store.tombstone(known_id)
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
             self.open_calls.answered(turn.key, call.operation)
-            point = call.end or self._asked(call, Stage.POST)
-            if (point is not None or ended) and not self._skipped(known):
-                await self._tell(call, point, known, ended, reply, times)
+            point, own = call.end, hookpoints.BY_CALL.get((call.operation, Stage.POST))
+            if point is None and own is not None and self._registered((own,)):
+                point = own
+            skips = known.pod.effective.labels.get(self._skip_key) == self._skip_value
+            if (point is not None or ended) and not skips:
+                await self._call_post_hooks(call, point, known, ended, times)
             removes = call.operation is Operation.REMOVE_POD_SANDBOX
             stops = removes and self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)  # answered after this
             if call.operation in _MAY_END and not stops:
-                self._dispatcher.forget_stop((known.container or known.pod).effective.id)
+                self._dispatcher.forget_stop(known_id)
         finally:
             self._queue.leave(turn)
 
@@ -428,7 +418,7 @@ class Lifecycle:
         call.lacking, found = adjustment.owners, None
         try:
             if self.hooked:
-                seconds = self._budget(call) or self._limits.budget_seconds
+                seconds = self._budget(call) or self._budget_seconds
                 with suppress(BackendError, TimeoutError, Unreadable):
                     found = await self._in_task(partial(call.read_made, self.store, made), seconds, times)
         finally:
@@ -443,37 +433,44 @@ class Lifecycle:
         self._dispatcher.made_without(call, call.operation.value, owners)
         return subject
 
-    async def _tell(
+    async def _call_post_hooks(
         self,
         call: HeldCall,
         point: HookPoint | None,
         known: Subject,
         ended: Sequence[ContainerRecord],
-        reply: Reply,
         times: CallTimes,
     ) -> None:
         """Call the Post hooks, first for the containers that ended, each point with the whole budget: they are called
         even if no client waits any more (relay-rules C2). The answer waits for them until half of the time left to the
-        caller's deadline is over."""
+        caller's deadline has passed."""
         now = self._clock()
         began, asking = self._metrics.clock(), times.asking
         latest = self._deadlines.add(now + self._budget(call), call.answer)
         try:
             if not call.ended:  # else it was found out before the remove
-                end = now + self._limits.budget_seconds
+                end = now + self._budget_seconds
                 ended = [one for one in ended if await self._has_ended(call, one, end, times)]
             for container in ended:
-                await self._notify_of_end(Subject(known.pod, container), call.call_id)
+                turn = self._queue.take(container.effective.id)
+                try:
+                    await self._queue.wait(turn, self._budget_seconds)
+                    await self._after(CONTAINER_END, Subject(known.pod, container), call.call_id)
+                finally:
+                    self._queue.leave(turn)
             if point is not None:
-                end = self._clock() + self._limits.budget_seconds
-                await self._dispatcher.after(call.call_id, point, records.hook_view(known), end)
+                await self._after(point, known, call.call_id)
         finally:
             self._deadlines.cancel(latest)
             times.post = self._metrics.clock() - began - (times.asking - asking)
 
+    async def _after(self, point: HookPoint, subject: Subject, call_id: str) -> None:
+        end = self._clock() + self._budget_seconds
+        await self._dispatcher.after(call_id, point, records.hook_view(subject), end)
+
     def _owed(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
         """Return the containers of whose end some hook server is still to be notified."""
-        return [one for one in containers if self._dispatcher.owes_end(hookpoints.CONTAINER_END, one.effective.id)]
+        return [one for one in containers if self._dispatcher.owes_end(CONTAINER_END, one.effective.id)]
 
     async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float, times: CallTimes) -> bool:
         """Return whether a container was started, and has ended or is now removed. Where the runtime does not report
@@ -488,7 +485,7 @@ class Lifecycle:
 
     def owes_end(self, container_id: str) -> bool:
         """Return whether any hook server is to be called for a container that ended, and no stop will do that."""
-        owed = self._dispatcher.owes_end(hookpoints.CONTAINER_END, container_id)
+        owed = self._dispatcher.owes_end(CONTAINER_END, container_id)
         return owed and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
 
     async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
@@ -498,31 +495,14 @@ class Lifecycle:
             await asyncio.wait(starts)
         turn = self._queue.take(container_id)
         try:
-            await self._queue.wait(turn, self._limits.budget_seconds)
+            await self._queue.wait(turn, self._budget_seconds)
             subject = await read()
-            if subject is not None and not self._skipped(subject):
-                await self._notify(subject)
+            if subject is not None and subject.pod.effective.labels.get(self._skip_key) != self._skip_value:
+                await self._after(CONTAINER_END, subject, "")
         except Exception as error:
             self._internal(Operation.STOP_CONTAINER, "", error)
         finally:
             self._queue.leave(turn)
-
-    async def _notify_of_end(self, subject: Subject, call_id: str) -> None:
-        """Call the hook servers that do not know of a container's end, in the container's turn."""
-        turn = self._queue.take(records.container_of(subject).effective.id)
-        try:
-            await self._queue.wait(turn, self._limits.budget_seconds)
-            await self._notify(subject, call_id)
-        finally:
-            self._queue.leave(turn)
-
-    async def _notify(self, subject: Subject, call_id: str = "") -> None:
-        end = self._clock() + self._limits.budget_seconds
-        await self._dispatcher.after(call_id, hookpoints.CONTAINER_END, records.hook_view(subject), end)
-
-    def began_again(self, container_id: str) -> None:
-        """Note that a container was started again without a call, so that hook servers are called for its next end."""
-        self._dispatcher.forget_stop(container_id)
 
     async def _settled(
         self, call: HeldCall, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
@@ -530,26 +510,16 @@ class Lifecycle:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
         assert task is not None
-        self.open_calls.begin(call, task)
+        self.open_calls.under_way[call] = task
         try:
             await self._act_on_answer(call, subject, adjustment, reply, times)
         finally:
             self.open_calls.end(call)
         self._forget_uncertain(call)
 
-    # Uncertain state.
-
-    def _mark_uncertain(self, call: HeldCall, adjustment: Adjustment) -> None:
-        """Mark the subject's state as unknown: the runtime may have carried out the call, or not (relay-rules C3)."""
-        if call.operation not in _CREATES:  # what a create made has an id that was never received
-            call.state_unknown = True
-        elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
-            self.store.remembers = False  # a value that is read of a pod may be a hook's
-        asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
-
     def _forget_uncertain(self, call: HeldCall) -> None:
-        """Forget the record of a call's subject if its state is unknown. Those who read the runtime now are notified:
-        what they have read of the subject may be older than the call."""
+        """Forget the record of a call's subject if its state is unknown, and invalidate what is being read of it: that
+        may be older than the call."""
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)
@@ -562,7 +532,7 @@ class Lifecycle:
     # Failures.
 
     def _apply_policies(self, call: HeldCall, subject: Subject | None, error: Exception) -> None:
-        """Apply the policies of the plugins that could not be asked, because of an error before the release. Raises
+        """Apply the policies of the plugins that could not be called, because of an error before the release. Raises
         HookError if the call is refused for it."""
         match error:
             case Unreadable():
@@ -575,10 +545,9 @@ class Lifecycle:
             case _:
                 self._internal(call.operation, call.call_id, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
-        self._dispatcher.failed(call, hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail)
+        self._dispatcher.failed(call, hookpoints.PRE[call.operation], reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
-            for point in hookpoints.POST[call.operation]:
-                self._dispatcher.failed(call, point, reason, detail)
+            self._dispatcher.failed(call, hookpoints.POST[call.operation], reason, detail)
 
     def _unreadable(self, call: HeldCall, error: Unreadable) -> None:
         """Count and log a message of a peer that cannot be read; the error's text holds no values."""

@@ -1,8 +1,8 @@
 """The calls under way, their order, and those that ended without the runtime's answer (relay-rules C3, C6).
 
-The runtime is queried for the outcome of starts and stops. That of a create shows in the answer to the next create of
-the same name. Between two queries there is no task, only a timer.
-Invariant: the number of queries about one call and the number of calls at one time are bounded.
+The runtime is queried for the outcome of starts and stops, about one call only so often, and about few calls at one
+time; between two queries there is no task, only a timer. That of a create shows in the answer to the next create of
+the same name.
 """
 
 import asyncio
@@ -12,36 +12,35 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtimeproxy.core.call import UNANSWERED, CallState, HeldCall, Reply, Unreadable
+from runtimeproxy.core.call import UNANSWERED, HeldCall, Reply, Unreadable
 from runtimeproxy.errors import BackendError
 from runtimeproxy.eventloop import Deadlines, Pending, batch
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
 
+log = logging.getLogger(__name__)
 
+
+@dataclass(slots=True, eq=False)
 class Turn:
-    """A place in the queue of a key.
+    """A position in the queue of a key.
 
-    A turn waits until it is the first: if one in the middle gives up its place, those behind it do not pass those
+    A turn waits until it is the first: if one in the middle gives up its position, the following ones do not pass those
     before it. It has no reference to its neighbours and is kept small, because each held call has one and ten thousand
     calls may be about one container.
     """
 
-    __slots__ = ("first", "key")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.first: Pending[None] | None = None
-        """Done once the turn is the first; None if it was the first from the beginning, as most are."""
+    key: str
+    first: Pending[None] | None = None
+    """Done once the turn is the first; None if it was the first from the beginning, as most are."""
 
 
 class KeyedQueue:
-    """One queue per key; a key without turns takes no memory."""
+    """One queue per key; ``queues`` has the turns of each key in order of arrival, and no key without turns."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self.queues: dict[str, dict[Turn, None]] = {}
-        """The turns of each key, in order of arrival; keys without turns are absent."""
 
     def take(self, key: str) -> Turn:
         """Append a turn to a key's queue and return it. ``wait`` waits until it is first; it stays until ``leave``."""
@@ -79,18 +78,16 @@ def _done(first: Pending[None]) -> None:
         first.set_result(None)
 
 
-log = logging.getLogger(__name__)
-
 ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
-"""When the runtime is asked, in seconds from the end of the call. Most of what the runtime still carries out is done
+"""When the runtime is queried, in seconds from the end of the call. Most of what the runtime still carries out is done
 within a second; a stop takes as long as its grace period, and dockershim gives one up after 119 s."""
 MOST_CALLS = 1000
 """Most calls that are unsettled at one time; beyond that the oldest is given up."""
 MOST_QUESTIONS = 4
-"""Most calls that the runtime is asked about at one time."""
+"""Most calls that the runtime is queried about at one time."""
 
 Finish = Callable[[Reply], Awaitable[None]]
-"""Called with the runtime's outcome once it is known, to do what follows from it."""
+"""Called with the runtime's outcome once it is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,14 +102,12 @@ class _Entry:
 
 
 class OpenCalls:
-    """The calls under way, and those whose answer never came."""
-
     def __init__(self, metrics: Metrics, most_calls: int = MOST_CALLS) -> None:
         self._metrics = metrics
         self._most_calls = most_calls
-        self._under_way: dict[HeldCall, asyncio.Future[None]] = {}
+        self.under_way: dict[HeldCall, asyncio.Future[None]] = {}
         """The calls under way, each with the fiber or task that runs it."""
-        self._replies: dict[HeldCall, Pending[Reply]] = {}
+        self.replies: dict[HeldCall, Pending[Reply]] = {}
         """The released calls that have no reply yet, each with what the call awaits."""
         self.creates: dict[str, None] = {}
         """The order keys of creates that the runtime may have carried out, or may still carry out."""
@@ -123,33 +118,12 @@ class OpenCalls:
 
     def calls(self) -> list[HeldCall]:
         """Return all calls whose outcome is unknown."""
-        return [*self._under_way, *(entry.call for entry in self._entries)]
-
-    def begin(self, call: HeldCall, runs: asyncio.Future[None]) -> None:
-        """Add a call that is under way as long as a fiber or task ``runs``."""
-        self._under_way[call] = runs
+        return [*self.under_way, *(entry.call for entry in self._entries)]
 
     def end(self, call: HeldCall) -> None:
         """Remove a call that is no longer under way."""
-        self._under_way.pop(call, None)
-        self._replies.pop(call, None)
-
-    def reply(self, call: HeldCall) -> Pending[Reply]:
-        """Return an awaitable of a released call's reply."""
-        reply: Pending[Reply] = Pending(loop=asyncio.get_running_loop())
-        if call.reply is None:
-            self._replies[call] = reply
-        else:
-            reply.set_result(call.reply)
-        return reply
-
-    def resume(self, call: HeldCall) -> None:
-        """Resume what awaits the reply of a call that has it; cancel a call that ended before its release."""
-        runs, awaited = self._under_way.get(call), self._replies.pop(call, None)
-        if runs is not None and call.state is CallState.ENDED:
-            runs.cancel()
-        elif awaited is not None and call.reply is not None:
-            awaited.set_result(call.reply)
+        self.under_way.pop(call, None)
+        self.replies.pop(call, None)
 
     def subjects(self) -> set[str]:
         """Return the subjects of the calls under way: ids, or full names where no id is known yet."""
@@ -158,7 +132,7 @@ class OpenCalls:
     def running(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
         """Return what runs the calls under way of an operation on a subject."""
         wanted = key, operation
-        return [self._under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == wanted]
+        return [self.under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == wanted]
 
     def unknown(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
         """Return a future for each call of an operation on a subject whose outcome is unknown, done when it is not."""
@@ -166,12 +140,12 @@ class OpenCalls:
         return unsettled + self.running(operation, key)
 
     def _by_subject(self) -> Iterator[tuple[str, HeldCall]]:
-        for call in self._under_way:
+        for call in self.under_way:
             with suppress(Unreadable):
                 yield call.order_key(), call
 
     def add(self, key: str, call: HeldCall, finish: Finish) -> None:
-        """Ask for the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
+        """Query the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
         if self._stopped:
             return
         if len(self._entries) >= self._most_calls:
@@ -187,13 +161,13 @@ class OpenCalls:
             del self.creates[next(iter(self.creates))]
 
     def answered(self, key: str, operation: Operation) -> None:
-        """Drop the calls that asked for what the runtime has now agreed to: their outcome does not matter any more."""
+        """Drop the calls that requested what the runtime has now agreed to: their outcome does not matter any more."""
         self.creates.pop(key, None)
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
             self._end(entry, "repeated")
 
     async def stop(self) -> None:
-        """Stop asking and give up all unsettled calls."""
+        """End all queries and give up all unsettled calls."""
         self._stopped = True
         for entry in list(self._entries):
             self._end(entry, "given_up")
@@ -203,7 +177,7 @@ class OpenCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _wait(self, entry: _Entry) -> None:
-        """Wait for the next time to ask, or give the call up after the last one."""
+        """Set the timer for the next query, or give the call up after the last one."""
         loop = asyncio.get_running_loop()
         at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
         if at is None:
@@ -212,39 +186,36 @@ class OpenCalls:
             entry.timer = loop.call_at(at, self._start, entry)
 
     def _start(self, entry: _Entry) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask(entry), name=f"settle {entry.call.operation.value}")
+        task = asyncio.get_running_loop().create_task(self._query(entry), name=f"settle {entry.call.operation.value}")
         entry.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, entry: _Entry) -> None:
+    async def _query(self, entry: _Entry) -> None:
+        operation = entry.call.operation
         async with self._questions:
-            reply = await self._reply(entry)
+            try:
+                reply = await entry.call.settle()
+            except (BackendError, Unreadable):
+                reply = UNANSWERED  # at present
+            except Exception as error:  # its text may hold values
+                self._metrics.count("internal_errors", operation.value)
+                extra = {"call": entry.call.call_id}
+                log.error("internal error in settling %s", operation.value, exc_info=error, extra=extra)
+                reply = Reply(agreed=False)
         # What is seen now may be the work of a call under way, which does what follows itself; otherwise it is seen
         # again.
-        if not reply.answered or self.running(entry.call.operation, entry.key):
+        if not reply.answered or self.running(operation, entry.key):
             self._wait(entry)
             return
         self._end(entry, "agreed" if reply.agreed else "failed")
         if reply.agreed:
             await entry.finish(reply)
 
-    async def _reply(self, entry: _Entry) -> Reply:
-        """Ask the runtime; return UNANSWERED if it cannot be asked or its answer cannot be read at present."""
-        try:
-            return await entry.call.settle()
-        except (BackendError, Unreadable):
-            return UNANSWERED
-        except Exception as error:  # its text may hold values
-            self._metrics.count("internal_errors", entry.call.operation.value)
-            extra = {"call": entry.call.call_id}
-            log.error("internal error in settling %s", entry.call.operation.value, exc_info=error, extra=extra)
-            return Reply(agreed=False)
-
     def _end(self, entry: _Entry, result: str) -> None:
         del self._entries[entry]
         entry.over.set_result(None)
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
-            entry.task.cancel()  # it would keep the call alive until its question has its turn
+            entry.task.cancel()  # it would keep the call alive until it has its place among the queries
         self._metrics.count("unknown_outcomes", entry.call.operation.value, result)

@@ -1,15 +1,11 @@
 """The file that keeps the kubelet's original values beyond the end of the process (docs/architecture.rst).
 
-Owns where the file may be and which proxy it belongs to, its content, and when it is written: some milliseconds after
-an answer, in one transaction in a thread beside the event loop.
-Must not know: calls, hook servers, which values of a subject are kept.
-Invariant: no fault of the file fails or delays a call. The file is on tmpfs, so no disk is written and a reboot removes
-it together with the containers; what was written survives the end of the process, however that ends.
+Invariant: no fault of the file fails or delays a call: it is written some milliseconds after an answer, in a thread. It
+is on tmpfs, so no disk is written and a reboot removes it together with the containers.
 
-Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. They write in
-turn, each the rows that it has changed. The new process knows what was written before it started; the next start reads
-everything. If the new process creates the file anew, the old one finds that its own was replaced and goes on with the
-new file.
+Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. Each writes
+the rows that it has changed. The new process knows what was written before it started; the next start reads everything.
+If the new process creates the file again, the old one finds that its own was replaced and continues with the new file.
 """
 
 import asyncio
@@ -40,15 +36,14 @@ FORMAT = 1
 COLLECT_SECONDS = 0.01
 """How many seconds changes are collected for one transaction."""
 RETRY_SECONDS = 2.0
-"""Seconds between two tries to write a file that cannot be written."""
 BUSY_SECONDS = 1.0
 """How many seconds a transaction waits for another process's lock."""
 CACHE_KIB = 256
 SUBJECTS_AT_ONCE = 50
-"""After so many subjects the event loop gets control, while the rows to write are being determined."""
+"""How many subjects' rows are determined before the event loop gets control."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
-"""Why the file, or a part of it, cannot be used; the values are the metrics label."""
+"""Why the file, or a part of it, cannot be used; the values are the metric's label."""
 _MADE_ANEW = frozenset({FOREIGN, BROKEN})
 
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
@@ -68,7 +63,7 @@ _SET, _DROP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", "DELETE FROM kept 
 
 _Row = tuple[bytes, bytes, int]
 """Id, text and the checksum of both: sqlite itself may not notice a row that was cut short. The row with the empty id
-says which proxy the file belongs to."""
+identifies the proxy that the file belongs to."""
 
 
 class Failed(RuntimeProxyError):
@@ -79,12 +74,9 @@ class Failed(RuntimeProxyError):
         self.reason = reason
 
 
-# -- where it is -----------------------------------------------------------------------------------------------------
-
-
 def path_of(folder: str | None, socket_path: str) -> str | None:
-    """Return the file's path for a listening socket; None if the file is turned off. ``folder`` is the value of
-    --originals-dir: None means the socket's own directory, "" no file. Each socket has a file of its own."""
+    """Return the file's path for a listening socket, None if the file is turned off. ``folder`` is the value of
+    --originals-dir: None means the socket's own directory, "" no file."""
     if folder == "":
         return None
     if folder is None:
@@ -108,15 +100,9 @@ def owner(mode: str, runtime_endpoint: str) -> str:
     return f"{FORMAT} {boot} {mode} {os.path.realpath(runtime_endpoint)}"
 
 
-# -- what is in it ---------------------------------------------------------------------------------------------------
-
-
 class File:
     """The file, used by one thread at a time; it is created, and sqlite imported, only when there is something to keep.
-
-    Its methods raise Failed. A file that is damaged or belongs to another proxy is deleted then: the next try creates
-    it anew.
-    """
+    Its methods raise Failed; a file that is damaged or belongs to another proxy is deleted then."""
 
     def __init__(self, path: str, owner: str) -> None:
         self.path = path
@@ -130,11 +116,12 @@ class File:
             if self._is_there():
                 connection = self._opened()
                 for row in connection.execute(_ROWS):
-                    try:
-                        any_id, text = _read(row)
-                        kept[any_id] = text
-                    except (ValueError, TypeError, AttributeError):
-                        broken += 1
+                    with suppress(ValueError, TypeError, AttributeError):  # its columns may hold anything
+                        any_id = row[0].decode(errors="surrogatepass")
+                        if row == _row(any_id, row[1]):
+                            kept[any_id] = row[1]
+                            continue
+                    broken += 1
                 if connection.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
                     raise Failed(BROKEN, "it is damaged")
             if broken:
@@ -143,7 +130,7 @@ class File:
             raise self._failure(error, BROKEN) from None
 
     def write(self, subjects: Mapping[str, OriginalValues | None]) -> None:
-        """Write the values to keep of these subjects, and delete the rows of those with None."""
+        """Write the values of these subjects, and delete the rows of those with None."""
         rows = (_row(any_id, form.write(kept)) for any_id, kept in subjects.items() if kept is not None)
         gone = ((_id(any_id),) for any_id, kept in subjects.items() if kept is None)
         try:
@@ -161,7 +148,7 @@ class File:
             connection.close()
 
     def _failure(self, error: Exception, otherwise: str) -> Failed:
-        """Return the Failed for an error; close the file, and delete it if it has to be created anew."""
+        """Return the Failed for an error; close the file, and delete it if it has to be created again."""
         with suppress(Exception):
             self.close()
         failed = _meaning(error, otherwise)
@@ -187,7 +174,7 @@ class File:
         return found.st_size > 0
 
     def _opened(self) -> "sqlite3.Connection":
-        """Return the open database; create the file if it is missing or empty."""
+        """Return the database; create the file if it is missing or empty."""
         if self._connection is not None:
             return self._connection
         import sqlite3  # a megabyte, and most nodes never have anything to keep
@@ -219,16 +206,8 @@ def _row(any_id: str, text: bytes) -> _Row:
     return _id(any_id), text, crc32(text, crc32(_id(any_id)))
 
 
-def _read(row: _Row) -> tuple[str, bytes]:
-    """Return id and text of a row, whose columns may hold anything. Raises ValueError, TypeError, AttributeError."""
-    any_id = row[0].decode(errors="surrogatepass")
-    if row != _row(any_id, row[1]):
-        raise ValueError("its checksum is wrong")
-    return any_id, row[1]
-
-
 def _meaning(error: Exception, otherwise: str) -> Failed:
-    """Return the Failed that an error means; the text of a foreign exception may hold values and is left out."""
+    """Return the Failed of an error; the text of a foreign exception may hold values and is left out."""
     if isinstance(error, Failed):
         return error
     code, name = getattr(error, "sqlite_errorcode", 0), getattr(error, "sqlite_errorname", type(error).__name__)
@@ -237,9 +216,6 @@ def _meaning(error: Exception, otherwise: str) -> Failed:
     if code == _MOVED or code & 0xFF in _ELSEWHERE_CODES:
         return Failed(UNUSABLE, name)
     return Failed(BROKEN if code & 0xFF in _BROKEN_CODES else otherwise, name)
-
-
-# -- when it is written ----------------------------------------------------------------------------------------------
 
 
 class Originals:

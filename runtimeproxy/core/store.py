@@ -1,11 +1,7 @@
 """The Store: records of pods and containers by id, in memory, for stateless hook servers (docs/architecture.rst).
 
-Owns the records between a create and its remove, and the kubelet's original values kept for subjects whose record is
-to be read anew.
-Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
-Invariant: every record is stored under its own non-empty id, and only frozen values are returned. A subject with a
-tombstone never returns; its id does if a later call shows that the runtime uses it anew. For one id there is a record
-or kept values, never both.
+Invariant: a subject with a tombstone never returns; its id does if a later call shows that the runtime uses it again.
+For one id there is a record or kept values, never both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,13 +17,12 @@ from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, P
 
 BURIED = 4096
 """How many tombstones are remembered: far more than there can be calls under way when their subject is destroyed."""
-
 WHOLE_ID = 64
 """Length of the full ids of containerd, CRI-O and dockerd: a text of this length is never the prefix of another id."""
 
 
 class Snapshot(NamedTuple):
-    """All records at one moment, oldest first."""
+    """All records, oldest first."""
 
     pods: tuple[PodRecord, ...]
     containers: tuple[ContainerRecord, ...]
@@ -40,19 +35,21 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids noted since the watch began. ``kept`` are those committed, with the pods of containers; ``invalidated`` those
-    dropped or invalidated."""
+    """Ids noted since the watch began; ``kept`` are those committed, with the pods of containers."""
 
     kept: set[str] = field(default_factory=set)
     invalidated: set[str] = field(default_factory=set)
 
 
 class Store:
-    """Records by id, which is the id in the effective value; ids are matched exactly."""
+    """Records by id, which is the id in the effective value; ids are matched exactly. ``pod`` and ``container`` return
+    the record of an id, None if it is not known."""
 
     def __init__(self) -> None:
         self._pods: dict[str, PodRecord] = {}
         self._containers: dict[str, ContainerRecord] = {}
+        self.pod: Callable[[str], PodRecord | None] = self._pods.get
+        self.container: Callable[[str], ContainerRecord | None] = self._containers.get
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
@@ -73,46 +70,32 @@ class Store:
         self.on_change: Callable[[str], object] | None = None
         """Called with the id of a subject whose kept values may have changed."""
 
-    def pod(self, pod_id: str) -> PodRecord | None:
-        return self._pods.get(pod_id)
-
-    def container(self, container_id: str) -> ContainerRecord | None:
-        """Return the container of this id, or None if it is not known."""
-        return self._containers.get(container_id)
-
     def whole_pod_id(self, beginning: str) -> str:
         """Return the id of the only pod whose id begins with this text; the text itself if none or several do."""
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
-        """Return the id of the only container whose id begins with this text; the text itself if none or several do."""
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
-        """Return the containers of a pod, oldest first."""
+        """Return a pod's containers, oldest first."""
         return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
 
     def ids(self) -> set[str]:
-        """Return the ids of all pods and containers."""
         return self._pods.keys() | self._containers.keys()
 
-    # What the runtime reports.
-
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for a pod that was read: the known one, else one made of it and the kept values."""
+        """Return the record for what was read: the known one, else one made of it and the kept values."""
         known = self._pods.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_pod(info, kept)
         return known or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
-        """Return the record for a container that was read from the runtime, in the same way."""
         known = self._containers.get(info.id)
         if known is None and (kept := self.original_values(info.id)) is not None:
             return restored_container(info, kept)
         return known or ContainerRecord(info, info, read=True)
-
-    # The kubelet's original values.
 
     def keep(self, kept: Mapping[str, bytes]) -> None:
         """Add the values that an earlier process has kept, as JSON by id."""
@@ -151,15 +134,13 @@ class Store:
         if hooked and self.on_change is not None:
             self.on_change(any_id)
 
-    # Commits.
-
     def commit(self, subject: Subject, released: int = 0) -> None:
         """Store what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
         A container may come with a pod that could not be read, so its pod's id may be empty. A known pod stays as it is
         unless the call renewed it: the call of a container may hold an older value of the pod. A subject with a
         tombstone is not stored, unless the call was ``released`` at a later moment: a runtime that lost its state
-        assigns ids anew. Raises ValueError, storing nothing, if the subject has no id.
+        reuses ids. Raises ValueError, storing nothing, if the subject has no id.
         """
         pod_id = subject.pod.effective.id
         if subject.container is not None:
@@ -186,10 +167,9 @@ class Store:
         self._pods[pod_id] = self._interner.pod(record)
         self._changed(pod_id, known, record)
         parent = record.effective.cgroup_parent
+        self._moved.discard(pod_id)
         if parent != record.original.cgroup_parent or (record.read and parent):
             self._moved.add(pod_id)
-        else:
-            self._moved.discard(pod_id)
         self.has_changed_parents = bool(self._moved)
 
     def _keep_container(self, record: ContainerRecord, released: int) -> None:
@@ -209,11 +189,9 @@ class Store:
         self._changed(container_id, known, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
-    # Drops.
-
     def forget(self, any_id: str) -> None:
-        """Drop the record of a container or a pod, to be read anew; an unknown id is no error. A pod's containers stay.
-        The kubelet's original values are kept where hooks replaced them: no runtime reports them."""
+        """Drop the record of a container or a pod, to be re-read. A pod's containers stay. The kubelet's original
+        values are kept where hooks replaced them: no runtime reports them."""
         kept = self.original_values(any_id)
         self._drop(any_id)
         if kept is not None:
@@ -233,15 +211,15 @@ class Store:
         return pod, container
 
     def tombstone(self, any_id: str) -> None:
-        """Drop all of an id whose subject the runtime destroyed for good, and ignore later commits of it. The news may
-        come while a call is under way that would commit an older state."""
+        """Drop all of an id whose subject the runtime destroyed, and ignore later commits of it: a call under way may
+        commit an older state."""
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
         if len(self._tombstones) > BURIED:
             del self._tombstones[next(iter(self._tombstones))]
 
     def tombstone_pod(self, pod_id: str) -> None:
-        """Set tombstones for a pod and all its containers."""
+        """Set tombstones for a pod and its containers."""
         for record in self.containers_of(pod_id):
             self.tombstone(record.effective.id)
         self.tombstone(pod_id)
@@ -251,8 +229,6 @@ class Store:
         del self._of_pod[pod_id][record.effective.id]
         if not self._of_pod[pod_id]:
             del self._of_pod[pod_id]
-
-    # Readers of the runtime beside the calls.
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
@@ -271,14 +247,10 @@ class Store:
         for watch in self._watches:
             watch.invalidated.add(any_id)
 
-    # All records.
-
     def snapshot(self) -> Snapshot:
-        """Return all records as one value, which later commits do not change."""
         return Snapshot(tuple(self._pods.values()), tuple(self._containers.values()))
 
     def counts(self) -> Counts:
-        """Return how many pods and containers are known."""
         return Counts(len(self._pods), len(self._containers))
 
 

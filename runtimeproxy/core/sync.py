@@ -1,7 +1,5 @@
-"""Keep the Store equal to the runtime's state beside the calls: read what is missing, drop what is gone.
+"""Keep the Store equal to the runtime's state between the calls: read what is missing, drop what is gone.
 
-Owns when the runtime is listed, what of the list is read or dropped, and how much of that is done at one time.
-Must not know: how a front lists and reads, what a record holds.
 Invariant: calls take precedence. A record that a call has committed is never replaced. No record is dropped that a call
 is about or that was committed after the list was requested; what changed while it was read is left to the next pass.
 
@@ -13,6 +11,7 @@ kept, since these would otherwise never be dropped.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from runtimeproxy.core.call import Unreadable
@@ -34,12 +33,12 @@ LEFT_SECONDS = 5.0
 READERS = 4
 """How many records are read at one time."""
 YIELD_SECONDS = 0.002
-"""How many seconds a reader waits before each read while calls are held. So a held call waits for no more than the
-reads in progress, and a full node is read in 5 s even if calls are held all that time (fault matrix S1)."""
+"""Seconds that a reader waits before each read while calls are held. So a held call waits for no more than the reads in
+progress, and a full node is read in 5 s even if calls are held all that time (fault matrix S1)."""
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
-"""Longest wait in seconds between two tries while the runtime is away. If it is there and returns no list, perhaps
-because that is too long, the wait grows up to the time between two passes."""
+"""Longest wait in seconds between two tries while the runtime is unavailable. If it returns no list, perhaps because
+that is too long, the wait grows up to the time between two passes."""
 
 _AWAY = frozenset({BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE})
 
@@ -52,16 +51,16 @@ class Listed(NamedTuple):
 
 
 class Runtime(Protocol):
-    """Interface through which sync reads a front's runtime; each method raises BackendError and Unreadable."""
+    """How sync reads a front's runtime; each method raises BackendError and Unreadable."""
 
     async def listed(self) -> Listed:
-        """Called once per pass: list all pods and all containers of pods, running or not."""
+        """List all pods and all containers of pods, running or not."""
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Called for each pod that the Store lacks: read and return it; None if it does not exist."""
+        """Read a pod; None if it does not exist."""
 
     async def container(self, container_id: str) -> Subject | None:
-        """Called for each container that the Store lacks: read it with its pod; None if one of them does not exist."""
+        """Read a container with its pod; None if one of them does not exist."""
 
 
 class Sync:
@@ -85,14 +84,13 @@ class Sync:
         self._maybe_unavailable: set[str] = set()
         """Ids whose last read was answered UNAVAILABLE although the list before it had succeeded. If the next read
         fails in the same way, the subject is unavailable and not the runtime."""
-        self._left_out = False
-        self._late = 0
-        """How many subjects the runtime has not reported in time during this pass."""
         self._complained = False
         self.runtime_fault = ""
         """Why the runtime did not answer the last pass; "" if it did, or if no pass is due any more."""
-        self._read_count = self._dropped = 0
-        """How many records this pass has read and dropped."""
+        self._left_out = False
+        self._late = self._read_count = self._dropped = 0
+        """How many subjects the runtime has not reported in time, and how many records were read and dropped, during
+        this pass."""
         self._recorded = ""
         """The last result that was recorded as an event."""
         self._task: asyncio.Task[None] | None = None
@@ -116,6 +114,12 @@ class Sync:
         """Trigger a pass: the runtime is back, or may have done something that was not noticed."""
         self._asked.set()
 
+    async def _wait(self, seconds: float) -> None:
+        """Wait for ``soon``, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+
     async def _run(self) -> None:
         await self._asked.wait()
         retry = FIRST_RETRY_SECONDS
@@ -130,19 +134,11 @@ class Sync:
                 await asyncio.sleep(SOONEST_SECONDS)
             else:
                 retry = min(retry, longest)
-                await self._pause(retry)
+                soonest = min(retry, SOONEST_SECONDS)
+                await asyncio.sleep(soonest)
+                await self._wait(retry - soonest)
                 retry *= 2
                 self._asked.set()
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait; ``soon`` cuts the wait to ``SOONEST_SECONDS``."""
-        at_once = min(seconds, SOONEST_SECONDS)
-        await asyncio.sleep(at_once)
-        try:
-            async with asyncio.timeout(seconds - at_once):
-                await self._asked.wait()
-        except TimeoutError:
-            pass
 
     async def _due(self) -> None:
         """Wait until a pass is due and there are records to keep or to read."""
@@ -156,11 +152,7 @@ class Sync:
                 self._lifecycle.state_read.clear()
                 self._asked.clear()
                 self.runtime_fault = ""
-            try:
-                async with asyncio.timeout(SOONEST_SECONDS):
-                    await self._asked.wait()
-            except TimeoutError:
-                pass
+            await self._wait(SOONEST_SECONDS)
 
     @property
     def _now(self) -> float:
@@ -172,16 +164,18 @@ class Sync:
             await self._pass()
         except (BackendError, Unreadable) as error:
             self._metrics.count("syncs", "failed")
-            away = isinstance(error, BackendError) and error.kind in _AWAY
             reason = error.kind.value if isinstance(error, BackendError) else "unreadable"
             self._record(reason)
-            if away:
+            if isinstance(error, BackendError) and error.kind in _AWAY:  # the front's connections log that
                 self.runtime_fault = f"it did not answer when its state was read last ({reason})"
                 self._metrics.events.runtime_lost("passes", reason)
-            else:
-                self._complain(error)
-            return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
-        except Exception as error:  # our own fault must not end the task for good; its text may hold values
+                return LONGEST_RETRY_SECONDS
+            if not self._complained:
+                self._complained = True
+                text = "the runtime's state cannot be read (%s): trying again, and what a call needs is read then"
+                log.warning(text, error)
+            return PASS_SECONDS
+        except Exception as error:  # our own fault must not end the task; its text may hold values
             self._fault(error)
             return PASS_SECONDS
         self._metrics.count("syncs", "complete")
@@ -208,25 +202,22 @@ class Sync:
             if fill:
                 await self._fill(self._pod, listed.pods, watch)
                 await self._fill(self._runtime.container, listed.containers, watch)
-                self._tell(began)
+                self._log_pass(began)
         self._filled = fill
         self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
 
     # Drops.
 
     def _sweep(self, gone: set[str], watch: Watch) -> None:
-        for one in gone - watch.kept - self._about_now():
+        """Drop records, except those of calls under way, and of the pods of their containers."""
+        under_way = self._lifecycle.open_calls.subjects()
+        pods = {record.effective.pod_id for one in under_way if (record := self._store.container(one)) is not None}
+        for one in gone - watch.kept - under_way - pods:
             self._metrics.count("records_swept")
             self._dropped += 1
             self._store.drop(one)
             if self._on_gone is not None:
                 self._on_gone(one)
-
-    def _about_now(self) -> set[str]:
-        """Return the subjects of the calls under way, and the pods of their containers."""
-        ids = self._lifecycle.open_calls.subjects()
-        records = [record for one in ids if (record := self._store.container(one)) is not None]
-        return ids.union(record.effective.pod_id for record in records)
 
     # Reads.
 
@@ -261,11 +252,9 @@ class Sync:
                 self._keep(one, subject, watch)
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
-        """Read one subject; return None if it does not exist or cannot be read.
-
-        A subject that hangs, or that the runtime repeatedly calls unavailable, must not keep the others from being
-        read: it is left to the next pass. Raises BackendError if the runtime itself may be away.
-        """
+        """Read one subject; return None if it does not exist or cannot be read. One that hangs, or that the runtime
+        repeatedly calls unavailable, must not keep the others from being read: it is left to the next pass. Raises
+        BackendError if the runtime itself may be unavailable."""
         later = False
         try:
             subject = await read(one)
@@ -309,38 +298,23 @@ class Sync:
     # Log lines, metrics and events.
 
     def _record(self, result: str) -> None:
-        """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one. Else a pass
-        a minute with nothing new, or one a second while the runtime is away, would push all other events out."""
+        """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one: passes with
+        nothing new would push all other events out."""
         if result != self._recorded or (result == "complete" and self._read_count + self._dropped):
             text = f"records read: {self._read_count}, dropped: {self._dropped}"
             self._metrics.events.add(EventKind.SYNC, reason=result, text=text)
             self._recorded = result
 
-    def _tell(self, began: float) -> None:
+    def _log_pass(self, began: float) -> None:
         """Log a pass that read anything, and the first pass: from now on the Store is complete."""
         seconds = self._now - began
         self._metrics.gauge("sync_seconds", seconds)
         if self._late:
-            log.warning(
-                "the runtime did not answer in time about %d of its pods and containers: they may hang", self._late
-            )
+            text = "the runtime did not answer in time about %d of its pods and containers: they may hang"
+            log.warning(text, self._late)
         if self._read_count or not self._filled:
-            pods, containers = self._store.counts()
-            log.info(
-                "the runtime's state is known (pods: %d, containers: %d, read: %d in %.1f s)",
-                pods,
-                containers,
-                self._read_count,
-                seconds,
-            )
-
-    def _complain(self, error: BackendError | Unreadable) -> None:
-        """Log once that the runtime cannot be listed; a runtime that is away is logged by the front's connections."""
-        if not self._complained:
-            self._complained = True
-            log.warning(
-                "the runtime's state cannot be read (%s): trying again, and what a call needs is read then", error
-            )
+            text = "the runtime's state is known (pods: %d, containers: %d, read: %d in %.1f s)"
+            log.info(text, *self._store.counts(), self._read_count, seconds)
 
     def _fault(self, error: Exception) -> None:
         self._metrics.count("internal_errors", "sync")

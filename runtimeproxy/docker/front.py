@@ -178,10 +178,8 @@ class DockerFront(FrontBase):
         """Start a call whose request is complete, or continue it once it has its reply."""
         if call.is_plain:
             call.answer()
-        elif call.reply is not None:
+        elif call.reply is not None or call.identify():
             self.lifecycle.proceed(call)
-        elif call.identify():
-            self.lifecycle.run(call)
         else:
             counters = self.metrics.counters
             counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1

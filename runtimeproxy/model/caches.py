@@ -1,11 +1,7 @@
 """Caches of encoded parts of hook messages, and of small decoded answers of hook servers.
 
-Owns every cache of the package and its size.
-Must not know: how the cached values are made.
-Invariant: cached values are frozen, so a hit equals what would be made anew; no cache exceeds its bytes.
-
-A node makes only a few held calls a second, so their code runs with cold CPU caches: work that is not repeated saves
-cold code.
+Cached values are frozen, so a hit equals what would be made again. A node makes only a few held calls a second, so
+their code runs with cold CPU caches: work that is not repeated saves cold code.
 """
 
 from typing import TypeVar

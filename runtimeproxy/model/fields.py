@@ -1,8 +1,7 @@
 """The fields that hook servers can change: the table of the resource fields, and how fields are named and limited.
 
-Owns the rules of each resource field, the names of single values, and which values a create or an update can carry.
-Must not know: any wire format, the name of a field in an API (``cri/status.py``, ``docker/messages.py``).
-Invariant: a resource field is one row of ``Resources``. Everything else in the model is derived from the rows.
+A resource field is one row of ``Resources``; everything else in the model is derived from the rows. The name of a field
+in an API is not here (``cri/status.py``, ``docker/messages.py``).
 """
 
 import re
@@ -14,7 +13,6 @@ from typing import Any
 Value = int | str
 """Value of a number or a text, or of an entry of a map."""
 ResourceValue = Value | Mapping[str, int] | Mapping[str, str]
-"""Value of one field of ``Resources``."""
 Changes = Mapping[str, ResourceValue]
 """Values to set by field; of a map only the entries to set."""
 
@@ -27,6 +25,7 @@ LEAST_QUOTA = 1000
 """Least CPU quota in microseconds that the kernel accepts (min_cfs_quota_period in kernel/sched/core.c)."""
 
 _CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
+"""The kernel accepts any number of commas and blanks as a separator (lib/bitmap-str.c)."""
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 """At most nine digits, to bound the work on a hostile text."""
 _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
@@ -38,15 +37,6 @@ def is_cpuset(text: str) -> bool:
     if text and _CPUSET.fullmatch(text) is None:
         return False
     return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
-
-
-def _normal_cpuset(text: str) -> str:
-    """Return the items of a text with single commas. The kernel accepts any number of commas and blanks as a separator
-    (lib/bitmap-str.c)."""
-    return ",".join(_CPUSET_PARTS.findall(text))
-
-
-# -- the table -------------------------------------------------------------------------------------------------------
 
 
 class Kind(Enum):
@@ -68,9 +58,8 @@ class Kind(Enum):
 class Row:
     """The rules of a field; a map's keys and entries have their own (``merge``).
 
-    ``holds`` tests a value in its normal form, ``rule`` describes that test in words, ``normal`` makes the normal form.
-    Fields of one ``group`` belong together: one limits nothing, or something else, without the other. ``in_updates``:
-    an update can change the field.
+    ``holds`` tests a value in its normal form, which ``normal`` makes. A field of a ``group`` limits nothing, or
+    something else, without the others. ``in_updates``: an update can change the field.
     """
 
     kind: Kind
@@ -89,16 +78,19 @@ def _field(kind: Kind, *rules: Any, **more: Any) -> Any:
 
 
 _PERIOD = (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds")
-_QUOTA = (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds")
+_QUOTA = (
+    lambda us: us in (-1, 0) or us >= 1000,
+    "-1 (unlimited), 0 (not set) or at least 1000 microseconds",
+    lambda us: LEAST_QUOTA if 0 < us < LEAST_QUOTA else us,  # a lower one results from scaling
+)
 _SHARES = (lambda shares: shares >= 0, "0 (not set) or more")
 _BYTES = (lambda limit: limit >= -1, "-1 (unlimited), 0 (not set) or a number of bytes")
 _SCORE = (lambda score: -1000 <= score <= 1000, "-1000..1000")
-_CPUS = (is_cpuset, f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"', _normal_cpuset)
-
-
-def _normal_quota(us: int) -> int:
-    """Return a quota of at least the kernel's least value: a lower one results from scaling."""
-    return LEAST_QUOTA if 0 < us < LEAST_QUOTA else us
+_CPUS = (
+    is_cpuset,
+    f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"',
+    lambda text: ",".join(_CPUSET_PARTS.findall(text)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ class Resources:
     """
 
     cpu_period: int = _field(Kind.NUMBER, *_PERIOD, group="cpu")
-    cpu_quota: int = _field(Kind.NUMBER, *_QUOTA, _normal_quota, group="cpu")
+    cpu_quota: int = _field(Kind.NUMBER, *_QUOTA, group="cpu")
     cpu_shares: int = _field(Kind.NUMBER, *_SHARES)
     memory_limit_in_bytes: int = _field(Kind.NUMBER, *_BYTES, group="memory")
     oom_score_adj: int = _field(Kind.NUMBER, *_SCORE, in_updates=False)
@@ -125,9 +117,7 @@ class Resources:
 ROWS: Mapping[str, Row] = {each.name: each.metadata["row"] for each in fields(Resources)}
 RESOURCE_FIELDS = tuple(ROWS)
 MAP_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind.is_map)
-"""The fields of ``Resources`` that merge key by key."""
 TEXT_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind is Kind.TEXT)
-"""The fields of ``Resources`` that an echo can clear."""
 NUMBER_FIELDS = tuple(name for name, row in ROWS.items() if row.kind is Kind.NUMBER)
 
 NO_RESOURCES = Resources()
@@ -140,11 +130,8 @@ def together(name: str) -> set[str]:
 
 
 def tidy(name: str, value: Value) -> Any:
-    """Return the normal form of a number or a text of ``Resources``; "" for a text without any item."""
+    """Return the normal form of a number or a text; "" for a text without any item."""
     return ROWS[name].normal(value)
-
-
-# -- resources and changes of them -----------------------------------------------------------------------------------
 
 
 def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | None:
@@ -169,8 +156,8 @@ def laid_over(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_echo(sent: Resources, answered: Resources) -> bool:
-    """Return whether an answer is a whole echo and not a partial answer. proto3 has no field presence, so it is an echo
-    if it repeats all numbers that were sent, and any were."""
+    """Return whether an answer is a whole echo. proto3 has no field presence, so it is one if it repeats all numbers
+    that were sent, and any were."""
     numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
     return bool(numbers) and all(getattr(answered, name) for name in numbers)
 
@@ -179,14 +166,7 @@ def named(resources: Resources | None) -> dict[str, ResourceValue]:
     """Return the fields of a message that are set (not 0, "" or an empty map)."""
     if resources is None:
         return {}
-    found: dict[str, ResourceValue] = {}
-    for name in RESOURCE_FIELDS:
-        if value := getattr(resources, name):
-            found[name] = value
-    return found
-
-
-# -- names of single values ------------------------------------------------------------------------------------------
+    return {name: value for name in RESOURCE_FIELDS if (value := getattr(resources, name))}
 
 
 def flat(
@@ -196,9 +176,8 @@ def flat(
     "resources.cpu_quota", "resources.unified.KEY". ``maps`` are the other parts by name: labels, annotations, envs."""
     found: dict[str, Value] = {}
     for name, entries in maps.items():
-        if entries:
-            for key, entry in entries.items():
-                found[f"{name}.{key}"] = entry
+        for key, entry in entries.items():
+            found[f"{name}.{key}"] = entry
     if cgroup_parent is not None:
         found["cgroup_parent"] = cgroup_parent
     for name, value in resources.items():
@@ -229,9 +208,6 @@ def kind_of(name: str) -> str:
     return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
 
 
-# -- the values that a request can carry -----------------------------------------------------------------------------
-
-
 def in_create(changes: Changes) -> Changes:
     """Return changes in the values of a create: CRI-O and cri-dockerd reject unlimited memory as -1, so it is 0."""
     return {**changes, MEMORY: 0} if changes.get(MEMORY) == UNLIMITED else changes
@@ -247,7 +223,7 @@ def in_update(changes: Changes, unlimited: int | None) -> dict[str, ResourceValu
 
 def left_out(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
     """Return the changes that an update cannot make: it does not carry them, or has 0 or "" for them, which leaves the
-    value that the container has (``present``)."""
+    container's ``present`` value."""
     return tuple(sorted(name for name in changes if name not in sent or (not sent[name] and getattr(present, name))))
 
 

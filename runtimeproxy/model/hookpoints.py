@@ -1,10 +1,5 @@
-"""The table of hook points: one row per point, read by every other part.
-
-Owns the names of operations, stages and hook points, and what an answer at each point may change
-(hook-api, "Applied to").
-Must not know: how a hook server is called or how a change is applied.
-Invariant: an operation has at most one Pre and one Post point.
-"""
+"""The table of hook points: operations, stages, and what an answer at each point may change (hook-api, "Applied to").
+An operation has at most one Pre and one Post point."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -36,8 +31,6 @@ class Stage(Enum):
 
 
 class SubjectKind(Enum):
-    """What the hook request of a point is about."""
-
     __hash__ = object.__hash__
 
     POD = "pod"
@@ -45,8 +38,6 @@ class SubjectKind(Enum):
 
 
 class Part(Enum):
-    """The parts of a request that an answer can change."""
-
     __hash__ = object.__hash__
 
     LABELS = "labels"
@@ -93,9 +84,7 @@ BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
 
 UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
 """The operations that change no record."""
-
 BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
-"""The hook point of an operation and stage; no entry where there is none."""
 
 CONTAINER_END = BY_NAME["PostStopContainer"]
 POD_END = BY_NAME["PostStopPodSandbox"]
@@ -115,6 +104,12 @@ CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     for operation in Operation
 }
 """The hook points that an operation's subject has to be known for."""
+
+PRE: dict[Operation, tuple[HookPoint, ...]] = {
+    operation: tuple(point for point in HOOK_POINTS if point.operation is operation and point.stage is Stage.PRE)
+    for operation in Operation
+}
+"""The Pre point of an operation, if it has one."""
 
 POST: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in points if point.stage is Stage.POST) for operation, points in CONCERNED.items()

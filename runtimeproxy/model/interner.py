@@ -1,9 +1,5 @@
 """Share one copy of each text among records, so that 10,000 records are small (docs/architecture.rst).
 
-Owns the table of texts, and which parts of a record are looked up in it.
-Must not know: whose records they are, how long they are kept.
-Invariant: the returned record equals the given one; the table is bounded, whatever the texts.
-
 The containers of a node have the same keys of labels, annotations and environment, and largely the same values, but
 each decoded message makes new copies.
 """
@@ -22,29 +18,25 @@ _Maps = dict[int, Mapping[str, str]]
 
 
 class StringInterner:
-    """Replaces texts in records by shared copies; maps that original and effective values share stay shared."""
+    """Makes records of shared texts; maps that original and effective values share stay shared."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def pod(self, record: PodRecord) -> PodRecord:
-        """Return the record made of shared texts."""
         if len(self._known) > TABLE_LIMIT:
             self._known.clear()
         maps: _Maps = {}
         original = self._pod(record.original, maps)
-        same = record.effective is record.original
-        effective = original if same else self._pod(record.effective, maps)
+        effective = original if record.effective is record.original else self._pod(record.effective, maps)
         return PodRecord(original, effective, record.read, record.reported)
 
     def container(self, record: ContainerRecord) -> ContainerRecord:
-        """Return the record made of shared texts."""
         if len(self._known) > TABLE_LIMIT:
             self._known.clear()
         maps: _Maps = {}
         original = self._container(record.original, maps)
-        same = record.effective is record.original
-        effective = original if same else self._container(record.effective, maps)
+        effective = original if record.effective is record.original else self._container(record.effective, maps)
         return ContainerRecord(original, effective, record.owners, record.read)
 
     def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:

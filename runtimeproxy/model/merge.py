@@ -1,67 +1,93 @@
 """Merge the answers of hook servers into one Adjustment (hook-api, "What an answer means").
 
-Owns what an answer changes, which of its fields are bad, how the answers of several plugins add up, and who owns each
-field.
-Must not know: how an answer came, whom to call next, policies, how an adjustment gets into a request.
 Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
 
 The SDK's edits and its tester use these rules (hooks/sdk), so that both sides apply the same ones.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MAP_FIELDS, NO_RESOURCES, RESOURCE_FIELDS, TEXT_FIELDS, ResourceValue, Value
-from runtimeproxy.model.fields import kind_of as kind_of
+from runtimeproxy.model.fields import MAP_FIELDS, NO_RESOURCES, RESOURCE_FIELDS, TEXT_FIELDS, Resources, ResourceValue
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
+    NO_CHANGES,
     SLICE,
     Adjustment,
     Conflict,
     ContainerInfo,
+    Envs,
     HookAnswer,
     HookRequest,
     PodInfo,
     changed,
-    found_in,
 )
 
-V = TypeVar("V")
+_ENTRIES = ("labels", "annotations", "envs")
+"""The parts of an answer that are maps."""
 
 
 def echo(request: HookRequest) -> HookAnswer:
     """Return the answer that repeats the request: the values that every answer is compared with."""
-    pod, container = request.pod, request.container
+    pod, container, parent = request.pod, request.container, _parent(request)
     if container is None:
-        return HookAnswer(
-            labels=pod.labels,
-            annotations=pod.annotations,
-            cgroup_parent=pod.cgroup_parent or "",
-            resources=pod.resources,
-        )
-    return HookAnswer(
-        annotations=container.annotations,
-        envs=container.envs,
-        cgroup_parent=container.cgroup_parent or pod.cgroup_parent or "",
-        resources=container.resources,
-    )
+        return HookAnswer(pod.labels, pod.annotations, cgroup_parent=parent, resources=pod.resources)
+    return HookAnswer({}, container.annotations, container.envs, parent, container.resources)
 
 
-# -- what an answer changes ------------------------------------------------------------------------------------------
+def _parent(request: HookRequest) -> str:
+    """Return the cgroup parent that was sent."""
+    return (request.container and request.container.cgroup_parent) or request.pod.cgroup_parent or ""
 
 
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
-    """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts."""
-    sent = echo(request)
+    """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts. A key that
+    the answer lacks stays as it is."""
+    subject = request.container or request.pod
     values: dict[str, Any] = {}
-    for name, compare in _COMPARE.items():
-        if getattr(answer, name):
-            values |= compare(sent, answer)
+    for name in _ENTRIES:
+        if given := getattr(answer, name):
+            sent = getattr(subject, name, NO_CHANGES)
+            if type(sent) is Envs:
+                sent = sent.with_all_of(given)
+            values[name] = {key: value for key, value in given.items() if sent.get(key) != value}
+    if answer.cgroup_parent and answer.cgroup_parent != _parent(request):
+        values["cgroup_parent"] = answer.cgroup_parent
+    if answer.resources is not None:
+        values |= _changed_resources(subject.resources or NO_RESOURCES, answer.resources)
     return Adjustment(**values)
+
+
+def _changed_resources(before: Resources, after: Resources) -> dict[str, Any]:
+    """Return the fields of an Adjustment that an answer's resources determine."""
+    changes: dict[str, ResourceValue] = {}
+    repeated: list[str] = []
+    normalised: list[str] = []
+    for name in RESOURCE_FIELDS:
+        old, new = getattr(before, name), getattr(after, name)
+        if not new:
+            if old and name in TEXT_FIELDS and fields.is_echo(before, after):  # only an echo can clear a cpuset
+                changes[name] = new
+        elif name in MAP_FIELDS:
+            entries = {key: value for key, value in new.items() if old.get(key) != value}
+            if entries:
+                changes[name] = entries
+            repeated += [f"{name}.{key}" for key in new if key not in entries]
+        elif new == old:
+            repeated.append(name)
+        else:
+            value = fields.ROWS[name].normal(new)
+            if value != new:
+                normalised.append(name)
+            if value and value == old:
+                repeated.append(name)
+            elif value:  # a text that is empty in its normal form is not set
+                changes[name] = value
+    return {"resources": changes, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
 
 
 def limited(point: HookPoint, change: Adjustment) -> Adjustment:
@@ -72,67 +98,7 @@ def limited(point: HookPoint, change: Adjustment) -> Adjustment:
     return change
 
 
-def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
-    """Return the entries to set: new keys and new values; a key that the answer lacks stays as it is."""
-    entries = {}
-    for key, value in said.items():
-        if key not in sent or sent[key] != value:
-            entries[key] = value
-    return entries
-
-
-def _cgroup_parent(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
-    return {} if said.cgroup_parent == sent.cgroup_parent else {"cgroup_parent": said.cgroup_parent}
-
-
-def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
-    before, after = sent.resources or NO_RESOURCES, said.resources
-    assert after is not None
-    changed: dict[str, ResourceValue] = {}
-    repeated: list[str] = []
-    normalised: list[str] = []
-    for name in RESOURCE_FIELDS:
-        old, new = getattr(before, name), getattr(after, name)
-        if not new:
-            if old and name in TEXT_FIELDS and fields.is_echo(before, after):  # only an echo can clear a cpuset
-                changed[name] = new
-            continue
-        if name in MAP_FIELDS:
-            entries = _entries(old, new)
-            if entries:
-                changed[name] = entries
-            repeated += [f"{name}.{key}" for key in new if key not in entries]
-            continue
-        if new == old:
-            repeated.append(name)
-            continue
-        value = fields.tidy(name, new)
-        if value != new:
-            normalised.append(name)
-        if value == old:
-            if value:
-                repeated.append(name)
-        elif value:  # a text that is empty in its normal form is not set
-            changed[name] = value
-    return {"resources": changed, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
-
-
-_COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
-    "labels": lambda sent, said: {"labels": _entries(sent.labels, said.labels)},
-    "annotations": lambda sent, said: {"annotations": _entries(sent.annotations, said.annotations)},
-    "envs": lambda sent, said: {"envs": _entries(found_in(sent.envs, said.envs), said.envs)},
-    "cgroup_parent": _cgroup_parent,
-    "resources": _resources,
-}
-"""Functions that return the difference between a part of an answer and what was sent, as fields of an Adjustment."""
-
-_FIELDS: Mapping[Part, tuple[str, ...]] = {
-    Part.LABELS: ("labels",),
-    Part.ANNOTATIONS: ("annotations",),
-    Part.ENVS: ("envs",),
-    Part.CGROUP_PARENT: ("cgroup_parent",),
-    Part.RESOURCES: ("resources", "confirmed", "normalised"),
-}
+_FIELDS = {part: (part.value,) for part in Part} | {Part.RESOURCES: ("resources", "confirmed", "normalised")}
 """The fields of an Adjustment that belong to each part."""
 
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
@@ -140,9 +106,6 @@ _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
     for point in HOOK_POINTS
 }
 """The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
-
-
-# -- which fields of an answer are bad -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +125,11 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     field, and the fields that have no meaning without it; in a map only its own entry."""
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
-    for name in ("labels", "annotations", "envs"):
+    for name in _ENTRIES:
         if entries := getattr(change, name):
             good[name] = _good_entries(name, entries, broken)
     parent = change.cgroup_parent
-    if parent is not None and (rule := parent_rule(parent, echo(sent).cgroup_parent)):
+    if parent is not None and (rule := parent_rule(parent, _parent(sent))):
         broken.append(BrokenRule("cgroup_parent", rule))
         parent = None
     resources: dict[str, ResourceValue] = {}
@@ -223,15 +186,9 @@ def parent_rule(path: str, sent: str) -> str:
     return ""
 
 
-# -- how answers add up ----------------------------------------------------------------------------------------------
-
-
 def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
-    """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins.
-
-    The plugin becomes the owner of each field it set. If another plugin owns the field with a different value, that is
-    a conflict.
-    """
+    """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins and owns it.
+    If another plugin owns it with a different value, that is a conflict."""
     values = by_field(change)
     if earlier is NO_ADJUSTMENT:
         return Adjustment(
@@ -244,6 +201,12 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
             frozenset(zip(change.confirmed, repeat(plugin))),
             dict.fromkeys(values, plugin),
         )
+    before = by_field(earlier)
+    conflicts = (
+        Conflict(field, owner, plugin)
+        for field, value in values.items()
+        if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
+    )
     return Adjustment(
         labels={**earlier.labels, **change.labels},
         annotations={**earlier.annotations, **change.annotations},
@@ -253,26 +216,14 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         confirmed=earlier.confirmed | change.confirmed,
         confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
         owners={**earlier.owners, **dict.fromkeys(values, plugin)},
-        conflicts=earlier.conflicts + _conflicts(earlier, plugin, values),
+        conflicts=(*earlier.conflicts, *conflicts),
     )
 
 
-def _conflicts(earlier: Adjustment, plugin: str, values: Mapping[str, object]) -> tuple[Conflict, ...]:
-    before = by_field(earlier)
-    return tuple(
-        Conflict(field, owner, plugin)
-        for field, value in values.items()
-        if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
-    )
-
-
-def by_field(adjustment: Adjustment) -> dict[str, Value]:
+def by_field(adjustment: Adjustment) -> dict[str, fields.Value]:
     """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
     maps = {"labels": adjustment.labels, "annotations": adjustment.annotations, "envs": adjustment.envs}
     return fields.flat(maps, adjustment.cgroup_parent, adjustment.resources)
-
-
-# -- the request of the next plugin ----------------------------------------------------------------------------------
 
 
 def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
@@ -283,11 +234,10 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
     return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
 
 
-# A part without a change stays the same object, so it is stored once.
+# Both make a copy with another id. A part without a change stays the same object, so it is stored once.
 
 
 def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
-    """Return the pod with an adjustment applied, under this id."""
     changes = adjustment
     return PodInfo(
         pod_id,
@@ -305,7 +255,6 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
 
 
 def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
-    """Return the container with an adjustment applied, under this id."""
     changes = adjustment
     return ContainerInfo(
         container_id,

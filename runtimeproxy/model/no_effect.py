@@ -1,9 +1,6 @@
-"""What a runtime accepts in a request and does not use.
+"""What a runtime accepts in a request and does not use, by the name and version that its Version returns.
 
-Owns the table of the fields without effect, by the name and version that the runtime's Version returns.
-Must not know: how a runtime is called, any wire format.
-Invariant: a field counts as used unless the table has it. So a runtime, version or runtime handler that is unknown uses
-all fields.
+A field counts as used unless the table has it, so an unknown runtime, version or runtime handler uses all fields.
 
 Sources: sandbox_run and container_update_resources in containerd's internal/cri/server and in CRI-O's server (pull
 request 9820 for ``unified``); sandbox_helpers, helpers_linux and container_update_resources in cri-dockerd's core.
@@ -53,8 +50,7 @@ ROWS = (
 PreStartContainer)."""
 
 PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
-"""The runtime handlers for which a pod's resources have no effect. Others may use them, as Kata sizes its virtual
-machine by them."""
+"""The runtime handlers for which a pod's resources have no effect; Kata sizes its virtual machine by them."""
 
 
 def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:

@@ -1,8 +1,5 @@
 """The kubelet's original values of a pod or a container, where hooks replaced them: no runtime reports them.
 
-Owns which fields of a record hooks replaced, how a record is restored from them and from what the runtime reports, and
-their form as JSON.
-Must not know: where they are kept, and for how long.
 Invariant: an original value is restored only for the subject it was kept of, and only as long as the runtime does not
 report another value than the hook's. An environment value is never kept.
 """
@@ -41,9 +38,6 @@ class OriginalValues:
     name: Name
     pairs: Mapping[str, Pair] = field(default_factory=dict)
     owners: tuple[tuple[str, str], ...] = ()
-
-
-# -- of a record, and back -------------------------------------------------------------------------------------------
 
 
 def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
@@ -122,9 +116,6 @@ def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
     }
     changed: dict[str, Any] = {part: parts[part] for part in {name.partition(".")[0] for name in values}}
     return replace(info, **changed)
-
-
-# -- as JSON ---------------------------------------------------------------------------------------------------------
 
 
 def write(kept: OriginalValues) -> bytes:

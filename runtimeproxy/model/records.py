@@ -1,8 +1,5 @@
 """What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "Applied to").
 
-Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
-request beside the hooks' own changes.
-Must not know: any wire format, when a record is kept.
 Invariant: original values come from the kubelet alone, so that a hook that scales a value never scales it twice.
 """
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, Resources, ResourceValue, named, overlay
+from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, Changes, Resources, ResourceValue, named, overlay
 from runtimeproxy.model.merge import adjusted_container, adjusted_pod, by_field, difference, echo
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
@@ -34,8 +31,8 @@ def hook_view(subject: Subject) -> HookRequest:
 
 
 def hooked(subject: Subject) -> dict[str, str]:
-    """Return the fields in which a container differs from what the kubelet asked for, as in ``Adjustment.owners``: with
-    the plugin that set each, as far as the record has it."""
+    """Return the fields in which a container differs from the kubelet's, as in ``Adjustment.owners``: with the plugin
+    that set each, as far as the record has it."""
     if subject.container is None:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
@@ -45,7 +42,6 @@ def hooked(subject: Subject) -> dict[str, str]:
 
 
 def container_of(subject: Subject) -> ContainerRecord:
-    """Return the container of a subject that certainly has one."""
     assert subject.container is not None
     return subject.container
 
@@ -60,12 +56,7 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     return owners
 
 
-# -- create ----------------------------------------------------------------------------------------------------------
-
-
-def created_pod(
-    subject: Subject, adjustment: Adjustment, pod_id: str, unused: Mapping[str, ResourceValue] | None = None
-) -> Subject:
+def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: Changes | None = None) -> Subject:
     """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
     resources that were sent, too, and that the runtime reports without using them."""
     original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
@@ -84,10 +75,10 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
 
-    A pod's cgroup parent that the runtime does not report is unknown; its overhead and resources, and a container's
-    resources, are this create's if the runtime does not report or use them. A variable that it reports and this create
-    does not set counts as the kubelet's, as runtimes also report those of the image. A swap limit that equals the
-    memory limit may have been read as not set: it counts as set if the kubelet or this create sets both to one value.
+    A pod's cgroup parent that the runtime does not report is unknown; overhead and resources that it does not report or
+    use are this create's. A variable that it reports and this create does not set counts as the kubelet's, as runtimes
+    also report those of the image. A swap limit that equals the memory limit may have been read as not set: it counts
+    as set if the kubelet or this create sets both to one value.
     """
     if isinstance(record, PodRecord):
         pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -128,34 +119,27 @@ def without_parent(made: Subject) -> PodRecord | ContainerRecord:
     return replace(made.pod, effective=effective)
 
 
-def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
+def in_pod(pod: PodRecord, given: PodInfo | None, container: ContainerInfo) -> Subject:
     """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 
-    ``asked`` has the pod's names, labels, annotations, cgroup parent, overhead and resources as the create gives them,
-    without names only the parent; None gives nothing. They are the kubelet's newest values: they fill what is unknown
-    and replace what it asked for before, while values that hooks have set stay. A cgroup parent "" counts as not given.
-    If the names are those of another pod, the runtime has lost its state and reuses the id: what is known of the old
-    pod is dropped.
+    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod,
+    without names only the parent: they fill what is unknown and replace its earlier values, while values that hooks
+    have set stay. A cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost
+    its state and reuses the id: what is known of the old pod is dropped.
     """
     made = ContainerRecord(container, container)
-    if asked is None:
+    if given is None:
         return Subject(pod, made)
     known, present = pod.original, pod.effective
-    names = (asked.name, asked.uid, asked.namespace)
+    names = (given.name, given.uid, given.namespace)
     if any(names) and names != (known.name, known.uid, known.namespace):
-        other = replace(asked, id=present.id)
+        other = replace(given, id=present.id)
         return Subject(PodRecord(other, other), made, renewed=True)
-    parent = asked.cgroup_parent or known.cgroup_parent
-    labels, annotations = (asked.labels, asked.annotations) if any(names) else (known.labels, known.annotations)
-    overhead, resources = asked.overhead or known.overhead, asked.resources or known.resources
-    newest = (parent, labels, annotations, overhead, resources)
-    if not pod.read and newest == (
-        known.cgroup_parent,
-        known.labels,
-        known.annotations,
-        known.overhead,
-        known.resources,
-    ):
+    parent = given.cgroup_parent or known.cgroup_parent
+    labels, annotations = (given.labels, given.annotations) if any(names) else (known.labels, known.annotations)
+    overhead, resources = given.overhead or known.overhead, given.resources or known.resources
+    before = (known.cgroup_parent, known.labels, known.annotations, known.overhead, known.resources)
+    if not pod.read and (parent, labels, annotations, overhead, resources) == before:
         return Subject(pod, made)
     original = replace(
         known, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
@@ -173,16 +157,13 @@ def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> S
     return Subject(PodRecord(original, original if same else effective, reported=pod.reported), made, renewed=True)
 
 
-def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
-    """Return whether a pod's cgroup parent was set by a hook; ``asked`` is the kubelet's.
-
-    For a pod that was read this is unknown. Its parent counts as a hook's unless it has the form of another cgroup
-    driver, which shows that the node's driver was changed.
-    """
+def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
+    """Return whether a pod's cgroup parent was set by a hook; ``given`` is the kubelet's. For a pod that was read this
+    is unknown: it counts as a hook's, unless its form shows that the node's cgroup driver was changed."""
     present = pod.effective.cgroup_parent
-    if not pod.read or not present or not asked:
+    if not pod.read or not present or not given:
         return present != pod.original.cgroup_parent
-    return present.endswith(SLICE) == asked.endswith(SLICE)
+    return present.endswith(SLICE) == given.endswith(SLICE)
 
 
 def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], asked: Mapping[str, V]) -> dict[str, V]:
@@ -210,9 +191,7 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
     return pod.effective.cgroup_parent if hooked else None
 
 
-def _owners(
-    known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
-) -> tuple[tuple[str, str], ...]:
+def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
     """Return the owners of resource fields, of a map field those of its entries."""
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
@@ -222,10 +201,7 @@ def _owners(
     return tuple(known.items())
 
 
-# -- start -----------------------------------------------------------------------------------------------------------
-
-
-def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
+def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
     owners = _owners(dict(container.owners), resources, adjustment)
@@ -234,7 +210,6 @@ def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustmen
 
 
 def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
-    """Return a container with other resources, and with annotations set."""
     return ContainerInfo(
         container.id,
         container.pod_id,
@@ -245,9 +220,6 @@ def _with(container: ContainerInfo, resources: Resources | None, annotations: Ma
         container.envs,
         container.cgroup_parent,
     )
-
-
-# -- update ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +236,7 @@ class EffectiveUpdate:
     """An update as it is sent: what its caller requested, and what was added for the hook servers."""
 
     requested: RequestedUpdate
-    put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
+    put_in: Changes = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 

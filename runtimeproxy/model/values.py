@@ -1,17 +1,14 @@
 """The values that both fronts and the core share: pods, containers, environments, hook requests, answers, adjustments.
 
-Invariant: every value is frozen. ``None`` means "not given", while "" and 0 are values.
+Every value is frozen. ``None`` means "not given", while "" and 0 are values.
 """
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.model.fields import NO_RESOURCES as NO_RESOURCES
-from runtimeproxy.model.fields import Resources as Resources
-from runtimeproxy.model.fields import ResourceValue as ResourceValue
-from runtimeproxy.model.fields import Value, flat, named
+from runtimeproxy.model.fields import Resources, ResourceValue, Value, flat, named
 
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
@@ -19,7 +16,7 @@ NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 class Envs(Mapping[str, str]):
     """Encoded variables (``raw``), overridden by those that were set since (``changes``).
 
-    ``read`` decodes ``raw``, in which each key stands as its UTF-8. ``found_in`` looks up some keys without decoding;
+    ``read`` decodes ``raw``, which has each key as its UTF-8. ``with_all_of`` looks up some keys without decoding;
     iteration decodes all variables once.
     """
 
@@ -32,8 +29,7 @@ class Envs(Mapping[str, str]):
         self._texts: Mapping[str, str] | None = None
 
     def __deepcopy__(self, memo: object) -> "Envs":
-        """Return the same object: it does not change."""
-        return self
+        return self  # it does not change
 
     def with_all_of(self, keys: Iterable[str]) -> Mapping[str, str]:
         """Return variables among which are those with one of the keys; decodes nothing if ``raw`` has none of them."""
@@ -43,23 +39,21 @@ class Envs(Mapping[str, str]):
         return self.changes
 
     def decoded(self) -> dict[str, str]:
-        """Return all variables, decoded anew and not kept: for readers of many values, once each."""
+        """Return all variables, decoded and not kept: for readers of many values, once each."""
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
         return bool(self.raw or self.changes)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with another mapping; if ``raw`` is equal, only the variables set since are compared."""
         if isinstance(other, Envs):
-            if self.raw == other.raw:
+            if self.raw == other.raw:  # only the variables set since are compared
                 keys = self.changes.keys() | other.changes.keys()
                 return self.with_all_of(keys) == other.with_all_of(keys)
             other = other.decoded()
         return self.decoded() == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
-        """Return the number of bytes and changes; no variable is shown."""
         return f"Envs({len(self.raw)} bytes, {len(self.changes)} changes)"
 
     # Methods of a mapping, which decode all variables.
@@ -77,20 +71,6 @@ class Envs(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._read())
-
-    def keys(self) -> KeysView[str]:
-        return self._read().keys()
-
-    def values(self) -> ValuesView[str]:
-        return self._read().values()
-
-    def items(self) -> ItemsView[str, str]:
-        return self._read().items()
-
-
-def found_in(envs: Mapping[str, str], keys: Iterable[str]) -> Mapping[str, str]:
-    """Return variables among which are those of ``envs`` with one of the keys."""
-    return envs.with_all_of(keys) if type(envs) is Envs else envs
 
 
 def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
@@ -143,16 +123,15 @@ class ContainerInfo:
 
     @property
     def full_name(self) -> str:
-        """Return the name that is unique in a runtime, which a container has before it has an id."""
         return f"{self.pod_id}/{self.name}/{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod as the kubelet asked for it and as it is after the hooks.
+    """A pod as the kubelet requested it and as it is after the hooks.
 
     ``read``: the record was read from the runtime, which does not report what a hook has replaced. Then both values are
-    equal until a container's create repeats what the kubelet asks for. ``reported``: the resources that the runtime
+    equal until a container's create repeats what the kubelet requests. ``reported``: the resources that the runtime
     reports, where it does not use those that hooks set (``no_effect``).
     """
 
@@ -197,8 +176,8 @@ class HookRequest:
     @property
     def name(self) -> str:
         """Return the name for log lines: namespace/pod or namespace/pod/container."""
-        names = (self.pod.namespace, self.pod.name, *(() if self.container is None else (self.container.name,)))
-        return "/".join(names)
+        pod = f"{self.pod.namespace}/{self.pod.name}"
+        return pod if self.container is None else f"{pod}/{self.container.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +204,11 @@ class Conflict:
 class Adjustment:
     """What all hook servers together changed.
 
-    Maps hold only the entries to set. ``resources`` maps field names of ``Resources`` to new values; its two map fields
-    hold changed entries only. ``confirmed`` has the resource fields ("cpu_quota", "unified.KEY") that an answer
-    repeated as they were sent, which makes them a result that the hook asked for; ``confirmers`` pairs these with
-    plugins. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent",
-    "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names. ``normalised`` names the resource fields
-    of one answer that it did not give in their normal form.
+    Maps hold only the entries to set, those of ``resources`` too. ``confirmed`` has the resource fields ("cpu_quota",
+    "unified.KEY") that an answer repeated as they were sent, which makes them the hook's result; ``confirmers`` pairs
+    these with plugins. ``owners`` maps "resources.cpu_quota", "resources.unified.KEY", "envs.NAME", "labels.KEY",
+    "annotations.KEY", "cgroup_parent" to plugin names. ``normalised`` names the resource fields of one answer that it
+    did not give in their normal form.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -102,7 +102,8 @@ class Manager:
         self._clients: WeakSet[HookClient] = WeakSet()
         """The clients that are in use: a call may still wait for one that no plugin has any more."""
         self._plugins: dict[str, Plugin] = {}
-        self._by_point: dict[str, tuple[Plugin, ...]] = {}
+        self.by_point: dict[str, tuple[Plugin, ...]] = {}
+        """The plugins of each hook point by its name, in file-name order, without points that have none."""
         self._fail_points: frozenset[str] = frozenset()
         self._built: tuple[Registration, ...] = ()
         self._repetitions: tuple[str, ...] = ()
@@ -158,11 +159,11 @@ class Manager:
 
     def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
         """Return the plugins registered for a point, in file-name order."""
-        return self._by_point.get(point.name, ())
+        return self.by_point.get(point.name, ())
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Return whether any plugin is registered for any of the points."""
-        return any(point.name in self._by_point for point in points)
+        return any(point.name in self.by_point for point in points)
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
         """Return whether a plugin with policy Fail is registered for a point."""
@@ -347,7 +348,7 @@ class Manager:
             )
             for point in HOOK_POINTS
         }
-        self._by_point = {name: asked for name, asked in by_point.items() if asked}
+        self.by_point = {name: found for name, found in by_point.items() if found}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         kept = {plugin.client for plugin in plugins}
         for plugin in before.values():

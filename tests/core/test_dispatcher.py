@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import values
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
@@ -20,7 +21,6 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
     Subject,
 )
 from runtimeproxy.plugins.registration import FailurePolicy
@@ -203,7 +203,7 @@ async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, capl
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(FakeCall(CREATE.operation), CREATE, Reason.UNREADABLE, "why")
+    desk.dispatcher.failed(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
     assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
     assert desk.totals == (0, 2, 2)

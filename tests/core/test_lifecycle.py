@@ -10,8 +10,9 @@ import pytest
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model import records
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
-from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time

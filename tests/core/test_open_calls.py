@@ -85,11 +85,11 @@ async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
 
 async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     for under_way in (FakeCall(STOP), FakeCall(STOP, key=Unreadable("cut")), FakeCall(START, key="c2")):
-        rig.unsettled.begin(under_way, asyncio.get_running_loop().create_future())
+        rig.unsettled.under_way[under_way] = asyncio.get_running_loop().create_future()
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
     assert [key for _, key, _ in rig.finished] == ["c2"]
-    rig.unsettled._under_way.clear()  # it failed
+    rig.unsettled.under_way.clear()  # it failed
     await asyncio.sleep(300)
     assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]

@@ -13,8 +13,8 @@ from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.core.sync import PASS_SECONDS
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
+from runtimeproxy.model.fields import Resources, kind_of
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.merge import kind_of
 from runtimeproxy.model.values import (
     ContainerInfo,
     ContainerRecord,
@@ -22,7 +22,6 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
     Subject,
 )
 from runtimeproxy.observe.events import PARTS

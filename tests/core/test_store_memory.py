@@ -74,7 +74,8 @@ def fill(form: str) -> None:
     import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
     from runtimeproxy.core.store import Store
     from runtimeproxy.model import values
-    from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+    from runtimeproxy.model.fields import Resources
+    from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
     pod_template, container_template = json.dumps(POD), json.dumps(CONTAINER)
     gc.collect()

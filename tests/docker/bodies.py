@@ -1,6 +1,7 @@
 """The complete create bodies that dockershim sends for a pod and its container, and the values to be read from them."""
 
-from runtimeproxy.model.values import ContainerInfo, PodInfo, Resources
+from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.values import ContainerInfo, PodInfo
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as shim
 

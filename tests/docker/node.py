@@ -5,7 +5,7 @@ Every byte of a call passes real unix sockets; a node that ends leaves no task a
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +14,12 @@ from typing import Any, Self
 import pytest
 
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
@@ -74,9 +75,6 @@ class Plugins(FakePlugins):
         self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
 
-    def registered(self, points: Iterable[HookPoint]) -> bool:
-        return any(self.plugins_for(point) for point in points)
-
     def fail_policy_registered(self, point: HookPoint) -> bool:
         return any(plugin.policy is FAIL for plugin in self.plugins_for(point))
 
@@ -108,9 +106,8 @@ class Node:
             await self.dockerd.start()
         self.store = Store()
         self.metrics = Metrics(loop.time)
-        dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, 10.0)
-        limits = Limits(BUDGET_SECONDS, ("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, limits, loop.time)
+        dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, BUDGET_SECONDS)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, ("skip", "true"), loop.time)
         manager: Any = self.plugins
         self.front = DockerFront(self.dockerd.socket_path, self.lifecycle, manager, self.metrics, loop)
         if not self.synced:

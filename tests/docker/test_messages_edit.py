@@ -20,8 +20,8 @@ from runtimeproxy.docker.messages import (
     edit_update,
 )
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.fields import RESOURCE_FIELDS
-from runtimeproxy.model.values import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, Resources, ResourceValue
+from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, Resources, ResourceValue
+from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment
 from tests.amounts import examples
 
 GIB = 2**30

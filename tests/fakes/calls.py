@@ -11,6 +11,7 @@ from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import hookpoints, values
+from runtimeproxy.model.fields import ResourceValue
 from runtimeproxy.model.hookpoints import Operation
 
 AGREED = Reply(agreed=True, message=b"yes")
@@ -99,9 +100,7 @@ class FakeCall(HeldCall):
         container = None if subject.container is None else subject.container.effective
         return values.HookRequest(subject.pod.effective, container)
 
-    async def prepare(
-        self, subject: values.Subject, adjustment: values.Adjustment
-    ) -> Mapping[str, values.ResourceValue]:
+    async def prepare(self, subject: values.Subject, adjustment: values.Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)

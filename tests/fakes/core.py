@@ -3,7 +3,7 @@
 import asyncio
 
 from runtimeproxy.core.dispatcher import Dispatcher
-from runtimeproxy.core.lifecycle import Lifecycle, Limits
+from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.metrics import CallTimes, Metrics
@@ -23,8 +23,7 @@ class Parts:
         self.store = Store()
         self.metrics = Metrics(_now)
         self.dispatcher = Dispatcher(self.plugins, self.metrics, _now, 10.0)
-        limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.metrics, limits, _now)
+        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.metrics, ("skip", "true"), _now)
 
 
 class Core(Parts):
@@ -43,7 +42,7 @@ class Core(Parts):
 
     def start(self, call: FakeCall) -> asyncio.Future[None]:
         call.proceed = self.lifecycle.proceed
-        return self.lifecycle.run(call)
+        return self.lifecycle.proceed(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:
         return self.metrics.counted("hook_failures", hook_server=plugin, hook=point, reason=reason.value)

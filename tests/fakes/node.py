@@ -14,8 +14,9 @@ from runtimeproxy.cri.frame_relay import Streams
 from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import BackendError
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.wire import headers
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.core import Parts
@@ -196,7 +197,7 @@ class Node(Parts):
         return call
 
     async def run(self, call: Any) -> Any:
-        await self.lifecycle.run(call)
+        await self.lifecycle.proceed(call)
         return call
 
     async def do(self, operation: Operation, message: bytes | Message | None = None) -> Any:

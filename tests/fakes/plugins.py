@@ -4,7 +4,7 @@ As with the real client, a call raises nothing but HookError and ends by its tim
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from runtimeproxy.errors import HookError, Reason
@@ -101,8 +101,15 @@ class FakePlugins:
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
 
+    @property
+    def by_point(self) -> dict[str, tuple[Plugin, ...]]:
+        return {point.name: found for point in HOOK_POINTS if (found := self.plugins_for(point))}
+
     def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
         return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
+
+    def registered(self, points: Iterable[HookPoint]) -> bool:
+        return any(self.plugins_for(point) for point in points)
 
     def told(self) -> list[tuple[str, str]]:
         """Return the plugins and points that were asked, in order."""

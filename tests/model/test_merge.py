@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources
+from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources, kind_of
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, kind_of, limited
+from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
 from runtimeproxy.model.values import (
     NO_ADJUSTMENT,
     Adjustment,
     Conflict,
     ContainerInfo,
+    Envs,
     HookAnswer,
     HookRequest,
     PodInfo,
@@ -46,6 +47,14 @@ def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjus
 
 def asking(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
+
+
+@pytest.mark.parametrize(
+    ("answered", "changed"), [({"PATH": "/bin"}, {}), ({"PATH": "", "N": "1"}, {"PATH": "", "N": "1"})]
+)
+def test_encoded_variables_are_compared_as_decoded_ones(answered: Entries, changed: Entries) -> None:
+    sent = HookRequest(POD, replace(CONTAINER, envs=Envs(b"PATH", lambda raw: ENVS, {})))
+    assert difference(sent, HookAnswer(envs=answered)).envs == changed
 
 
 KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}

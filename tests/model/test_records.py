@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 
 from runtimeproxy.model import records, values
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.merge import difference
 from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import (
-    Adjustment,
-    ContainerInfo,
-    ContainerRecord,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model.values import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
 ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.model import values
-from runtimeproxy.model.values import Adjustment, ContainerInfo, HookRequest, PodInfo, Resources, set_fields
+from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.values import Adjustment, ContainerInfo, HookRequest, PodInfo, set_fields
 
 
 @pytest.mark.parametrize("value", [PodInfo(), ContainerInfo(), values.NO_ADJUSTMENT])

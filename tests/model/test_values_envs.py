@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model.values import NO_CHANGES, Envs, changed, found_in
+from runtimeproxy.model.values import NO_CHANGES, Envs, changed
 from tests.amounts import examples
 
 Texts = dict[str, str]
@@ -34,9 +34,8 @@ def envs(values: Mapping[str, str] = CAME, read: Reader | None = None, changes: 
 def test_key_that_did_not_come_is_not_looked_for() -> None:
     read = Reader()
     known = envs(read=read, changes={"SET": "1"})
-    assert (found_in(known, ["NEW", "\udcff", "SET"]), read.times) == ({"SET": "1"}, 0)
-    assert (found_in(known, ["NEW", "PATH"]), read.times) == ({**CAME, "SET": "1"}, 1)
-    assert found_in(CAME, ["NEW"]) is CAME
+    assert (known.with_all_of(["NEW", "\udcff", "SET"]), read.times) == ({"SET": "1"}, 0)
+    assert (known.with_all_of(["NEW", "PATH"]), read.times) == ({**CAME, "SET": "1"}, 1)
 
 
 def test_changes_of_what_came_alike_are_compared_unread() -> None:
@@ -86,5 +85,5 @@ def test_any_variables_are_what_a_dict_is(one: Texts, set_on_one: Texts, other: 
     assert (first == second) is (whole == another)
     assert {**first, **second} == {**whole, **another}
     for keys in (set_on_other, other):
-        found = found_in(first, keys)
+        found = first.with_all_of(keys)
         assert {key: found[key] for key in keys if key in found} == {key: whole[key] for key in keys if key in whole}

@@ -15,16 +15,9 @@ from runtimeproxy.cri import api_pb2, calls, messages
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
 from runtimeproxy.model import hookpoints
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import Operation, Stage
-from runtimeproxy.model.values import (
-    Adjustment,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model.values import Adjustment, ContainerRecord, HookAnswer, HookRequest, PodRecord, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
@@ -301,7 +294,7 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> No
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     node.backend.known_containers["c"] = CONTAINER
     base = node.held(UPDATE, BY_BEGINNING[UPDATE])
-    await node.lifecycle.run(base)
+    await node.lifecycle.proceed(base)
     assert node.backend.asked == [("v1", "c")]
     assert base.order_key() == "c1", "its turn is that of the whole id"
     assert node.record.original.resources == replace(ASKED, memory_limit_in_bytes=7)
@@ -325,7 +318,7 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operatio
         node.backend.known_pods["p"] = POD
     node.plugins.add("a")
     base = node.held(operation, BY_BEGINNING[operation])
-    await node.lifecycle.run(base)
+    await node.lifecycle.proceed(base)
     assert node.pod == PodRecord(*parents)
     assert base.order_key().startswith("p1")
     assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
@@ -414,7 +407,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
     base = node.held(START)
     base.state_unknown = state_unknown  # as of an earlier call for the same container
-    await node.lifecycle.run(base)
+    await node.lifecycle.proceed(base)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
     assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=why) == 1
@@ -529,9 +522,14 @@ async def test_lost_remove_is_reported_once_it_is_done(node: Node, operation: Op
 async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
     node.know()
     held = node.held(operation)
-    base = held
-    held.end_stream()
-    await node.lifecycle.run(base)
+    release = held.release
+
+    def end_and_release(*given: Any) -> None:
+        held.end_stream()
+        release(*given)
+
+    held.release = end_and_release
+    await node.lifecycle.proceed(held)
     await asyncio.sleep(300)
     assert node.backend.asked == []
     assert node.metrics.counted("unknown_outcomes", operation=operation.value, result="failed") == 1
@@ -567,7 +565,7 @@ async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -
     node.know()
     other = node.held(UPDATE, update(cpu_shares=333))
     other.given = None
-    running = node.lifecycle.run(other)
+    running = node.lifecycle.proceed(other)
     await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
     node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
     other.settle_with(DONE)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.model.fields import Resources
 from runtimeproxy.model.hookpoints import SubjectKind
-from runtimeproxy.model.values import Resources
 from runtimeproxy_hooks.sdk import pytest_plugin, testing
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable, Rejected

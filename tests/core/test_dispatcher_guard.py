@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.dispatcher import LEFT, OK, CallGuard
+from runtimeproxy.core.dispatcher import LEFT, OK, Dispatcher
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model.values import HookAnswer, HookRequest, PodInfo
@@ -42,14 +42,14 @@ class Desk:
         self.now = 100.0
         self.plugins = FakePlugins()
         self.metrics = Metrics(lambda: self.now)
-        self.attempts = CallGuard(self.plugins.plugins_for, self.metrics, lambda: self.now, budget_seconds)
+        self.dispatcher = Dispatcher(self.plugins, self.metrics, lambda: self.now, budget_seconds)
         self.client = Client("a", HookAnswer(), [])
         self.plugins.add("a", client=self.client)
         (self.plugin,) = self.plugins.plugins
 
     def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
         """Run an attempt up to its answer. Raises HookError if the plugin is not asked."""
-        attempt = self.attempts.ask(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
+        attempt = self.dispatcher.attempt(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
         attempt.send(None)
         return attempt
 
