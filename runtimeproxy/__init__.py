@@ -4,8 +4,8 @@ The straight line of one held call, the same for both modes (docs/architecture.r
 
 1. ``relay.connection`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames of HTTP/2, or
    ``docker.reader`` the heads of HTTP/1.1.
-2. A head that names a held operation makes the held call: an object of ``cri.calls``, which extends ``cri.held``, or of
-   ``docker.calls``, which extends ``docker.exchange``. It collects the request.
+2. A head that names a held operation makes the held call: an object of ``cri.calls``, which extends ``cri.reader``, or
+   of ``docker.calls``, which extends ``docker.exchange``. It collects the request.
 3. ``core.lifecycle`` runs the call once its request is complete, without a task (``eventloop``): ``core.store``
    knows the pod and container, ``core.dispatcher`` calls the hook servers (``plugins.manager``), ``model.merge`` makes
    one adjustment of their answers, the call edits its message (``cri.messages``, ``docker.messages``) and releases it.

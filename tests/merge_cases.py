@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import HookAnswer
+from runtimeproxy.model.fields import HookAnswer, Resources
 
 SENT = Resources(
     cpu_period=100_000,

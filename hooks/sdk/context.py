@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.model import no_effect
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Resources
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Part, Stage
 from runtimeproxy.model.merge import parent_rule
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable

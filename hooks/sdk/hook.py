@@ -12,8 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model.values import HookAnswer, HookRequest
 
 from .context import ContainerContext, PodContext
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from types import FrameType
 
+from runtimeproxy.model.fields import HookRequest
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.model.values import HookRequest
 from runtimeproxy.wire import grpc
 
 from .errors import Malformed, NotSayable, Rejected

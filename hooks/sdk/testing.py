@@ -14,10 +14,9 @@ from json import dumps
 from typing import Any, TypedDict, Unpack, get_type_hints
 
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, Resources
+from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.model.merge import difference
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 
 from .hook import METHODS, Hook, ask, method_name, points_of
 

@@ -15,9 +15,8 @@ import uvloop
 import yaml
 
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import named
+from runtimeproxy.model.fields import Adjustment, HookAnswer, HookRequest, named
 from runtimeproxy.model.hookpoints import HookPoint, Stage
-from runtimeproxy.model.values import Adjustment, HookAnswer, HookRequest
 from runtimeproxy.rpc.connection import CallFailed
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runtimeproxy.errors import ConfigError, RuntimeProxyError, WireError
 from runtimeproxy.hookapi import codec
+from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.model.values import HookAnswer
 from runtimeproxy.plugins import registration
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.settings.config import parse_endpoint

@@ -17,7 +17,7 @@ from runtimeproxy.settings.config import parse_duration
 from runtimeproxy.settings.options import SOCKET_FORMS
 
 if TYPE_CHECKING:
-    from runtimeproxy.model.values import HookRequest
+    from runtimeproxy.model.fields import HookRequest
 
 FAILED = 1
 DEFAULT_POINT = "PreCreateContainer"

@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.rpc.connection import MAX_REPLY_BYTES, UnaryClient
 from runtimeproxy.rpc.framing import Calls

@@ -11,9 +11,8 @@ from typing import Any
 
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import NO_RESOURCES, NUMBER_FIELDS
+from runtimeproxy.model.fields import NO_RESOURCES, NUMBER_FIELDS, HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.rpc.connection import CallFailed
 from runtimeproxy.wire import protobuf
 from runtimeproxy_hooks.tools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, TriedServer, expect

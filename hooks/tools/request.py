@@ -17,9 +17,8 @@ import yaml
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import ROWS, Kind, Resources
+from runtimeproxy.model.fields import ROWS, ContainerInfo, HookRequest, Kind, PodInfo, Resources
 from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.settings.yamltext import NULL, Place, compose, pairs, scalar
 
 STANDARD_INPUT = "-"

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Stage
-from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc

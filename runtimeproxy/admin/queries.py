@@ -27,7 +27,7 @@ from runtimeproxy.observe.histogram import Histogram, quantile
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.observe.times import rfc3339
-from runtimeproxy.plugins.breaker import BreakerState
+from runtimeproxy.plugins.client import BreakerState
 from runtimeproxy.plugins.manager import LastError, Manager, Plugin
 from runtimeproxy.plugins.reach import Absence, Reach
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name

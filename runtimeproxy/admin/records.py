@@ -9,9 +9,8 @@ there all the time exactly once.
 from heapq import nsmallest
 from typing import Any
 
-from runtimeproxy.model.fields import flat
-from runtimeproxy.model.records import owners_of
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, set_fields
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, flat, set_fields
+from runtimeproxy.model.merge import owners_of
 
 LONGEST_ENVS = 64 * 1024
 """Longest environment in bytes whose names are read: a longer one is only told to be there, which takes no time."""

@@ -11,10 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
-from runtimeproxy.model import records
-from runtimeproxy.model.fields import ResourceValue
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodRecord, Subject
 from runtimeproxy.observe.events import About
 
 PROCESS_LIMIT = 64 * 2**20
@@ -33,7 +32,7 @@ class MemoryBudget:
         return self.count <= self.limit
 
     def credit(self, length: int) -> None:
-        """Subtract bytes that are no longer kept; ``wire.flow`` calls it once DATA has been sent."""
+        """Subtract bytes that are no longer kept; ``wire.http2`` calls it once DATA has been sent."""
         self.count -= length
 
 
@@ -174,7 +173,7 @@ class HeldCall(ABC):
     @property
     def subject_name(self) -> str:
         """Return the subject's name for log lines: namespace/pod or namespace/pod/container; "" if unknown."""
-        return "" if self.found is None else records.hook_view(self.found).name
+        return "" if self.found is None else merge.hook_view(self.found).name
 
     def about(self) -> About:
         """Return what events show of the call."""
@@ -199,7 +198,7 @@ class HeldCall(ABC):
         """Read the call's subject from the runtime; None if that does not have it either. Raises BackendError,
         Unreadable."""
 
-    hook_request: Callable[[Subject], HookRequest] = staticmethod(records.hook_view)
+    hook_request: Callable[[Subject], HookRequest] = staticmethod(merge.hook_view)
     """Return the request for the Pre hook."""
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from runtimeproxy.core.call import HeldCall
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import merge
+from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, Conflict, HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Stage
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, Conflict, HookAnswer, HookRequest
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.plugins.breaker import BreakerState
+from runtimeproxy.plugins.client import BreakerState
 from runtimeproxy.plugins.manager import Manager, Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 

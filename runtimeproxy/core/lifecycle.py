@@ -19,10 +19,9 @@ from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.eventloop import Deadlines, Fiber, Pending
-from runtimeproxy.model import hookpoints, records
-from runtimeproxy.model.fields import kind_of
+from runtimeproxy.model import hookpoints, merge
+from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject, kind_of
 from runtimeproxy.model.hookpoints import CONTAINER_END, HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import CallTimes, Metrics
 
@@ -318,7 +317,7 @@ class Lifecycle:
             why = "the runtime has not answered the extra update in time"
         else:
             if held and not call.state_unknown:
-                known = records.prepared(call.subject(self.store) or subject, held, adjustment)
+                known = merge.prepared(call.subject(self.store) or subject, held, adjustment)
                 self.store.commit(known, call.number)
             return adjustment
         self._dispatcher.rejected(call, point, adjustment, why)
@@ -336,7 +335,7 @@ class Lifecycle:
             if reply.failed:
                 # A start fails for values of the create that the kernel does not accept.
                 starts = subject is not None and call.operation is Operation.START_CONTAINER
-                earlier = records.hooked(subject) if subject is not None and starts else {}
+                earlier = merge.hooked(subject) if subject is not None and starts else {}
                 owners, parts = {**earlier, **adjustment.owners}, self._metrics.parts(times)
                 self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=parts)
                 self._dispatcher.refused_with(call, call.operation.value, owners)
@@ -424,11 +423,11 @@ class Lifecycle:
         finally:
             if found is None:
                 call.state_unknown = True
-                self.store.keep_originals(records.without_parent(made), call.number)
+                self.store.keep_originals(merge.without_parent(made), call.number)
         if found is None:
             return made
-        subject = records.found(made, found)
-        call.lacking = records.lacking(made, subject)
+        subject = merge.found(made, found)
+        call.lacking = merge.lacking(made, subject)
         owners = {field: owner for field, owner in adjustment.owners.items() if field in call.lacking}
         self._dispatcher.made_without(call, call.operation.value, owners)
         return subject
@@ -466,7 +465,7 @@ class Lifecycle:
 
     async def _after(self, point: HookPoint, subject: Subject, call_id: str) -> None:
         end = self._clock() + self._budget_seconds
-        await self._dispatcher.after(call_id, point, records.hook_view(subject), end)
+        await self._dispatcher.after(call_id, point, merge.hook_view(subject), end)
 
     def _owed(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
         """Return the containers of whose end some hook server is still to be notified."""

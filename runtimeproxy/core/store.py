@@ -11,9 +11,9 @@ from itertools import count
 from typing import NamedTuple
 
 from runtimeproxy.model import originals as form
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.model.originals import OriginalValues, original_values_of, restored_container, restored_pod
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 BURIED = 4096
 """How many tombstones are remembered: far more than there can be calls under way when their subject is destroyed."""

@@ -18,7 +18,7 @@ from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Watch
 from runtimeproxy.errors import BackendError, BackendFailure
-from runtimeproxy.model.values import PodRecord, Subject
+from runtimeproxy.model.fields import PodRecord, Subject
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
 

@@ -15,10 +15,10 @@ from runtimeproxy.core.sync import Listed
 from runtimeproxy.cri import api_pb2, messages, status
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, BackendFailure
-from runtimeproxy.model import no_effect, records
+from runtimeproxy.model import merge, no_effect
+from runtimeproxy.model.fields import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
-from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
@@ -236,7 +236,7 @@ class CriState:
         if info is None:
             return None
         pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
-        return None if pod is None else records.subject_of_read(pod, self._store.read_container(info))
+        return None if pod is None else merge.subject_of_read(pod, self._store.read_container(info))
 
 
 async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:

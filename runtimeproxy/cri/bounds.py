@@ -2,7 +2,7 @@
 
 No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at once (fault matrix
 S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
-``wire.flow`` has the limits of what waits for a peer's flow-control credit, ``wire.headers`` that of a block's fields.
+``wire.http2`` has the limits of what waits for a peer's flow-control credit, ``wire.headers`` that of a block's fields.
 """
 
 from runtimeproxy.errors import WireError

@@ -24,22 +24,26 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.frame_relay import Shared
-from runtimeproxy.cri.held import CriHeld
+from runtimeproxy.cri.reader import CriHeld
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
-from runtimeproxy.model import hookpoints, no_effect, records
-from runtimeproxy.model.fields import Changes, Resources, ResourceValue, named, respelt
-from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.no_effect import Fields
-from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import (
+from runtimeproxy.model import hookpoints, merge, no_effect
+from runtimeproxy.model.fields import (
     Adjustment,
+    Changes,
     ContainerInfo,
     ContainerRecord,
     HookRequest,
     PodInfo,
     PodRecord,
+    Resources,
+    ResourceValue,
     Subject,
+    named,
+    respelt,
 )
+from runtimeproxy.model.hookpoints import Operation
+from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate
+from runtimeproxy.model.no_effect import Fields
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire import grpc
 
@@ -172,7 +176,7 @@ class ContainerCall(CriCall):
         self.id = container.effective.id
         pod_id = container.effective.pod_id
         pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
-        return None if pod is None else records.subject_of_read(pod, container)
+        return None if pod is None else merge.subject_of_read(pod, container)
 
     async def settle(self) -> Reply:
         if self.state is not CallState.RELEASED:
@@ -190,7 +194,7 @@ class ContainerCall(CriCall):
         """Return the changes that an update can carry, in its values; what it cannot set is reported."""
         said = messages.values_for_update(
             changes,
-            records.container_of(subject).effective.resources,
+            merge.container_of(subject).effective.resources,
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
@@ -225,8 +229,8 @@ class RunPodCall(CriCall):
         said, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
         unused = self.shared.backend.no_effect.get(self.operation)
         if unused and said.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
-            return records.created_pod(subject, self.used(said, unused), pod_id, said.resources)
-        return records.created_pod(subject, said, pod_id)
+            return merge.created_pod(subject, self.used(said, unused), pod_id, said.resources)
+        return merge.created_pod(subject, said, pod_id)
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
         return await self.read_pod(made.pod.effective.id, store)
@@ -258,7 +262,7 @@ class CreateCall(CriCall):
         if container.pod_id != pod.effective.id:  # the request has the beginning of the id
             container = replace(container, pod_id=pod.effective.id)
             self.requested = container, requested_pod
-        self._pod, self._subject = pod, records.in_pod(pod, requested_pod, container)
+        self._pod, self._subject = pod, merge.in_pod(pod, requested_pod, container)
         return self._subject
 
     async def read_subject(self, store: Store) -> Subject | None:
@@ -269,7 +273,7 @@ class CreateCall(CriCall):
         return not store.has_changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        parent = records.parent_to_put_in(subject.pod, adjustment)
+        parent = merge.parent_to_put_in(subject.pod, adjustment)
         said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said is not adjustment:
             self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
@@ -279,10 +283,10 @@ class CreateCall(CriCall):
         said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said and (unused := self.shared.backend.no_effect.get(self.operation)):
             said = self.used(said, unused)
-        return records.created_container(subject, said, messages.read_id(reply.message))
+        return merge.created_container(subject, said, messages.read_id(reply.message))
 
     async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
-        return await self.read_container(records.container_of(made).effective.id, store)
+        return await self.read_container(merge.container_of(made).effective.id, store)
 
 
 class UpdatePodCall(PodCall):
@@ -314,7 +318,7 @@ class StartCall(ContainerCall):
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
         failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
-        present = records.container_of(subject).effective.resources
+        present = merge.container_of(subject).effective.resources
         settable = self.settable(adjustment.resources, subject, None, adjustment)
         resources = {name: value for name, value in settable.items() if value}
         if not resources:
@@ -345,11 +349,11 @@ class UpdateCall(ContainerCall):
         return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        return records.update_hook_request(subject, self.update.requested)
+        return merge.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put each field into the message whose value would differ in the runtime after the unedited message."""
-        differing = records.differing(subject, self.update.requested, adjustment)
+        differing = merge.differing(subject, self.update.requested, adjustment)
         resources = self.settable(differing, subject, self.update.requested.resources, adjustment)
         message = messages.edit_update(self.message, resources, adjustment.annotations)
         self.update = EffectiveUpdate(self.update.requested, resources, adjustment.annotations)
@@ -367,7 +371,7 @@ class UpdateCall(ContainerCall):
             resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
             request = RequestedUpdate(said.requested.container_id, resources, of_kubelet.annotations)
             said = EffectiveUpdate(request, hooked.resources, hooked.annotations)
-        return records.updated(subject, said, adjustment)
+        return merge.updated(subject, said, adjustment)
 
 
 KINDS: dict[Operation, type[CriCall]] = {

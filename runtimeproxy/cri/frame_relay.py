@@ -18,7 +18,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import PAIR_WINDOW, FlowControlledSender
+from runtimeproxy.wire.http2 import PAIR_WINDOW, FlowControlledSender
 
 
 @dataclass(slots=True)

@@ -14,9 +14,8 @@ from runtimeproxy.cri.backend import Backend, CriState
 from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
 from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
-from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import NotHttp2, Reader
+from runtimeproxy.cri.reader import CriHeld, NotHttp2, Reader
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.eventloop import batch
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS

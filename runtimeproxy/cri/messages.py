@@ -31,8 +31,19 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookapi.api_pb2 import LinuxContainerResources
 from runtimeproxy.hookapi.codec import entries_of, resources_of
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, UNLIMITED, Changes, Kind, Resources, ResourceValue
-from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo
+from runtimeproxy.model.fields import (
+    MEMORY,
+    NO_RESOURCES,
+    SWAP,
+    UNLIMITED,
+    Adjustment,
+    Changes,
+    ContainerInfo,
+    Kind,
+    PodInfo,
+    Resources,
+    ResourceValue,
+)
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field, rewrite, string_field, varint_field
 

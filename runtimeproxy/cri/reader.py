@@ -1,23 +1,306 @@
-"""The CRI front's state of one pair of connections: both directions, and the end of the client's connection (GOAWAY).
+"""The CRI front's state of one pair of connections: its held calls as HTTP/2 streams, both directions, and GOAWAY.
 
 Bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSender.out``; whatever is not held, refused or an
-image call passes. The last stream id of a GOAWAY never rises; a stream that is refused was never sent to the runtime
-(relay-rules A11).
+image call passes. Of a held call the request waits for the hook servers, and of the reply only the frame that ends the
+stream for the Post hooks.
+Invariants: a held request leaves once, whole and in order, or not at all (relay-rules A4 to A7, C1). The last stream id
+of a GOAWAY never rises; a stream that is refused was never sent to the runtime (relay-rules A11).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runtimeproxy.core.call import CallState
+from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, HeldCall, Reply
+from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
-from runtimeproxy.cri.frame_relay import FrameRelay, HeaderBlock, Open, Shared, Streams, refusal
-from runtimeproxy.cri.held import END, CriHeld
+from runtimeproxy.cri.frame_relay import Data, FrameRelay, HeaderBlock, Open, Shared, Streams, refusal
 from runtimeproxy.cri.image import ImageLink, ImageStream
-from runtimeproxy.cri.routes import ENDLESS, HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES
-from runtimeproxy.model.hookpoints import UNRECORDED
+from runtimeproxy.cri.routes import ENDLESS, HELD, IMAGE_PREFIXES, PASSING, PASSING_OTHER, RESTORES, Route
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import hookpoints
+from runtimeproxy.model.hookpoints import UNRECORDED, Operation
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire import grpc, headers, http2
+
+REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
+REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
+"""The header fields of a reply that are kept, each up to ``bounds.FIELD_BYTES``, since a peer may send long ones."""
+
+_BROKEN_OFF = frozenset({b"1", b"4", b"14"})
+"""gRPC statuses that leave the outcome unknown. CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself
+(relay-rules C1), and may go on with the call. UNAVAILABLE: gRPC's status where a connection ends; servers on its C core
+send it to a client that half-closes (run)."""
+
+_UNIMPLEMENTED = b"12"
+
+END = Data(b"", 0, True, b"")
+"""Stands for the end of a request that ends without DATA."""
+
+
+class CriHeld(HeldCall):
+    """One held call. Its request's headers have already gone to the runtime; its DATA waits."""
+
+    # Defaults on the class, to save memory: most calls never set these.
+    _message: bytes | None = None
+    """The request's message, decompressed, once it is complete; None if it cannot be read: see ``problem``."""
+    problem = ""
+    _request: bytes | bytearray = b""
+    """The body as it came; empty once ``message`` has all of it, since gRPC's five-byte prefix can be made again."""
+    _counted = 0
+    _whole = False
+    _late: bytes | bytearray = b""
+    _late_length = 0
+    _trailers: HeaderBlock | None = None
+    _early: Sequence[Data | HeaderBlock] = ()
+    _early_bytes = 0
+    _reply_body: bytes | bytearray = b""
+    kept: Data | HeaderBlock | None = None
+    """The frame that ends the runtime's answer, which waits for the Post hooks."""
+    _kept_reset = b""
+
+    def __init__(
+        self, owner: Streams, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+    ) -> None:
+        self.owner = owner
+        self.shared = owner.shared
+        self.stream = stream
+        self.operation: Operation = route.operation
+        self.hook_points = hookpoints.CONCERNED[route.operation]
+        self.version = route.version
+        self.fields = dict(headers.find(fields, REQUEST_FIELDS, bounds.FIELD_BYTES))
+        timeout = self.fields.get(b"grpc-timeout")
+        if timeout is not None and (seconds := grpc.read_timeout(timeout)) is not None:
+            self.deadline = self.shared.clock() + seconds  # it counts from the headers, not from the body
+        self._half_closed = half_closed
+        self._has_body = not half_closed
+        self._reply_fields: dict[bytes, bytes] = {}
+
+    # From the client.
+
+    def client_data(self, data: Data) -> None:
+        """Collect the request until it is complete or cannot be read; queue or send what follows it."""
+        owner = self.owner
+        self._half_closed |= data.end
+        if self._whole and self.state is CallState.RELEASED:
+            owner.runtime_out.send_data(self.stream, data.payload, data.end, owner.client_out, data.length)
+            self._credit_stream(data.length)
+            return
+        if self._whole:
+            self._late = _joined(self._late, data.payload)  # no credit is given for it, which bounds it
+            self._late_length += data.length
+            return
+        owner.client_out.credit(data.length)
+        if not self._half_closed:  # a client that has half-closed sends no more DATA
+            self._credit_stream(data.length)
+        self._request = _joined(self._request, data.payload) if self._request else data.payload
+        budget = self.shared.budget
+        try:
+            self._counted += len(data.payload)
+            if not budget.add(len(data.payload)):
+                raise WireError(NO_ROOM)
+            if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
+                raise WireError("content type is not application/grpc")
+            if grpc.missing(self._request, MESSAGE_LIMIT) > 0:
+                if self._half_closed:
+                    raise WireError("request ends inside its message")
+                return
+            message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
+            if not self._request[0]:
+                self._request = b""
+            else:  # it was compressed, and may have to leave as it came: both are kept
+                self._counted += len(message)
+                if not budget.add(len(message)):
+                    raise WireError(NO_ROOM)
+            self._message = message
+        except WireError as error:
+            self.problem = str(error)
+        self._whole = True
+        owner.ready.append(self)
+
+    def _credit_stream(self, length: int) -> None:
+        if length and not self._half_closed:
+            self.owner.client_out.inject(http2.window_update(self.stream, length))
+
+    def client_headers(self, block: HeaderBlock) -> None:
+        self._half_closed = True
+        if self.state is CallState.RELEASED:
+            block.send(self.owner.runtime_out, self.stream)
+            return
+        if len(block.alone) + len(block.originals) * bounds.PIECE_BYTES > bounds.HELD_TRAILERS_BYTES:
+            raise Excess("header_block", "trailers of a held call are too long")
+        self._trailers = block
+        if not self._whole:
+            self.client_data(END)
+
+    def client_reset(self, frame: bytes) -> None:
+        """Pass RST_STREAM on at once and drop what waits of the stream."""
+        self.owner.client_out.drop(self.stream)
+        self.owner.runtime_out.drop(self.stream)
+        self.owner.runtime_out.inject(frame)
+        self.kept = None
+        self.end_unanswered()
+
+    def client_window(self, increment: int) -> None:
+        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))  # replies: end to end
+
+    # From the runtime.
+
+    def runtime_window(self, increment: int) -> None:
+        self.owner.runtime_out.open_stream_window(self.stream, increment)  # held requests: hop by hop
+
+    def runtime_part(self, part: Data | HeaderBlock) -> None:
+        """Pass a part of the reply while copying it, or hold back the frame that ends it and read the reply."""
+        if isinstance(part, HeaderBlock):
+            self._reply_fields.update(_reply_fields(part.alone))
+        elif len(self._reply_body) <= bounds.REPLY_BYTES:
+            self._reply_body = _joined(self._reply_body, part.payload) if self._reply_body else part.payload
+        if self.state is CallState.RELEASED and not part.end:
+            part.send(self.owner.client_out, self.stream, self.owner.runtime_out)
+            return
+        if isinstance(part, Data):
+            self.owner.runtime_out.credit(part.length)
+        if self.state is CallState.HOLDING:
+            self._keep_early(part)
+            return
+        self.kept = part
+        fields, reply = self._reply_fields, Reply(agreed=False)
+        status = fields.get(b"grpc-status")
+        if status == b"0" and fields.get(b":status", b"200") == b"200":
+            try:
+                encoding = fields.get(b"grpc-encoding", b"")
+                reply = Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, bounds.REPLY_BYTES))
+            except WireError:
+                pass  # a reply that cannot be read does not count as agreed
+        elif status in _BROKEN_OFF:
+            reply = UNANSWERED
+        elif status == _UNIMPLEMENTED and self.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES:
+            reply = Reply(agreed=False, no_op=True)  # older runtimes do not have it, and the kubelet ignores that
+        if self.reply is None:
+            self.reply = reply
+            self.owner.ready.append(self)
+
+    def _keep_early(self, part: Data | HeaderBlock) -> None:
+        """Hold back a part of a reply that comes before the release; its end ends the call. Raises Excess."""
+        self._early = (*self._early, part)
+        self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
+        if self._early_bytes > bounds.EARLY_BYTES:
+            raise Excess("early_reply", "the runtime answers a call that it was not sent yet")
+        if part.end:
+            self._flush_early()
+            self.end_unanswered()
+
+    def runtime_reset(self, frame: bytes) -> None:
+        """Pass RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
+        if self.kept is not None:
+            self._kept_reset = frame
+            return
+        self._flush_early()
+        self.owner.client_out.drop(self.stream)
+        self.owner.client_out.inject(frame)
+        self.end_unanswered()
+
+    def _flush_early(self) -> None:
+        for part in self._early:
+            part.send(self.owner.client_out, self.stream)
+        self._early = ()
+
+    # From the lifecycle.
+
+    def send_request(self, message: bytes | None) -> bool:
+        """Send the request on, its own bytes if ``message`` is None, and what followed it. Returns False, and sends
+        nothing, if the call is no longer held."""
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.RELEASED
+        runtime, late = self.owner.runtime_out, self._late_length
+        end = self._half_closed and self._has_body and self._trailers is None
+        if message is None and self._request:
+            pieces: tuple[bytes, ...] = (bytes(self._request),)
+        else:
+            message = self._message if message is None else message
+            pieces = () if message is None else grpc.pieces(message)
+        self._request = b""
+        for piece in pieces[:-1]:
+            runtime.send_data(self.stream, piece, False, None, 0)
+        source, charge = (self.shared.budget, self._counted) if self.problem else (None, 0)  # nothing reads it again
+        self._counted -= charge
+        for piece in pieces[-1:]:
+            runtime.send_data(self.stream, piece, end and not late, source, charge)
+        if late or (end and not pieces):
+            runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, late)
+            self._credit_stream(late)
+            self._late, self._late_length = b"", 0
+        if self._trailers is not None:
+            self._trailers.send(runtime, self.stream)
+        if self._early:
+            self._flush_early()
+        self.owner.wake()
+        return True
+
+    def send_refusal(self, code: int, text: str) -> bool:
+        """Answer the client with a gRPC status in the runtime's place (relay-rules A7); returns as ``send_request``."""
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.REFUSED
+        self._free_request()
+        self.owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
+        self.owner.answer(self.stream, refusal(self.stream, code, text, self._half_closed))
+        self.owner.wake()
+        return True
+
+    def answer(self) -> None:
+        """Send the client the frame that was held back; from now on the stream passes unchanged."""
+        kept, self.kept = self.kept, None
+        if kept is None:
+            return
+        owner = self.owner
+        kept.send(owner.client_out, self.stream)
+        if self._kept_reset:
+            owner.client_out.send_frame(self.stream, self._kept_reset)
+        owner.streams.pop(self.stream, None)
+        owner.runtime_out.forget_window(self.stream)
+        owner.wake()
+
+    @property
+    def is_answering(self) -> bool:
+        """Return whether the beginning of the runtime's answer has gone to the client."""
+        return self.state is CallState.RELEASED and bool(self._reply_fields)
+
+    def end_unanswered(self) -> None:
+        """End the call without the runtime's answer, unless that is complete. The stream passes from now on."""
+        if self.kept is not None:
+            return
+        if self.state is CallState.HOLDING:
+            self.state = CallState.ENDED
+            self._free_request()
+        self.owner.streams.pop(self.stream, None)
+        self.owner.runtime_out.forget_window(self.stream)
+        if self.reply is None:
+            self.reply = UNANSWERED
+            self.owner.ready.append(self)
+
+    def free(self) -> None:
+        """Return the request's bytes to the memory budget."""
+        self.shared.budget.credit(self._counted)
+        self._counted = 0
+
+    def _free_request(self) -> None:
+        self.free()
+        self.owner.client_out.credit(self._late_length)
+        self._request, self._late, self._late_length = b"", b"", 0
+
+
+@headers.remembered
+def _reply_fields(block: bytes) -> Sequence[headers.Header]:
+    return headers.find(headers.walk(block), REPLY_FIELDS, bounds.FIELD_BYTES)
+
+
+def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
+    joined = kept if isinstance(kept, bytearray) else bytearray(kept)
+    joined += more
+    return joined
+
 
 _UNANSWERED, _ANSWERING = Open.UNANSWERED, Open.ANSWERING
 _HANDLED = ENDLESS | RESTORES

@@ -19,8 +19,7 @@ from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.messages import decode
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi.codec import resources_of
-from runtimeproxy.model.fields import ROWS, Kind, Resources, named, overlay
-from runtimeproxy.model.values import SLICE, ContainerInfo, PodInfo
+from runtimeproxy.model.fields import ROWS, SLICE, ContainerInfo, Kind, PodInfo, Resources, named, overlay
 from runtimeproxy.wire import protobuf
 
 ITEMS = 1

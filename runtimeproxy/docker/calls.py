@@ -23,18 +23,27 @@ from runtimeproxy.core.call import (
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.exchange import DockerHeld, Shared
+from runtimeproxy.docker.exchange import Action, DockerHeld, Route, Shared
 from runtimeproxy.docker.lookup import Lookup, container_info
 from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError, HookError
-from runtimeproxy.model import hookpoints, records
-from runtimeproxy.model.fields import MEMORY, NO_RESOURCES, SWAP, ResourceValue
+from runtimeproxy.model import hookpoints, merge
+from runtimeproxy.model.fields import (
+    MEMORY,
+    NO_RESOURCES,
+    SWAP,
+    Adjustment,
+    ContainerRecord,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    ResourceValue,
+    Subject,
+)
 from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
-from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import Adjustment, ContainerRecord, HookRequest, PodInfo, PodRecord, Subject
+from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.wire.http1 import RequestHead
 
@@ -152,7 +161,7 @@ class CreateCall(DockerCall):
         if pod is None:
             return None
         repeated = PodInfo(cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
-        subject = records.in_pod(pod, repeated, requested.container)
+        subject = merge.in_pod(pod, repeated, requested.container)
         container = container_info(requested, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))
 
@@ -165,7 +174,7 @@ class CreateCall(DockerCall):
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(respelt, adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
-        path = adjustment.cgroup_parent if of_pod else records.parent_to_put_in(subject.pod, adjustment)
+        path = adjustment.cgroup_parent if of_pod else merge.parent_to_put_in(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
         body = messages.edit_create(self.body, adjustment, parent, of_pod=of_pod)
         self._released = None if body is self.body else body
@@ -178,11 +187,11 @@ class CreateCall(DockerCall):
         made_id = messages.read_created_id(reply.message)
         sent = self.requested if self._released is None else messages.read_create(self._released, self.route.name)
         if isinstance(sent, RequestedPod):
-            pod = records.created_pod(subject, adjustment, made_id).pod
+            pod = merge.created_pod(subject, adjustment, made_id).pod
             return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
         assert sent is not None
-        made = records.created_container(subject, adjustment, made_id)
-        container = records.container_of(made)
+        made = merge.created_container(subject, adjustment, made_id)
+        container = merge.container_of(made)
         effective = replace(container.effective, resources=sent.container.resources)
         return replace(made, container=replace(container, effective=effective))
 
@@ -288,7 +297,7 @@ class StartCall(ReferenceCall):
         Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
         call is ``state_unknown`` from then on.
         """
-        container = records.container_of(subject).effective
+        container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
@@ -321,16 +330,14 @@ class UpdateCall(ReferenceCall):
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        return records.update_hook_request(subject, self.update.requested)
+        return merge.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put each field into the body whose value would differ in the daemon after the unedited request."""
-        effective = records.container_of(subject).effective.resources or NO_RESOURCES
+        effective = merge.container_of(subject).effective.resources or NO_RESOURCES
         if MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {SWAP})
-        update = messages.edit_update(
-            self.body, records.differing(subject, self.update.requested, adjustment), effective
-        )
+        update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
@@ -357,7 +364,7 @@ class UpdateCall(ReferenceCall):
         super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        return records.updated(subject, self.update, adjustment)
+        return merge.updated(subject, self.update, adjustment)
 
 
 BY_REFERENCE: dict[Action, type[ReferenceCall]] = {

@@ -13,15 +13,14 @@ from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
-from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest
+from runtimeproxy.docker.exchange import PASSING_CREATE, Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import DAEMON_AWAY, Reader
-from runtimeproxy.docker.routes import PASSING_CREATE, Action, Route
 from runtimeproxy.docker.sync import EventFollower
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints
+from runtimeproxy.model.fields import Subject
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
-from runtimeproxy.model.values import Subject
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.connection import REQUEST_BYTES, Connection, Endpoint, ReadBuffer

@@ -13,8 +13,8 @@ from runtimeproxy.docker import messages, status
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.messages import CONTAINER_TYPE, POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.status import ImageDefaults
-from runtimeproxy.model import records
-from runtimeproxy.model.values import ContainerInfo, PodRecord, Subject
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import ContainerInfo, PodRecord, Subject
 from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
@@ -85,7 +85,7 @@ class Lookup:
             return None
         # The Store may have had the container and lacked only its pod.
         read = self._store.read_container(container_info(requested, pod, driver))
-        return full_id, records.subject_of_read(pod, read)
+        return full_id, merge.subject_of_read(pod, read)
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""

@@ -26,8 +26,18 @@ from typing import Any, ParamSpec, TypeVar
 from runtimeproxy.core.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, ROWS, SWAP, Changes, Resources, named, overlay
-from runtimeproxy.model.values import Adjustment, ContainerInfo, PodInfo
+from runtimeproxy.model.fields import (
+    MEMORY,
+    ROWS,
+    SWAP,
+    Adjustment,
+    Changes,
+    ContainerInfo,
+    PodInfo,
+    Resources,
+    named,
+    overlay,
+)
 from runtimeproxy.wire import json
 from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, Table, read_members
 

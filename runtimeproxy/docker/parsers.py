@@ -7,7 +7,7 @@ is not collected before its turn (relay-rules B3, B7). An answer passes as it co
 from typing import TYPE_CHECKING
 
 from runtimeproxy.core.call import CallState
-from runtimeproxy.docker import routes
+from runtimeproxy.docker import exchange
 from runtimeproxy.docker.exchange import DockerHeld, Exchange, ReaderEvent
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
@@ -154,7 +154,7 @@ class Requests:
 
     def _begin(self, head: RequestHead) -> None:
         reader = self._reader
-        route = routes.route(head.method, head.target)
+        route = exchange.route(head.method, head.target)
         if route is not None and self._shared.intercepts(route):
             held = self._newest = self._shared.kinds[route.action](reader, head, route)
             self.body = follow(head.framing, head.length, held.keep)
@@ -167,11 +167,11 @@ class Requests:
                     self._continue(held)
         else:
             self.body = follow(head.framing, head.length)
-            newest = self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
+            newest = self._newest = Exchange(head, bool(head.upgrade) or exchange.may_upgrade(head.method, head.target))
             reader.to_daemon.append(head.raw)
-            target = head.target if head.target[0] == "/" else routes.without_authority(head.target)
-            found = routes.passing(f"{head.method} {target}")
-            series = newest.series = routes.PASSING[found.lastindex or 0 if found else 0]
+            target = head.target if head.target[0] == "/" else exchange.without_authority(head.target)
+            found = exchange.passing(f"{head.method} {target}")
+            series = newest.series = exchange.PASSING[found.lastindex or 0 if found else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
             reader.pending.append(newest)
             known = route is None and self.body is None and not newest.may_tunnel

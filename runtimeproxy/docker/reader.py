@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from runtimeproxy.core.call import CallState
-from runtimeproxy.docker.exchange import DockerHeld, Exchange, OwnAnswer, ReaderEvent, RefusedRequest, Shared
+from runtimeproxy.docker.exchange import EVENTS, DockerHeld, Exchange, OwnAnswer, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.parsers import Answers, Requests
-from runtimeproxy.docker.routes import EVENTS
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
 

@@ -18,8 +18,8 @@ from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed,
 from runtimeproxy.doctor.machine import Machine, denied
 from runtimeproxy.doctor.unix_sockets import same
 from runtimeproxy.errors import ConfigError, HookError, Reason
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import disabled_with, repeated_calls, repetitions, sockets_of

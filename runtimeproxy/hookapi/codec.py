@@ -17,9 +17,20 @@ from google.protobuf.message import DecodeError, Message
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, entries_pb2
 from runtimeproxy.model.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
-from runtimeproxy.model.fields import MAP_FIELDS, RESOURCE_FIELDS, ROWS, Kind, Resources
+from runtimeproxy.model.fields import (
+    MAP_FIELDS,
+    NO_CHANGES,
+    RESOURCE_FIELDS,
+    ROWS,
+    ContainerInfo,
+    Envs,
+    HookAnswer,
+    HookRequest,
+    Kind,
+    PodInfo,
+    Resources,
+)
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
-from runtimeproxy.model.values import NO_CHANGES, ContainerInfo, Envs, HookAnswer, HookRequest, PodInfo
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 

@@ -6,8 +6,8 @@ their code runs with cold CPU caches: work that is not repeated saves cold code.
 
 from typing import TypeVar
 
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, PodInfo
 from runtimeproxy.model.hookpoints import SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, PodInfo
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -6,7 +6,7 @@ each decoded message makes new copies.
 
 from collections.abc import Mapping
 
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord
 
 TABLE_LIMIT = 16_384
 """How many texts the table holds before it is cleared. A text that is cleared costs one more copy."""

@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtimeproxy.model.fields import MEMORY, RESOURCE_FIELDS, SWAP, ResourceValue
+from runtimeproxy.model.fields import MEMORY, RESOURCE_FIELDS, SWAP, Adjustment, ResourceValue
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import Adjustment
 
 Fields = frozenset[str]
 """Names of fields without a map's key: "annotations", "resources.unified" (``fields.kind_of``)."""

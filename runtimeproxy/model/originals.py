@@ -9,8 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from runtimeproxy.model.fields import NO_RESOURCES, ROWS, Resources, Value, kind_of, nested
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, set_fields
+from runtimeproxy.model.fields import (
+    NO_RESOURCES,
+    ROWS,
+    ContainerInfo,
+    ContainerRecord,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Value,
+    kind_of,
+    nested,
+    set_fields,
+)
 
 Pair = tuple[Value | None, Value | None]
 """The kubelet's value and the hook's; None means not set."""

@@ -23,8 +23,7 @@ from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, watch
-from runtimeproxy.plugins.breaker import Breaker, BreakerState
-from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.client import Breaker, BreakerState, HookClient
 from runtimeproxy.plugins.disabling import Disabling
 from runtimeproxy.plugins.mask import Disabled, MaskFile
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import FlowControlledSender
+from runtimeproxy.wire.http2 import FlowControlledSender
 
 STREAMS_UNTIL_TOLD = 1
 """Most streams that are open before the peer's SETTINGS say how many it takes."""

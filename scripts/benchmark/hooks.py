@@ -21,9 +21,8 @@ from typing import NamedTuple
 import uvloop
 
 from runtimeproxy.errors import HookError
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy_hooks.lib import koordinator as key
 from runtimeproxy_hooks.servers.coresched import GET, ITSELF, THREAD, sched_core

@@ -6,8 +6,7 @@ from typing import Any
 from runtimeproxy.admin.channel import Part
 from runtimeproxy.admin.queries import Sources, table
 from runtimeproxy.core.store import Store
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.mask import Disabled

@@ -19,7 +19,7 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import HOOK_SERVERS
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.asked import CANARY, Asked

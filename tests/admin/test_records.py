@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy.admin.records import LONGEST_ENVS, MANY, Page, container_row, is_of_pod, pod_row
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import NO_CHANGES, ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, changed
+from runtimeproxy.model.fields import (
+    NO_CHANGES,
+    ContainerInfo,
+    ContainerRecord,
+    Envs,
+    PodInfo,
+    PodRecord,
+    Resources,
+    changed,
+)
 
 CANARY = "canary-4711"
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})

@@ -5,9 +5,9 @@ import pytest
 from runtimeproxy.core.call import DONE, NOT_DONE, UNANSWERED, HeldCall, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.model import records
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import NO_ADJUSTMENT, Subject
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import NO_ADJUSTMENT, Subject
 from runtimeproxy.observe.events import About
 from tests.fakes.calls import SUBJECT, FakeCall
 
@@ -96,7 +96,7 @@ Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
 
 async def test_call_changes_nothing_by_itself() -> None:
     call = Plain()
-    assert call.hook_request(SUBJECT) == records.hook_view(SUBJECT)
+    assert call.hook_request(SUBJECT) == merge.hook_view(SUBJECT)
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
     assert call.unedited(Store())

@@ -8,8 +8,8 @@ import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.model.fields import ContainerRecord, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import ContainerRecord, PodRecord, Subject
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core

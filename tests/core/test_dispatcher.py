@@ -9,10 +9,8 @@ from contextlib import nullcontext
 import pytest
 
 from runtimeproxy.errors import HookError, Reason
-from runtimeproxy.model import values
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
-from runtimeproxy.model.values import (
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import (
     NO_ADJUSTMENT,
     Adjustment,
     ContainerInfo,
@@ -21,8 +19,10 @@ from runtimeproxy.model.values import (
     HookRequest,
     PodInfo,
     PodRecord,
+    Resources,
     Subject,
 )
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
@@ -112,7 +112,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
-    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (values.Conflict("envs.A", "a", "b"),))
+    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (fields.Conflict("envs.A", "a", "b"),))
     assert desk.metrics.counted("hook_conflicts", hook_server="a", hook=CREATE.name) == 1
     assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
     assert CANARY not in caplog.text

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
-from runtimeproxy.model.fields import RESOURCE_FIELDS, Resources, tidy
+from runtimeproxy.model.fields import (
+    NO_ADJUSTMENT,
+    RESOURCE_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+    tidy,
+)
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
 from runtimeproxy.model.merge import by_field
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.observe.metrics import Metrics
 from tests.amounts import examples
 from tests.fakes.calls import FakeCall

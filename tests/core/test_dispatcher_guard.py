@@ -9,10 +9,10 @@ import pytest
 
 from runtimeproxy.core.dispatcher import LEFT, OK, Dispatcher
 from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.model.fields import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
-from runtimeproxy.model.values import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
 from runtimeproxy.rpc.connection import Peer
 from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
 

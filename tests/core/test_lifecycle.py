@@ -9,10 +9,9 @@ import pytest
 
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.errors import BackendError, Reason
-from runtimeproxy.model import records
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
-from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
@@ -251,7 +250,7 @@ async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
-    assert core.store.container("c1") == records.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
+    assert core.store.container("c1") == merge.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])

@@ -13,9 +13,8 @@ from runtimeproxy.core import dispatcher
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
 from runtimeproxy.errors import BackendError, Reason
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
-from runtimeproxy.model.values import ContainerRecord, HookAnswer, PodRecord, Subject
 from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core

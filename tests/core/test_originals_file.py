@@ -13,8 +13,7 @@ import pytest
 from runtimeproxy.core import originals_file
 from runtimeproxy.core.originals_file import Failed, File, Originals
 from runtimeproxy.core.store import Store
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.observe.metrics import Metrics
 from tests.system.keeping import on_tmpfs, rows
 from tests.system.proxy import until

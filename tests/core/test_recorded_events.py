@@ -13,20 +13,21 @@ from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.core.sync import PASS_SECONDS
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
-from runtimeproxy.model.fields import Resources, kind_of
-from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import (
+from runtimeproxy.model.fields import (
     ContainerInfo,
     ContainerRecord,
     HookAnswer,
     HookRequest,
     PodInfo,
     PodRecord,
+    Resources,
     Subject,
+    kind_of,
 )
+from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS, Metrics
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core

@@ -8,9 +8,8 @@ import pytest
 
 from runtimeproxy.core import store as module
 from runtimeproxy.core.store import WHOLE_ID, Store
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.originals import OriginalValues, original_values_of, write
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 
 Act = Callable[[Store], object]
 

@@ -73,9 +73,8 @@ def fill(form: str) -> None:
     """Fill a Store; print the number of its records and the memory they take."""
     import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
     from runtimeproxy.core.store import Store
-    from runtimeproxy.model import values
-    from runtimeproxy.model.fields import Resources
-    from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+    from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+    from runtimeproxy.model.fields import changed as changed_envs
 
     pod_template, container_template = json.dumps(POD), json.dumps(CONTAINER)
     gc.collect()
@@ -91,7 +90,7 @@ def fill(form: str) -> None:
             if form == "cri":
                 fields["envs"] = read(fields)
             asked = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
-            changed = values.changed(asked.envs, {"HOOK": f"{each}"})
+            changed = changed_envs(asked.envs, {"HOOK": f"{each}"})
             hooked = replace(asked, envs=changed, resources=replace(resources, cpu_shares=2))
             store.commit(Subject(owner, ContainerRecord(asked, hooked if each % 2 else asked)))
     gc.collect()

@@ -11,9 +11,9 @@ from runtimeproxy.core.call import UNANSWERED, Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
 from runtimeproxy.errors import BackendError, BackendFailure
+from runtimeproxy.model.fields import Subject
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.originals import OriginalValues, write
-from runtimeproxy.model.values import Subject
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.state import LIST, Synced, container, pod

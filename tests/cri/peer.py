@@ -15,11 +15,10 @@ from hyperframe import frame as hyper
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.cri.frame_relay import FrameRelay, Shared
-from runtimeproxy.cri.held import CriHeld
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import NotHttp2, Reader
+from runtimeproxy.cri.reader import CriHeld, NotHttp2, Reader
 from runtimeproxy.observe.metric_table import Key
-from runtimeproxy.wire.flow import FlowControlledSender
+from runtimeproxy.wire.http2 import FlowControlledSender
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from runtimeproxy.model.fields import ResourceValue
-from runtimeproxy.model.values import Adjustment
+from runtimeproxy.model.fields import Adjustment, ResourceValue
 from tests.cri.messages import LENGTH_DELIMITED, VARINT, length_delimited, tag
 from tests.fakes import cri_pb2 as cri
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.cri.routes import HELD
-from runtimeproxy.model.fields import Resources, named
-from runtimeproxy.model.values import Adjustment, HookAnswer
+from runtimeproxy.model.fields import Adjustment, HookAnswer, Resources, named
 from tests.amounts import examples
 from tests.cri import conversations as talk
 from tests.cri import rest

@@ -17,7 +17,7 @@ from runtimeproxy.cri import backend as backend_module
 from runtimeproxy.cri.backend import REPEATS_SECONDS, STATUS_SECONDS, Backend, CriState
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model import no_effect
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.fakes.shapes import SHAPES, Shape

@@ -15,14 +15,13 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
-from runtimeproxy.cri.held import CriHeld
-from runtimeproxy.cri.reader import GONE
+from runtimeproxy.cri.reader import GONE, CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.wire import flow
-from runtimeproxy.wire.flow import CREDIT_STEP, FlowControlledSender
+from runtimeproxy.wire import http2
+from runtimeproxy.wire.http2 import CREDIT_STEP, FlowControlledSender
 from tests.cri import peer
 from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, Settings
 from tests.relay.test_dial import fill_backlog
@@ -482,7 +481,7 @@ async def test_a10_queue_for_images_is_bounded(pulling: Scene, there: bool, monk
 
 async def test_a10_trailers_in_an_image_queue_are_bounded(pulling: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind DATA of their stream, which wait for its credit."""
-    monkeypatch.setattr(flow, "QUEUED_BYTES", 1 << 16)
+    monkeypatch.setattr(http2, "QUEUED_BYTES", 1 << 16)
     trailers = peer.raw_headers(5, peer.block(((b"x", b"v" * 16_000),)))
     await pulling.send(pulling.client, Headers(5, PULL), *[Data(5, bytes(16_384))] * 5, *[trailers] * 5)
     with suppress(BrokenPipeError):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.fields import RESOURCE_FIELDS, Resources, ResourceValue, overlay
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment
+from runtimeproxy.model.fields import NO_ADJUSTMENT, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue, overlay
 from tests.cri import rest
 from tests.cri.messages import DECLARED, random_messages
 from tests.fakes import cri_pb2 as cri

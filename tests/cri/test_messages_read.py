@@ -16,9 +16,8 @@ from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.messages import read_container, read_id, read_pod, read_pod_update, read_update
 from runtimeproxy.hookapi import api_pb2 as hook_pb2
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import RESOURCE_FIELDS, Resources
+from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, Envs, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, Envs, HookRequest, PodInfo
 from runtimeproxy.wire.protobuf import varint
 from tests.cri.messages import DECLARED, random_messages
 from tests.fakes import cri_pb2 as cri

@@ -16,8 +16,7 @@ from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.cri import api_pb2, status
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import hookpoints
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo, Resources
 from tests.fakes import cri_pb2 as cri
 
 POD_INFO: dict[str, Any] = {

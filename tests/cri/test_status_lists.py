@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.cri import status
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.fields import ContainerInfo, PodInfo
 from tests.amounts import examples
 from tests.fakes import cri_pb2 as cri
 

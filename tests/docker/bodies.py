@@ -1,7 +1,6 @@
 """The complete create bodies that dockershim sends for a pod and its container, and the values to be read from them."""
 
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as shim
 

@@ -17,9 +17,8 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import DockerHeld, Known, ReaderEvent, RefusedRequest, Shared
+from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route, Shared
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import error
 from tests.docker.replies import EOF, ours

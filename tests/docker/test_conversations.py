@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import DockerHeld, Known
-from runtimeproxy.docker.routes import Action, may_upgrade
+from runtimeproxy.docker.exchange import Action, DockerHeld, Known, may_upgrade
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from tests.amounts import examples
@@ -18,7 +17,7 @@ from tests.docker.messages import CHUNKED, CLOSE, EXPECT, ID, UPGRADE, answer, c
 from tests.docker.peer import Play
 from tests.docker.replies import CONTINUE, NOT_FOUND, OK
 from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
-from tests.docker.test_routes import API
+from tests.docker.test_exchange_routes import API
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
-from runtimeproxy.docker import routes
+from runtimeproxy.docker import exchange
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
@@ -321,7 +321,7 @@ def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
     assert counted == {"GET /info": 3, "POST /containers/{id}/wait": 3, "other": 3}
 
 
-@pytest.mark.parametrize("template", [labels[0] for _, labels in routes.PASSING[1:]])
+@pytest.mark.parametrize("template", [labels[0] for _, labels in exchange.PASSING[1:]])
 def test_each_route_is_counted_by_its_own_name(template: str) -> None:
     """With and without an API version, and whatever its query."""
     method, _, path = template.replace("{id}", ID).replace("{name}", "registry:5000/library/busybox:1").partition(" ")

@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.docker.front import DockerConnection
 from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.docker.reader import DAEMON_AWAY
-from runtimeproxy.model.values import HookAnswer
+from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request

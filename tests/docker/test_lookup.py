@@ -16,7 +16,7 @@ from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.messages import Driver
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
 from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE

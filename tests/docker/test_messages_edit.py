@@ -20,8 +20,7 @@ from runtimeproxy.docker.messages import (
     edit_update,
 )
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, Resources, ResourceValue
-from runtimeproxy.model.values import NO_ADJUSTMENT, Adjustment
+from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
 from tests.amounts import examples
 
 GIB = 2**30

@@ -21,8 +21,7 @@ from runtimeproxy.docker.messages import (
     parse_name,
     read_update,
 )
-from runtimeproxy.model.fields import Resources, named
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources, named
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_structs import RESOURCES, filled

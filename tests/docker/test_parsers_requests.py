@@ -3,8 +3,8 @@
 import pytest
 
 from runtimeproxy.core.call import NO_ROOM
+from runtimeproxy.docker.exchange import Action
 from runtimeproxy.docker.parsers import READ_AHEAD_BYTES
-from runtimeproxy.docker.routes import Action
 from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours

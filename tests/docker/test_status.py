@@ -17,7 +17,7 @@ from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import status
 from runtimeproxy.docker.messages import RequestedContainer, RequestedPod, read_create
 from runtimeproxy.docker.status import ImageDefaults, read_image, read_state
-from runtimeproxy.model.values import ContainerInfo, PodInfo
+from runtimeproxy.model.fields import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, POD_BODY, POD_NAME, SANDBOX
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed

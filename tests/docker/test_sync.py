@@ -12,7 +12,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
 from runtimeproxy.docker.sync import REPLAY_SECONDS, EventFollower
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.clock import virtual_time
 from tests.observe.events import shown_of

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
-from runtimeproxy.model import hookpoints, values
+from runtimeproxy.model import fields, hookpoints
 from runtimeproxy.model.fields import ResourceValue
 from runtimeproxy.model.hookpoints import Operation
 
 AGREED = Reply(agreed=True, message=b"yes")
-POD = values.PodInfo(id="p1", name="web", labels={"app": "shop"})
-CONTAINER = values.ContainerInfo(id="c1", pod_id="p1", name="main")
-SUBJECT = values.Subject(values.PodRecord(POD, POD), values.ContainerRecord(CONTAINER, CONTAINER))
+POD = fields.PodInfo(id="p1", name="web", labels={"app": "shop"})
+CONTAINER = fields.ContainerInfo(id="c1", pod_id="p1", name="main")
+SUBJECT = fields.Subject(fields.PodRecord(POD, POD), fields.ContainerRecord(CONTAINER, CONTAINER))
 
 
 @dataclass(eq=False)
@@ -25,12 +25,12 @@ class FakeCall(HeldCall):
     """A held call; its fields determine what it does."""
 
     operation: Operation
-    known: values.Subject | None = SUBJECT
+    known: fields.Subject | None = SUBJECT
     """What the request and the Store tell."""
     known_error: Exception | None = None
-    read: values.Subject | Exception | None = None
+    read: fields.Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
-    made: values.ContainerRecord | Exception | None = None
+    made: fields.ContainerRecord | Exception | None = None
     """What the runtime reports of what a create's answer names, after ``read_seconds``."""
     repeats: bool = False
     """Whether its answer may name what a create of an earlier process made."""
@@ -57,9 +57,9 @@ class FakeCall(HeldCall):
     """The runtime's answers each time it is asked for the outcome of the call; the last one is repeated."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
-    released_with: tuple[values.Subject | None, values.Adjustment] | None = None
+    released_with: tuple[fields.Subject | None, fields.Adjustment] | None = None
     refused_with: HookError | None = None
-    changed_by: values.Adjustment | None = None
+    changed_by: fields.Adjustment | None = None
     """The adjustment that ``outcome`` was given."""
     answered: bool = False
     over_at: float | None = None
@@ -81,14 +81,14 @@ class FakeCall(HeldCall):
             raise self.key
         return self.key
 
-    def subject(self, store: Store) -> values.Subject | None:
+    def subject(self, store: Store) -> fields.Subject | None:
         if self.known_error is not None:
             raise self.known_error
         if self.known is not None and self.known.container is not None:
             return replace(self.known, container=store.container("c1") or self.known.container)
         return self.known
 
-    async def read_subject(self, store: Store) -> values.Subject | None:
+    async def read_subject(self, store: Store) -> fields.Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
         self.key = self.whole_key or self.key
@@ -96,11 +96,11 @@ class FakeCall(HeldCall):
             raise self.read
         return self.read
 
-    def hook_request(self, subject: values.Subject) -> values.HookRequest:
+    def hook_request(self, subject: fields.Subject) -> fields.HookRequest:
         container = None if subject.container is None else subject.container.effective
-        return values.HookRequest(subject.pod.effective, container)
+        return fields.HookRequest(subject.pod.effective, container)
 
-    async def prepare(self, subject: values.Subject, adjustment: values.Adjustment) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: fields.Subject, adjustment: fields.Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
         try:
             await asyncio.sleep(self.prepare_seconds)
@@ -117,7 +117,7 @@ class FakeCall(HeldCall):
     def may_be_repeated(self) -> bool:
         return self.repeats
 
-    def release(self, subject: values.Subject | None, adjustment: values.Adjustment) -> None:
+    def release(self, subject: fields.Subject | None, adjustment: fields.Adjustment) -> None:
         if subject is not None and self.edit_error is not None:
             raise self.edit_error
         self._step("release")
@@ -134,7 +134,7 @@ class FakeCall(HeldCall):
         self.state = CallState.REFUSED
         self.refused_with = error
 
-    def outcome(self, subject: values.Subject, adjustment: values.Adjustment, reply: Reply) -> values.Subject:
+    def outcome(self, subject: fields.Subject, adjustment: fields.Adjustment, reply: Reply) -> fields.Subject:
         if self.outcome_error is not None:
             raise self.outcome_error
         self.changed_by = adjustment
@@ -146,9 +146,9 @@ class FakeCall(HeldCall):
             envs={**before.envs, **adjustment.envs},
             annotations={**before.annotations, **adjustment.annotations},
         )
-        return values.Subject(subject.pod, values.ContainerRecord(subject.container.original, effective))
+        return fields.Subject(subject.pod, fields.ContainerRecord(subject.container.original, effective))
 
-    async def read_made(self, store: Store, made: values.Subject) -> values.ContainerRecord | None:
+    async def read_made(self, store: Store, made: fields.Subject) -> fields.ContainerRecord | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
         if isinstance(self.made, Exception):

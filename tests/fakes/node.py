@@ -11,12 +11,11 @@ from runtimeproxy.core.call import CallState, HeldCall, Life, MemoryBudget, Repl
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import Streams
-from runtimeproxy.cri.held import CriHeld
+from runtimeproxy.cri.reader import CriHeld
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.wire import headers
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.core import Parts

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
-from runtimeproxy.model.values import HookAnswer, HookRequest
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.rpc.connection import Peer

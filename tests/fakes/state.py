@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from runtimeproxy.core.sync import Listed, Sync
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.fakes.core import Core
 
 LIST = "list"

@@ -151,7 +151,7 @@ ROWS = """\
 """
 MODEL_WITH_IT = """
 from runtimeproxy.model import fields, merge, originals
-from runtimeproxy.model.values import *
+from runtimeproxy.model.fields import *
 
 sent, answered = Resources(cpu_burst=5, files={"a": "1"}), Resources(cpu_burst=7, files={"b": "2"})
 request = HookRequest(PodInfo("p1"), ContainerInfo("c1", "p1", resources=sent))

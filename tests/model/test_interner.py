@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.model import interner as module
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources
 from runtimeproxy.model.interner import LONGEST_TEXT, StringInterner
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord
 from tests.amounts import examples
 
 

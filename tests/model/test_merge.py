@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, RESOURCE_FIELDS, Resources, kind_of
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
-from runtimeproxy.model.values import (
+from runtimeproxy.model.fields import (
+    MAP_FIELDS,
     NO_ADJUSTMENT,
+    NUMBER_FIELDS,
+    RESOURCE_FIELDS,
     Adjustment,
     Conflict,
     ContainerInfo,
@@ -25,7 +25,11 @@ from runtimeproxy.model.values import (
     HookAnswer,
     HookRequest,
     PodInfo,
+    Resources,
+    kind_of,
 )
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
+from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))

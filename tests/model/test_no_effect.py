@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.model import no_effect
+from runtimeproxy.model.fields import Adjustment
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.model.values import Adjustment
 
 RUN, CREATE, UPDATE = (
     Operation.RUN_POD_SANDBOX,

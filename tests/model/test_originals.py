@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
 from runtimeproxy.model.originals import (
     BrokenOriginals,
     OriginalValues,
@@ -19,7 +19,6 @@ from runtimeproxy.model.originals import (
     restored_pod,
     write,
 )
-from runtimeproxy.model.values import ContainerInfo, ContainerRecord, PodInfo, PodRecord
 
 POD = PodInfo("p1", "web", "uid", "shop", 2, labels={"app": "web"}, annotations={"a.b/c": "1"}, cgroup_parent="/k/p")
 LIMITS = Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"})

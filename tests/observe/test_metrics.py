@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy.core.dispatcher import LEFT, OK
 from runtimeproxy.cri import routes as cri_routes
-from runtimeproxy.docker import routes as docker_routes
+from runtimeproxy.docker import exchange as docker_routes
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Kind

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.plugins.breaker import Breaker, BreakerState
+from runtimeproxy.plugins.client import Breaker, BreakerState
 from tests.amounts import examples
 
 SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)

@@ -10,9 +10,8 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.rpc import connection as unary
 from runtimeproxy.wire import http2

@@ -18,7 +18,7 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, manager
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.mask import MaskFile
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher

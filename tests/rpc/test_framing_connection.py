@@ -6,7 +6,7 @@ from hpack import Encoder
 from runtimeproxy.errors import WireError
 from runtimeproxy.rpc.framing import HEADER_LIMIT, ClientConnection
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW
+from runtimeproxy.wire.http2 import CREDIT_STEP, PAIR_WINDOW
 
 BLOCK = headers.build([(b":status", b"200")])
 

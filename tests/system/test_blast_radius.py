@@ -22,7 +22,7 @@ from runtimeproxy.admin.health import PATIENCE_SECONDS
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.observe.metric_table import METRICS
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from scripts.fleets import blast
 from scripts.fleets.blast import BACK_SECONDS, DISABLE, KINDS, MOVE, REPLACE, WAYS_BACK, Lost

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.routes import Action, Route, route
+from runtimeproxy.docker.exchange import Action, Route, route
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import examples
 from tests.docker.followed import OURS, answers, check_refused, follow, mutations
 from tests.docker.forms import BEHIND, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
-from tests.docker.test_routes import HELD, ID, PASSING
+from tests.docker.test_exchange_routes import HELD, ID, PASSING
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import ROOT
 

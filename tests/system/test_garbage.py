@@ -14,7 +14,7 @@ import pytest
 import runtimeproxy
 from runtimeproxy.core.call import HeldCall, Unreadable
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.model.values import HookRequest
+from runtimeproxy.model.fields import HookRequest
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front

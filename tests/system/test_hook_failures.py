@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.plugins import breaker
+from runtimeproxy.plugins import client as hook_client
 from runtimeproxy.wire import http2
 from runtimeproxy.wire.grpc import message
 from tests.amounts import HANGS, Amount
@@ -101,7 +101,7 @@ async def half_an_answer(path: str) -> AsyncIterator[None]:
 async def test_hook_that_hangs_costs_its_timeout(
     front: Front, tmp_path: Path, runtime: Runtime, path: str, hanging: Behaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaker, "FAILURES_IN_A_ROW", 10**9)  # every call asks
+    monkeypatch.setattr(hook_client, "FAILURES_IN_A_ROW", 10**9)  # every call asks
     inside = front.inside(tmp_path)
     inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
     async with hanging(path), inside as proxy, front.caller(proxy.socket) as caller:

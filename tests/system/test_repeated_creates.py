@@ -21,8 +21,7 @@ from runtimeproxy.cri.backend import CriState
 from runtimeproxy.docker.backend import Backend as DockerBackend
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.model.fields import RESOURCE_FIELDS
-from runtimeproxy.model.values import ContainerInfo, PodInfo, PodRecord
+from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, PodInfo, PodRecord
 from runtimeproxy.observe.events import EventKind
 from tests import amounts
 from tests.fakes import hookanswers

@@ -15,9 +15,16 @@ from runtimeproxy.cri import api_pb2, calls, messages
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
 from runtimeproxy.model import hookpoints
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import (
+    Adjustment,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodRecord,
+    Resources,
+    Subject,
+)
 from runtimeproxy.model.hookpoints import Operation, Stage
-from runtimeproxy.model.values import Adjustment, ContainerRecord, HookAnswer, HookRequest, PodRecord, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri

@@ -7,8 +7,7 @@ import pytest
 
 from runtimeproxy.docker import messages
 from runtimeproxy.errors import Reason
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import ContainerRecord, HookAnswer, HookRequest, PodRecord, Subject
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request

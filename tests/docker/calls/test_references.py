@@ -11,8 +11,7 @@ from runtimeproxy.core.call import NOT_DONE
 from runtimeproxy.docker.calls import DockerCall
 from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.errors import Reason
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import NO_ADJUSTMENT, HookAnswer, HookRequest
+from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
 from tests.docker.bodies import ASKED, MIB
 from tests.docker.client import request
 from tests.docker.daemon import until

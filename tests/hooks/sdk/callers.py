@@ -5,8 +5,8 @@ from typing import Any
 import grpc
 
 from runtimeproxy.hookapi import codec
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy.plugins.client import HookClient
 from tests.hooks.sdk.child import DO
 

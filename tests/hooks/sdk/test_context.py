@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model.fields import MAP_FIELDS, RESOURCE_FIELDS, Resources
+from runtimeproxy.model.fields import (
+    MAP_FIELDS,
+    RESOURCE_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import difference, echo, judged, limited
-from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD

@@ -13,12 +13,16 @@ from runtimeproxy.model.fields import (
     NUMBER_FIELDS,
     RESOURCE_FIELDS,
     TEXT_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
     Resources,
     is_echo,
     tidy,
 )
 from runtimeproxy.model.merge import difference, judged
-from runtimeproxy.model.values import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk.context import ContainerContext
 from runtimeproxy_hooks.sdk.errors import Malformed, Rejected, reject
 from runtimeproxy_hooks.sdk.hook import METHODS, Hook, ask

@@ -17,9 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
 from runtimeproxy_hooks.sdk.background import BackgroundLoop
 from runtimeproxy_hooks.sdk.serving import THREADS, HookServer

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.model.fields import HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import HookRequest, PodInfo
 from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
 from runtimeproxy_hooks.sdk.hook import ask

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy_hooks.lib.cgroups import Cgroups
 from runtimeproxy_hooks.lib.koordinator import RESOURCE_STATUS
 from runtimeproxy_hooks.sdk import ContainerContext, Malformed

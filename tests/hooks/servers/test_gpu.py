@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy_hooks.lib.koordinator import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from runtimeproxy_hooks.sdk import ContainerContext, Malformed
 from runtimeproxy_hooks.sdk.testing import Difference, HookTester

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.tools import call, request
 from runtimeproxy_hooks.tools.client import Server
 from tests.amounts import examples

@@ -7,9 +7,8 @@ import pytest
 
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import Resources
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookAnswer, HookRequest, PodInfo
 from runtimeproxy_hooks.tools import connections, messages, request
 from tests.hooks.nodes import rows
 

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import MAP_FIELDS, NUMBER_FIELDS, TEXT_FIELDS, Resources
+from runtimeproxy.model.fields import (
+    MAP_FIELDS,
+    NUMBER_FIELDS,
+    TEXT_FIELDS,
+    ContainerInfo,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
-from runtimeproxy.model.values import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy_hooks.tools import request
 from tests.amounts import examples
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.model.fields import HookRequest
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
-from runtimeproxy.model.values import HookRequest
 from runtimeproxy_hooks.tools import connections, request, rules, verify
 from runtimeproxy_hooks.tools.rules import RULES, Rule
 from runtimeproxy_hooks.tools.subject import Broken, Late, Skipped, TriedServer

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model import records, values
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.merge import difference
-from runtimeproxy.model.records import EffectiveUpdate, RequestedUpdate
-from runtimeproxy.model.values import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model import fields, merge
+from runtimeproxy.model.fields import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate, difference
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
 ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
@@ -37,8 +35,8 @@ HALVED = running(cpu_shares=512)
 def test_effective_values_are_told() -> None:
     hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
     pod = PodRecord(POD, hooked_pod)
-    assert records.hook_view(Subject(pod)) == values.HookRequest(hooked_pod)
-    assert records.hook_view(Subject(pod, ContainerRecord(CONTAINER, hooked))) == values.HookRequest(hooked_pod, hooked)
+    assert merge.hook_view(Subject(pod)) == fields.HookRequest(hooked_pod)
+    assert merge.hook_view(Subject(pod, ContainerRecord(CONTAINER, hooked))) == fields.HookRequest(hooked_pod, hooked)
 
 
 def test_hooked_fields_are_named_without_their_values() -> None:
@@ -46,12 +44,12 @@ def test_hooked_fields_are_named_without_their_values() -> None:
     hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
     known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "one"), ("unified.a", "two"))))
     earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
-    assert records.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
-    assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == {}
+    assert merge.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
+    assert merge.hooked(subject()) == merge.hooked(Subject(subject().pod)) == {}
 
 
 def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
-    made = records.created_pod(Subject(PodRecord(POD, POD)), Adjustment(labels={"l": "2"}, cgroup_parent="/own"), "p1")
+    made = merge.created_pod(Subject(PodRecord(POD, POD)), Adjustment(labels={"l": "2"}, cgroup_parent="/own"), "p1")
     known = replace(POD, id="p1")
     assert made == Subject(PodRecord(known, replace(known, labels={"qos": "BE", "l": "2"}, cgroup_parent="/own")))
 
@@ -59,10 +57,10 @@ def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
 def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
     """As long as the pod is known, also by its containers: the runtime goes on reporting them."""
     pod = replace(POD, resources=Resources(cpu_quota=7))
-    made = records.created_pod(Subject(PodRecord(pod, pod)), values.NO_ADJUSTMENT, "p1", {"cpu_shares": 2}).pod
-    in_new = records.in_pod(made, at("/new"), CONTAINER).pod
+    made = merge.created_pod(Subject(PodRecord(pod, pod)), fields.NO_ADJUSTMENT, "p1", {"cpu_shares": 2}).pod
+    in_new = merge.in_pod(made, at("/new"), CONTAINER).pod
     unknown = replace(made, effective=replace(made.effective, cgroup_parent=None))
-    in_read = records.subject_of_read(unknown, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent="/k"))).pod
+    in_read = merge.subject_of_read(unknown, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent="/k"))).pod
     for known in (made, in_new, in_read):
         assert known.reported == Resources(cpu_quota=7, cpu_shares=2)
         assert known.effective is not known.original, "it has values to keep"
@@ -73,11 +71,11 @@ def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
     asked, maps = subject(replace(CONTAINER, id="")), {"envs": {"B": "2"}, "annotations": {"a": "3"}}
     owners = {"resources.cpu_shares": "one"}
     change = Adjustment(**maps, resources={"cpu_shares": 2}, cgroup_parent="/own", owners=owners)
-    made = records.created_container(asked, change, "c1")
+    made = merge.created_container(asked, change, "c1")
     assert made.pod is asked.pod
     maps["envs"] = {"A": "1", "B": "2"}
     assert made.container == ContainerRecord(CONTAINER, replace(running(cpu_shares=2), **maps, cgroup_parent="/own"))
-    assert records.container_of(made).owners == (("cpu_shares", "one"),)
+    assert merge.container_of(made).owners == (("cpu_shares", "one"),)
 
 
 PARENT = {"cgroup_parent"}
@@ -94,10 +92,10 @@ MADE = Subject(
 
 def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
     has = replace(running(cpu_shares=512), envs={"A": "0", "PATH": "/bin"})
-    made = records.found(MADE, ContainerRecord(has, has, read=True))
+    made = merge.found(MADE, ContainerRecord(has, has, read=True))
     assert made.container == ContainerRecord(replace(CONTAINER, envs={"A": "1", "PATH": "/bin"}), has)
-    assert records.container_of(made).owners == (("cpu_shares", "two"),)
-    assert records.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
+    assert merge.container_of(made).owners == (("cpu_shares", "two"),)
+    assert merge.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
 
 
 @pytest.mark.parametrize("by_hook", [False, True])
@@ -114,7 +112,7 @@ def test_swap_limit_of_an_earlier_create_is_the_memory_limit(
     )
     original = running() if by_hook else requested
     created = Subject(PodRecord(POD, POD), ContainerRecord(original, requested))
-    made = records.container_of(records.found(created, ContainerRecord(has, has, read=True)))
+    made = merge.container_of(merge.found(created, ContainerRecord(has, has, read=True)))
     assert made == ContainerRecord(original, running(memory_limit_in_bytes=reports[0], memory_swap_limit_in_bytes=swap))
 
 
@@ -122,7 +120,7 @@ def test_swap_limit_of_an_earlier_create_is_the_memory_limit(
 def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     """Whether the kubelet's cgroup parent is that of a pod is unknown if it is not reported."""
     has = at(parent, id="p1", labels={"qos": "LS"})
-    made = records.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
+    made = merge.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
 
@@ -133,7 +131,7 @@ def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
 )
 def test_slice_may_be_found_under_another_path(parent: str, missing: set[str]) -> None:
     made = Subject(PodRecord(POD, replace(POD, cgroup_parent="/a.slice/a-b.slice")))
-    assert records.lacking(made, Subject(PodRecord(POD, replace(POD, cgroup_parent=parent)))) == missing
+    assert merge.lacking(made, Subject(PodRecord(POD, replace(POD, cgroup_parent=parent)))) == missing
 
 
 @pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
@@ -143,26 +141,26 @@ def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> N
         Subject(pod, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent=parent)))
         for parent in ("/hook-a.slice", has)
     )
-    assert records.lacking(made, found) == missing
+    assert merge.lacking(made, found) == missing
 
 
 def test_kubelets_swap_limit_is_found_if_a_hook_set_another() -> None:
     kubelets, hooked, has = (running(memory_limit_in_bytes=8, memory_swap_limit_in_bytes=swap) for swap in (8, 9, 0))
     created = Subject(PodRecord(POD, POD), ContainerRecord(kubelets, hooked))
-    made = records.container_of(records.found(created, ContainerRecord(has, has, read=True)))
+    made = merge.container_of(merge.found(created, ContainerRecord(has, has, read=True)))
     assert made == ContainerRecord(kubelets, kubelets)
 
 
 def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
-    kept = records.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
+    kept = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
     assert kept == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
-    assert records.without_parent(MADE) is MADE.container
+    assert merge.without_parent(MADE) is MADE.container
 
 
 def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:
     has = replace(CONTAINER, resources=None)
-    made = records.found(MADE, ContainerRecord(has, has, read=True))
-    assert records.container_of(made) == ContainerRecord(CONTAINER, CONTAINER)
+    made = merge.found(MADE, ContainerRecord(has, has, read=True))
+    assert merge.container_of(made) == ContainerRecord(CONTAINER, CONTAINER)
 
 
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), ASKED])
@@ -171,20 +169,20 @@ def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, 
     """CRI-O reports none; those that the runtime reports and does not use are not in force."""
     overhead = Resources(cpu_shares=1)
     wanted = replace(POD, overhead=overhead, resources=ASKED)
-    made = records.created_pod(Subject(PodRecord(wanted, wanted)), values.NO_ADJUSTMENT, "p1", unused)
+    made = merge.created_pod(Subject(PodRecord(wanted, wanted)), fields.NO_ADJUSTMENT, "p1", unused)
     has = replace(made.pod.original, overhead=None, resources=reports)
-    pod = records.found(made, PodRecord(has, has, read=True)).pod
+    pod = merge.found(made, PodRecord(has, has, read=True)).pod
     assert pod.effective == replace(has, overhead=overhead, resources=ASKED if unused else reports or ASKED)
     assert pod.reported == (reports if unused else None)
 
 
-@pytest.mark.parametrize("adjustment", [values.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
+@pytest.mark.parametrize("adjustment", [fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
 def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
-    pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
+    pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
     assert pod.original is pod.effective
     asked = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
-    for made in (records.created_container(subject(), adjustment, "c1"), records.updated(subject(), asked, adjustment)):
-        container = records.container_of(made)
+    for made in (merge.created_container(subject(), adjustment, "c1"), merge.updated(subject(), asked, adjustment)):
+        container = merge.container_of(made)
         assert container.original is container.effective
     assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
 
@@ -201,7 +199,7 @@ PARENTS: dict[str, tuple[str, str, str | None, str | None]] = {
 @pytest.mark.parametrize(("kubelets", "runs", "said", "put_in"), PARENTS.values(), ids=PARENTS)
 def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: str | None, put_in: str | None) -> None:
     pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
-    assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
+    assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
@@ -251,7 +249,7 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
 @pytest.mark.parametrize(("pod", "asked", "original", "effective"), IN_POD.values(), ids=IN_POD)
 def test_pod_of_a_new_container(pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
     known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
-    made = records.in_pod(known, asked, CONTAINER)
+    made = merge.in_pod(known, asked, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
     assert made.pod.read is (pod.read and not made.renewed)
     assert made.renewed is (pod.read or (original, effective) != (pod.original, pod.effective))
@@ -264,40 +262,40 @@ READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", 
 @pytest.mark.parametrize(("pods", "containers", "known"), READ_PARENTS)
 def test_pod_runs_where_its_container_does(pods: str | None, containers: str, known: str | None) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
-    read = records.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
+    read = merge.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
     assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
     assert (read.pod.read, read.renewed) == (True, pods != known)
 
 
 def test_extra_update_is_in_the_runtimes_values_alone() -> None:
-    made = records.prepared(subject(), {"cpu_shares": 2}, values.NO_ADJUSTMENT)
+    made = merge.prepared(subject(), {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
     assert made == subject(effective=running(cpu_shares=2))
-    assert records.prepared(subject(), {}, values.NO_ADJUSTMENT) == subject()
+    assert merge.prepared(subject(), {}, fields.NO_ADJUSTMENT) == subject()
 
 
 @pytest.mark.parametrize("read", [True, False])
 def test_container_that_was_read_stays_so(read: bool) -> None:
-    known = Subject(subject().pod, replace(records.container_of(subject()), read=read))
-    started = records.prepared(known, {"cpu_shares": 2}, values.NO_ADJUSTMENT)
-    updated = records.updated(started, EffectiveUpdate(NOTHING), values.NO_ADJUSTMENT)
-    assert [records.container_of(made).read for made in (started, updated)] == [read, read]
+    known = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
+    started = merge.prepared(known, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
+    updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
+    assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
 
 
 def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
     effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
     asked = RequestedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
     told = replace(effective, annotations={"a": "hook", "n": "2"}, resources=replace(ASKED, memory_limit_in_bytes=5))
-    assert records.update_hook_request(subject(effective=effective), asked) == values.HookRequest(POD, told)
+    assert merge.update_hook_request(subject(effective=effective), asked) == fields.HookRequest(POD, told)
 
 
 def test_update_without_resources_of_a_container_without_any() -> None:
     bare = subject(BARE)
-    assert records.update_hook_request(bare, NOTHING) == records.hook_view(bare)
-    assert records.differing(bare, NOTHING, values.NO_ADJUSTMENT) == {}
-    assert records.updated(bare, EffectiveUpdate(NOTHING), values.NO_ADJUSTMENT) == bare
+    assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
+    assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
+    assert merge.updated(bare, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT) == bare
     repeated = Adjustment(confirmed=ECHOED_SHARES)
-    assert records.differing(bare, NOTHING, repeated) == {}
-    assert records.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
+    assert merge.differing(bare, NOTHING, repeated) == {}
+    assert merge.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
 
 
 SHARES, QUOTA = Resources(cpu_shares=800), Resources(cpu_quota=5000)
@@ -326,11 +324,11 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     runs: ContainerInfo, asked: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
 ) -> None:
     known, update = subject(effective=runs), RequestedUpdate("c1", asked)
-    told = records.update_hook_request(known, update)
+    told = merge.update_hook_request(known, update)
     assert told.container is not None
     assert told.container.resources is not None
-    answer = values.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
-    found = records.differing(known, update, difference(told, answer))
+    answer = fields.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
+    found = merge.differing(known, update, difference(told, answer))
     assert found == differs
     assert list(found) == sorted(found)
 
@@ -344,14 +342,14 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     effective = running(cpu_shares=400, unified={"a": "1", "b": "2"})
     notes = {"a": "1", "n": "2"}
     expected = replace(original, annotations=notes), replace(effective, annotations=notes | {"hook": "3"})
-    made = records.updated(known, said, values.NO_ADJUSTMENT)
+    made = merge.updated(known, said, fields.NO_ADJUSTMENT)
     assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
 BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one", "resources.unified.a": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
-OWNED = records.created_container(subject(OF_KUBELET), SET_BY_ONE, "c1")
+OWNED = merge.created_container(subject(OF_KUBELET), SET_BY_ONE, "c1")
 """A container in which hook server "one" set something."""
 TAKEN_BACK = {"cpu_shares": 1024, "unified": {"a": "0"}}
 REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
@@ -362,11 +360,11 @@ REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 )
 def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
     by = frozenset((field, name) for name in confirmers for field in REPEATED)
-    assert records.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
+    assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
 
 
 def test_changed_entry_of_a_map_leaves_the_others() -> None:
-    assert records.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
+    assert merge.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
 
 
 LIMITED = running(memory_limit_in_bytes=100, memory_swap_limit_in_bytes=100)
@@ -380,22 +378,22 @@ def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) ->
     limits = running(memory_limit_in_bytes=200, memory_swap_limit_in_bytes=swap)
     record = ContainerRecord(LIMITED, limits, (("memory_limit_in_bytes", "one"),))
     owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
-    assert records.owners_of(record) == owners
+    assert merge.owners_of(record) == owners
     known = Subject(subject().pod, record)
-    assert records.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
-    assert records.differing(known, NOTHING, ECHO_BY_TWO) == {}
+    assert merge.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert merge.differing(known, NOTHING, ECHO_BY_TWO) == {}
 
 
 def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
-    started = records.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
+    started = merge.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
     of_kubelet, taken_back = (
         RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})),
         EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}}),
     )
-    updated = records.updated(started, EffectiveUpdate(of_kubelet), values.NO_ADJUSTMENT)
-    repeated = records.updated(started, taken_back, values.NO_ADJUSTMENT)
-    assert [dict(records.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
+    updated = merge.updated(started, EffectiveUpdate(of_kubelet), fields.NO_ADJUSTMENT)
+    repeated = merge.updated(started, taken_back, fields.NO_ADJUSTMENT)
+    assert [dict(merge.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
         {"cpu_shares": "one", "cpuset_cpus": "one", "unified.a": "one"},
         {"cpu_shares": "one", "cpuset_cpus": "two", "unified.a": "one"},
         {"cpu_shares": "one", "unified.a": "one"},

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire import flow, http2
-from runtimeproxy.wire.flow import (
+from runtimeproxy.wire import http2
+from runtimeproxy.wire.http2 import (
     CREDIT_STEP,
     MERGED_BYTES,
     PAIR_WINDOW,
@@ -110,7 +110,7 @@ def waiting_for_credit(*streams: int) -> FlowControlledSender:
         (lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
         (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
         pytest.param(
-            *(lambda sender, _: sender.settings_announced([]), flow.QUEUED_SETTINGS - 1), marks=pytest.mark.slow
+            *(lambda sender, _: sender.settings_announced([]), http2.QUEUED_SETTINGS - 1), marks=pytest.mark.slow
         ),
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],

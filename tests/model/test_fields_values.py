@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model import values
-from runtimeproxy.model.fields import Resources
-from runtimeproxy.model.values import Adjustment, ContainerInfo, HookRequest, PodInfo, set_fields
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import Adjustment, ContainerInfo, HookRequest, PodInfo, Resources, set_fields
 
 
-@pytest.mark.parametrize("value", [PodInfo(), ContainerInfo(), values.NO_ADJUSTMENT])
+@pytest.mark.parametrize("value", [PodInfo(), ContainerInfo(), fields.NO_ADJUSTMENT])
 def test_values_are_frozen(value: Any) -> None:
     name = next(iter(type(value).__dataclass_fields__))
     with pytest.raises(FrozenInstanceError):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.docker import routes
-from runtimeproxy.docker.routes import Action, Route, may_upgrade, route
+from runtimeproxy.docker import exchange
+from runtimeproxy.docker.exchange import Action, Route, may_upgrade, route
 
 ID = "53a2aab85aded907772e67854c6d1600abd22101b5c4f30eaee265dfea7636ff"
 CREATE = Route(Action.CREATE)
@@ -164,12 +164,12 @@ def test_of_all_routes_of_the_api_these_five_are_held(method: str, path: str) ->
     assert (decided.action if decided else None) is held.get((method, path))
 
 
-TEMPLATES = [series[1][0] for series in routes.PASSING[1:]]
+TEMPLATES = [series[1][0] for series in exchange.PASSING[1:]]
 
 
 def counted_as(method: str, target: str) -> str:
-    found = routes.passing(f"{method} {target}")
-    return routes.PASSING[found.lastindex or 0 if found else 0][1][0]
+    found = exchange.passing(f"{method} {target}")
+    return exchange.PASSING[found.lastindex or 0 if found else 0][1][0]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -272,6 +272,6 @@ def test_may_upgrade(why: str) -> None:
 
 def test_of_a_long_query_nothing_but_the_name_is_unescaped(monkeypatch: pytest.MonkeyPatch) -> None:
     unescaped: list[str] = []
-    monkeypatch.setattr(routes, "unquote_to_bytes", lambda text: unescaped.append(text) or text)
+    monkeypatch.setattr(exchange, "unquote_to_bytes", lambda text: unescaped.append(text) or text)
     assert route("POST", "/containers/create?" + "%61&" * 1_000 + "name=x") == created("x")
     assert unescaped == [b"x"]

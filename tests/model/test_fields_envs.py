@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model.values import NO_CHANGES, Envs, changed
+from runtimeproxy.model.fields import NO_CHANGES, Envs, changed
 from tests.amounts import examples
 
 Texts = dict[str, str]
