@@ -1,7 +1,5 @@
 """``python -m runtimeproxy_hooks NAME... [flags]`` serves several of the project's own hooks, in this order.
 
-Owns the table of these hooks.
-Must not know: what they do, their flags.
 Invariant: only the modules of the named hooks are imported.
 """
 
@@ -40,7 +38,7 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.write(USAGE + f"{PROGRAM} NAME --help lists a hook's flags, {PROGRAM} --version the versions\n")
         sys.exit(0)
     if not names and flags == ["--version"]:
-        from runtimeproxy.cli.shared.versions import version_text  # reads the metadata of all that is installed
+        from runtimeproxy.settings.version import version_text  # reads the metadata of all that is installed
 
         print(version_text(PROGRAM))
         sys.exit(0)

@@ -15,12 +15,10 @@ The straight line of one held call, the same for both modes (docs/architecture.r
 
 Apart from the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.backend`` or
 ``docker.sync``, and ``core.originals_file`` keeps what no runtime reports: the kubelet's own values of what hooks
-replaced. ``admin`` reports health, metrics and state, through a process of its own.
+replaced. ``admin`` serves health, metrics and state by the control protocol, and has ``runtimeproxy export``, the
+program that serves them over HTTP. ``cli.doctor`` looks at a node.
 
-``exporter`` is a process of its own: it passes the metrics from their socket to TCP.
-
-Layers, each importing only what stands to its right:
-``cli`` > ``app`` | ``doctor`` | ``exporter`` > ``admin`` | ``cri`` | ``docker`` > ``core`` > ``plugins`` >
-``hookapi`` > ``rpc`` > ``relay`` > ``wire`` | ``eventloop`` | ``model`` | ``settings`` | ``observe`` > ``errors`` |
-``imports`` | ``version``. ``doctor`` looks at a node from a process of its own.
+Layers, each importing only what is listed to its right:
+``cli`` > ``app`` > ``admin`` | ``cri`` | ``docker`` > ``core`` > ``plugins`` > ``hookapi`` > ``relay`` > ``wire`` |
+``model`` | ``settings`` | ``observe`` > ``files`` > ``errors``.
 """

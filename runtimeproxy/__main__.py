@@ -8,7 +8,7 @@ Invariant: importing this module is fast.
 import os
 import sys
 
-from runtimeproxy.imports import INTERRUPTED, import_or_exit
+from runtimeproxy.settings.imports import INTERRUPTED, import_or_exit
 
 _FAILED = 1
 

@@ -1,7 +1,5 @@
 """Build the whole program from its parts: the only module that knows all of them.
 
-Owns the construction of all objects, the signals, and the order of start and stop.
-Must not know: the command line, bytes on any wire.
 Invariant: the socket listens before any slow step of the start can fail; at the end it is removed only if this process
 made it.
 """
@@ -26,9 +24,9 @@ from typing import Protocol
 import uvloop
 
 from runtimeproxy.admin import queries
-from runtimeproxy.admin.launcher import Launcher
 from runtimeproxy.admin.log_level import LogLevel
 from runtimeproxy.admin.queries import Sources
+from runtimeproxy.admin.server import Server
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.originals_file import File, Originals, owner, path_of
@@ -39,17 +37,16 @@ from runtimeproxy.observe import logs
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.observe.starts import Starts
 from runtimeproxy.observe.systemd import SystemdNotifier
 from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.plugins.mask import MaskFile, path_in
 from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.listener import ADMIN, MAIN, METRICS, Listener, inherited, listen
 from runtimeproxy.settings.config import Config, Mode
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +62,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameter numbers of mallopt(3)."""
 
 
-def run(config: Config, starts: Starts) -> int:
+def run(config: Config) -> int:
     """Run the proxy until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
     listeners = inherited(os.environ)
     try:
         _listen(config, listeners)
-        starts.begin()  # where the directory was not there before
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # requests hold secrets (fault matrix X4)
         _check_apart(config, listeners.values())
-        uvloop.run(_serve(config, listeners, starts))
-        starts.end()
+        uvloop.run(_serve(config, listeners))
     finally:
         for listener in listeners.values():
             listener.close()
@@ -128,27 +123,26 @@ def _tell_listening(config: Config, listener: Listener) -> None:
         )
 
 
-async def _serve(config: Config, listeners: Mapping[str, Listener], starts: Starts) -> None:
+async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     listener = listeners[MAIN]
     loop = asyncio.get_running_loop()
     has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has no path
     proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
-    proxy.metrics.counted_elsewhere("starts", starts.starts)
-    proxy.metrics.counted_elsewhere("unclean_ends", starts.unclean)
     systemd = SystemdNotifier(os.environ, proxy.status)
     signals = Signals(loop, proxy.metrics)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
     watch = LoopWatchdog(loop, proxy.metrics)
-    admin = Launcher(
-        loop,
-        {name: listeners[name].socket for name in (ADMIN, METRICS) if name in listeners},
-        queries.table(_sources(config, proxy, listener, watch, LogLevel(loop, config.log_level))),
-        log_level=config.log_level,
-        log_format=config.log_format,
-    )
-    admin.start()
+    methods = queries.methods(_sources(config, proxy, listener, watch, LogLevel(loop, config.log_level)))
+    making = asyncio.Lock()
+    servers = [
+        Server(loop, listeners[name].socket, methods, making, private=name == ADMIN)
+        for name in (ADMIN, METRICS)
+        if name in listeners
+    ]
+    for server in servers:
+        server.start()
     systemd.ready(loop)
     _tell_listening(config, listener)
     proxy.front.look()
@@ -166,7 +160,8 @@ async def _serve(config: Config, listeners: Mapping[str, Listener], starts: Star
         await proxy.stop(config.drain_timeout_seconds, signals.again)
     finally:
         acceptor.stop()
-        await admin.stop()
+        for server in servers:
+            await server.stop()
         watch.stop()
         systemd.leave()
 
@@ -174,7 +169,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener], starts: Star
 def _sources(
     config: Config, proxy: "Proxy", listener: Listener, watchdog: LoopWatchdog, log_level: LogLevel
 ) -> Sources:
-    """Return what the admin server's questions are answered from."""
+    """Return what the methods of the control protocol read."""
     return Sources(
         mode=config.mode.value,
         settings=config.settings,
@@ -277,7 +272,7 @@ class Proxy:
             timeout_seconds=config.hook_timeout_seconds,
             metrics=self.metrics,
             client_factory=partial(HookClient, max_answer_bytes=config.hook_answer_bytes),
-            mask=_mask_file(config),
+            mask=mask_file(config.state_dir, config.listen_endpoint) if config.state_dir else None,
         )
         dispatcher = Dispatcher(self.manager, self.metrics, loop.time, config.hook_budget_seconds)
         skip_label = (config.skip_label_key, config.skip_label_value)
@@ -365,11 +360,6 @@ def _originals_file(config: Config) -> File | None:
     """Return the file for the kubelet's original values; None if the configuration turns it off."""
     path = path_of(config.originals_dir, config.listen_endpoint)
     return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
-
-
-def _mask_file(config: Config) -> MaskFile | None:
-    """Return the file for the disabled hook servers; None if the configuration turns it off."""
-    return MaskFile(path_in(config.state_dir, config.listen_endpoint)) if config.state_dir else None
 
 
 def _settle_memory() -> None:

@@ -1,7 +1,5 @@
 """Exceptions of the project; the class says which party was at fault.
 
-Owns the exception classes and the reasons of a failed hook call.
-Must not know: anything else of the package; it is the lowest layer.
 Invariant: a text never holds the value of an env, label or annotation.
 """
 

@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 import runtimeproxy
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli.commands import kubelet_args
-from runtimeproxy.cli.commands.completion import INSTALL
 from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
+from runtimeproxy.cli.commands.program import INSTALL
 from runtimeproxy.cli.commands.table import Commands
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import no_effect

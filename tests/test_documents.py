@@ -14,7 +14,7 @@ from docutils import nodes
 
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import command_group
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from scripts.soaking import cluster, documented
 from tests.docs import DOCS, ROOT
 from tests.documents import BLOCKS, NOT_RUN, PAGES, WRITTEN, Block, blocks, parsed

@@ -20,6 +20,7 @@ from .node import LONGEST, Node
 TREES = "/opt/runtimeproxy"
 UNITS = "/etc/systemd/system"
 SERVICE, SOCKET = "runtimeproxy.service", "runtimeproxy.socket"
+EXPORTER = "runtimeproxy-export.service"
 COMMAND = "/usr/local/bin/runtimeproxy"
 """For people: a link to the program of the tree that runs."""
 PACKAGE_UNITS = (f"/usr/lib/systemd/system/{SERVICE}", f"/lib/systemd/system/{SERVICE}")

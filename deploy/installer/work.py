@@ -192,12 +192,14 @@ class Work:
         self._verify()
 
     def _start(self, home: str) -> None:
-        """Start the units of a tree: its sockets, if they do not listen yet, and its service anew."""
+        """Start the sockets of a tree, if they do not listen yet, and restart its service; an exporter that runs is
+        restarted too, since one of another version may not understand the proxy."""
         self._node.run("systemctl", "daemon-reload")
         sockets = tree.names(tree.units(self._node, home), ".socket")
         self._node.run("systemctl", "enable", *sockets, tree.SERVICE)
         self._node.run("systemctl", "start", *sockets)
         self._node.run("systemctl", "restart", tree.SERVICE)
+        self._node.ask("systemctl", "try-restart", tree.EXPORTER)
         tree.link(self._node, home)
 
     def _verify(self) -> None:
@@ -217,7 +219,7 @@ class Work:
             told = json.loads(output)
         except ValueError:
             return " ".join(output.split())
-        bad = [f"{found['name']}: {found['reason']}" for found in told["checks"] if found["verdict"] == "failed"]
+        bad = [f"{found['name']}: {found['reason']}" for found in told["checks"] if found["state"] == "failed"]
         own = [words for words in bad if words.partition(":")[0] in OWN_CHECKS]
         return "; ".join(own) if told["checks"] else str(told["text"])
 

@@ -1,7 +1,5 @@
 """The node's cgroup files, version 1 and 2: write settings there, and list the processes.
 
-Owns where a setting is in each version, the conversion of its values, and which paths are accepted at all.
-Must not know: hooks, annotations, what a value is for.
 Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever created.
 """
 

@@ -1,7 +1,5 @@
 """Read what Koordinator writes into labels and annotations.
 
-Owns the keys, the QoS classes, JSON and Kubernetes quantities by Go's rules, and the formulas of CPU shares and quotas.
-Must not know: hook points, cgroup files, what a hook does with a value.
 Invariant: any text is parsed in bounded time to a value or to Malformed, and no error shows the text.
 """
 

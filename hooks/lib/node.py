@@ -1,7 +1,5 @@
 """The node's settings: one YAML file, read again when it changes.
 
-Owns the keys of that file with their rules and defaults, and when the file is read.
-Must not know: hook points, cgroups; what follows from a setting is the hook's.
 Invariant: ``Node.settings`` always returns settings that keep every rule: the last good ones if the file is bad.
 """
 

@@ -1,7 +1,5 @@
 """The common part of hooks that use the node: its settings, its cgroups, their flags, and warnings logged once.
 
-Owns the source of these: the constructor, or the command line; which warnings were logged.
-Must not know: what a hook does with them.
 Invariant: without a command line the default settings and the usual root are used; each problem is warned of once.
 """
 

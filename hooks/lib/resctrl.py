@@ -1,8 +1,5 @@
 """The texts of resctrl files: cache masks, bandwidth numbers and schemata lines, as pure functions.
 
-Owns the formulas (docs/koordlet.rst, "RDT") and the format of resctrl's files, as the kernel's
-Documentation/arch/x86/resctrl.rst describes it.
-Must not know: files, groups, tasks, pods.
 Invariant: the kernel accepts what is made here: masks without gaps and of the required width, numbers in its steps,
 only cache ids that it has.
 """

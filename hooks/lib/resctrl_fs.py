@@ -1,7 +1,5 @@
 """The resctrl file system: what it can limit, its groups, and the tasks in them.
 
-Owns which files are read and written, and which of the kernel's errors can be ignored.
-Must not know: pods, classes, how a schemata line is computed.
 Invariant: only groups directly under the root are created and removed; a file is never created; each id is one write().
 """
 

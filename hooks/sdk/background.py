@@ -1,7 +1,5 @@
 """An event loop in a thread of its own, on which the ``async`` methods of hooks run.
 
-Owns the loop's lifetime, and how other threads wait for results.
-Must not know: hooks, gRPC.
 Invariant: a waiting thread is always woken: when its awaitable ends or is cancelled, or when the loop ends.
 """
 

@@ -1,8 +1,5 @@
 """The process of a hook server: flags, start, waiting, a clean end.
 
-Owns the order in which socket, registration file and signals are set up and removed, the exit codes and the log's
-format.
-Must not know: gRPC, what hooks do.
 Invariant: a clean end leaves nothing behind except, under policy Fail, the registration file, so that no call passes
 without the hooks during a restart. Otherwise, and with --unregister, the file exists only while the server listens.
 """
@@ -19,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.imports import import_or_exit
+from runtimeproxy.settings.imports import import_or_exit
 
 from .flags import parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of

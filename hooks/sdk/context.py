@@ -1,7 +1,5 @@
 """The argument of a hook's method: a pod or a container as the kubelet asks for it, to read and to edit.
 
-Owns which field of a hook request is which attribute, which can be edited at which hook point, and the answer.
-Must not know: gRPC, protobuf, how the answer travels.
 Invariant: the answer is the whole request with the edits in it, an echo, which koord-runtime-proxy reads correctly,
 too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` says why).
 """

@@ -1,8 +1,5 @@
 """Maps and resources that a hook edits, which record what was changed.
 
-Owns what an edit can express (hook-api, "What an answer means"): keys can be set but not deleted, numbers set but not
-unset, and nothing that the proxy would leave out or refuse as bad. Values are set in their normal form.
-Must not know: pods, containers, the hook point.
 Invariant: an edit that the protocol cannot express, or that the proxy would find bad, raises NotSayable at once and
 changes nothing; setting the value that was sent is never refused, however odd the kubelet's values are.
 """

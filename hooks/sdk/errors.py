@@ -1,7 +1,5 @@
 """Exceptions that a hook raises, and those that its mistakes raise.
 
-Owns the exception classes of the SDK.
-Must not know: gRPC; ``serving`` has the table of statuses.
 Invariant: a text that the SDK itself makes never contains the value of an env, label or annotation.
 """
 

@@ -1,7 +1,5 @@
 """The flags of a hook server, and the rules of their values.
 
-Owns the flags that all hook servers have in common.
-Must not know: hooks, what is done with the values.
 Invariant: an error is one line that names the flag and what to write.
 """
 

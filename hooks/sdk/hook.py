@@ -1,7 +1,5 @@
 """The base class of a hook: its methods are named like the hook points.
 
-Owns which methods are hook methods, and the order in which several hooks see a call.
-Must not know: gRPC, registration files, command lines beyond a hook's own flags.
 Invariant: a hook is registered for exactly the points whose methods it has.
 """
 

@@ -1,8 +1,5 @@
 """The fixture ``hook_tester`` for tests of hooks.
 
-Owns the fixture's name.
-Must not know: what the tester does. pytest loads this module in every run, even without tests of hooks, so the tester
-is imported only when a test uses the fixture.
 Invariant: loading it imports nothing that would slow down other tests.
 """
 

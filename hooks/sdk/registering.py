@@ -1,7 +1,5 @@
 """The registration file, which tells the proxy where the hook server listens and for which hook points.
 
-Owns the file's name and content, its presence while the server listens, and its removal or that it stays.
-Must not know: how a socket is made, hooks beyond the names of their points.
 Invariants: the file is written atomically, and it is removed only if it still has the content written here; it is never
 taken from another hook server that listens. The writer owns the socket that the file names, so other files with that
 socket are left over and are removed.

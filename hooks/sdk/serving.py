@@ -1,7 +1,5 @@
 """The gRPC server of hooks: it receives calls, asks the hooks, and returns an answer or a status.
 
-Owns grpcio's server with its health service, the threads, and the shutdown.
-Must not know: command lines, registration files, what hooks do, which exception becomes which status.
 Invariant: each call is answered, whatever a hook raises.
 """
 

@@ -1,7 +1,5 @@
 """The path of the hook server's socket: it has one owner, and nothing else at the path is touched.
 
-Owns the lock beside the socket, its temporary name, its mode, and its removal; the check whether a server listens.
-Must not know: gRPC, who connects and what for.
 Invariants: the code that makes the socket removes whatever is at its path before and after, so it never gets the real
 path; the socket has its mode and is served before it gets its real name.
 """
@@ -12,7 +10,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from runtimeproxy.relay.listener import claimed, identity
+from runtimeproxy.files import identity
+from runtimeproxy.relay.listener import claimed
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """Turn an exception of a hook into a gRPC status for the caller and one line for the log.
 
-Owns the table of statuses, and how the hook and the line that raised are found.
-Must not know: servers, sockets.
 Invariant: only a text that is meant for the caller is sent, and no text of a foreign exception is kept anywhere: it may
 quote a value.
 """

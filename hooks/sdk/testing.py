@@ -1,7 +1,5 @@
 """A tester for hooks, without sockets: give it the facts of a call, get what the hooks change.
 
-Owns the default facts of a call, its encoding as the protocol's two messages, and what counts as a difference.
-Must not know: test frameworks, servers.
 Invariant: hooks see only what is transmitted, and a Difference is what the proxy would make of their answer.
 """
 

@@ -1,7 +1,5 @@
 """batchresource: set shares, quota and memory limit of best-effort pods, from Koordinator's extended-resource-spec.
 
-Owns what follows from batch-cpu and batch-memory for a container and for its pod, whose cgroup it also writes.
-Must not know: how cgroup files are written, how the node's settings are read.
 Invariant: only pods of QoS class BE are changed, and the values follow from the annotation and the node alone.
 """
 

@@ -1,7 +1,5 @@
 """coresched: control which pods may run at the same time on the two threads of a CPU core.
 
-Owns the groups of pods, which of their containers were given the group's cookie, and the one system call.
-Must not know: which CPUs are threads of one core; how the kernel schedules.
 Invariant: no thread that outlives a call ever has a group's cookie, and no group has two cookies while a process of it
 lives.
 """

@@ -1,8 +1,5 @@
 """cpunormalization: scale CPU quotas by the speed of this node's CPUs, from the node's settings.
 
-Owns which containers are scaled (those with shared CPUs and a quota, on a node with a ratio above 1), and the
-annotation in which a container keeps the quota that was asked for at its create.
-Must not know: how the ratio is measured or read.
 Invariant: a quota that a create has scaled is never scaled again. A proxy normally sends the kubelet's quota; one that
 was started after the create sends the runtime's, which is recognised by the annotation.
 """

@@ -1,7 +1,5 @@
 """cpuset: set the CPUs of a container, from Koordinator's resource-status annotation or else from the node's pools.
 
-Owns which CPUs a container gets, when its cpuset is cleared, and that containers with CPUs of their own have no quota.
-Must not know: which CPUs are online, how a pool is determined, names of cgroup files.
 Invariant: an annotation that cannot be read raises Malformed and changes nothing. A cpuset is cleared only if there is
 one; if the protocol cannot express that, it is logged.
 """

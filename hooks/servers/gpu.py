@@ -1,7 +1,5 @@
 """gpu: tell a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
 
-Owns the variables NVIDIA_VISIBLE_DEVICES and those of HAMi-core, and how they follow from the annotation's "gpu" list.
-Must not know: drivers, device files, other kinds of devices.
 Invariant: all variables are set or none. An annotation that cannot be read raises Malformed. koordlet does the same
 with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES if only the share cannot be read. With failure-policy Fail this hook is
 safer: nothing runs on a shared GPU without its limits. With Ignore it is less safe: the container starts with

@@ -1,7 +1,5 @@
 """groupidentity: set the CPU priority of pods by the bvt value of their cgroups.
 
-Owns which value a pod gets, and what happens if the kernel has no such file.
-Must not know: how the kernel uses a value; where cgroups are mounted.
 Invariant: only a malformed annotation fails a call; if the file cannot be written, that is logged and the pod runs.
 """
 

@@ -1,7 +1,5 @@
 """oomscoreadj: set how early the kernel kills a container when memory runs out, from Koordinator's annotations.
 
-Owns which annotation applies to a container, and which values are accepted.
-Must not know: processes; the runtime sets the value before a container's first instruction.
 Invariant: a value that cannot be read or expressed in the protocol is logged, without the value, and leaves the
 kubelet's in effect.
 """

@@ -1,7 +1,5 @@
 """rdt: limit cache ways and memory bandwidth of a pod, by a resctrl group of its own or of its QoS class.
 
-Owns which group a pod belongs to, when a group is created and removed, and how a container gets into it.
-Must not know: how percentages become masks and numbers, which files resctrl has, which PIDs a cgroup's file lists.
 Invariant: a node that cannot limit (no RDT, no free class, a kernel that refuses) never stops a pod; only an annotation
 that cannot be read is an error. A restarted server needs no state of its own: groups are found on disk.
 

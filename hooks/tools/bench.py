@@ -1,7 +1,5 @@
 """``runtimeproxy hook bench``: measure how fast a hook server answers.
 
-Owns the warm-up, the calls, and the figures computed from them.
-Must not know: the command line, what is answered.
 Invariant: a call that failed counts as a failure and in no percentile.
 """
 
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from runtimeproxy.model.hookpoints import HookPoint
-from runtimeproxy.rpc.connection import CallFailed
+from runtimeproxy.relay.rpc.connection import CallFailed
 from runtimeproxy_hooks.tools import client as hook_client
 
 WARM_UP_CALLS = 100

@@ -1,7 +1,5 @@
 """``runtimeproxy hook call``: ask once, and show what the answer changes.
 
-Owns the difference as YAML text: what is applied, what has no effect at the hook point, what makes the answer bad.
-Must not know: the command line, where a request comes from.
 Invariant: the text is YAML, whatever the hook server answers; what it calls applied is what the proxy would apply.
 """
 
@@ -17,7 +15,7 @@ import yaml
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import Adjustment, HookAnswer, HookRequest, named
 from runtimeproxy.model.hookpoints import HookPoint, Stage
-from runtimeproxy.rpc.connection import CallFailed
+from runtimeproxy.relay.rpc.connection import CallFailed
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
 

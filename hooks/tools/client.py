@@ -1,7 +1,5 @@
 """Ask one hook server as the proxy does: by the same client and messages, every call with a deadline.
 
-Owns the server's address, one call and its answer, and the text for a failed call.
-Must not know: what an answer means, what is asked.
 Invariant: a call ends in an answer or a CallFailed by its deadline, whatever the hook server does.
 """
 
@@ -15,7 +13,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.plugins import registration
-from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.settings.config import parse_endpoint
 from runtimeproxy.wire import grpc
 

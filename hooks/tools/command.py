@@ -1,7 +1,5 @@
 """The commands of ``runtimeproxy hook`` for authors of hook servers; none of them needs a running proxy.
 
-Owns the commands' arguments, flags and exit codes.
-Must not know: how a hook server is asked or judged; ``tools`` is imported only when a command runs.
 Invariant: a mistake of the user is a click.ClickException; a hook server that refuses or fails is exit code 1.
 """
 

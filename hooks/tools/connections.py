@@ -1,7 +1,5 @@
 """The tests of the rules about connections: concurrent calls, broken and cancelled ones, a restart.
 
-Owns how calls are made concurrently, broken off and cancelled, and the marks that distinguish pods.
-Must not know: the table of the rules.
 Invariant: each function raises Broken, Late or Skipped, or the rule is kept; a command that does not end in time is
 killed with its children.
 """
@@ -19,8 +17,8 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.relay.dial import dial
-from runtimeproxy.rpc.connection import MAX_REPLY_BYTES, UnaryClient
-from runtimeproxy.rpc.framing import Calls
+from runtimeproxy.relay.rpc.connection import MAX_REPLY_BYTES, UnaryClient
+from runtimeproxy.relay.rpc.framing import Calls
 from runtimeproxy_hooks.tools.subject import PLAIN, Broken, Late, Skipped, Status, TriedServer, code, expect
 
 AT_ONCE = 32

@@ -1,7 +1,5 @@
 """The tests of the rules about messages: one call after another, with valid and with odd requests.
 
-Owns the odd requests, and how an answer is recognised as a mixture of echo and partial answer.
-Must not know: the table of the rules, how connections break.
 Invariant: each function raises Broken, Late or Skipped, or the rule is kept at that hook point.
 """
 
@@ -13,7 +11,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import NO_RESOURCES, NUMBER_FIELDS, HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.rpc.connection import CallFailed
+from runtimeproxy.relay.rpc.connection import CallFailed
 from runtimeproxy.wire import protobuf
 from runtimeproxy_hooks.tools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, TriedServer, expect
 

@@ -1,7 +1,5 @@
 """``runtimeproxy hook new``: write a hook server to start from, with a test, a unit and its registration file.
 
-Owns which names are allowed, the files that are written, and the values for the templates.
-Must not know: what the templates say.
 Invariant: no existing file is overwritten.
 """
 

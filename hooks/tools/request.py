@@ -1,7 +1,5 @@
 """The request to a hook server, as YAML written by people.
 
-Owns the keys of the file (the model's names), their types, and which of them the proxy sends at each hook point.
-Must not know: sockets, what a hook server answers.
 Invariant: every error names the line and the key and never a value; nothing that the user wrote is silently left out.
 """
 

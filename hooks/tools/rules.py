@@ -1,7 +1,5 @@
 """The table of rules that ``runtimeproxy hook verify`` checks: a name, a sentence, and a test.
 
-Owns the rules and their order: those after which a bad server may be gone come last.
-Must not know: how the verdicts are shown.
 Invariant: a rule that is broken at one hook point is broken; a hook point that is not served breaks none.
 """
 

@@ -1,7 +1,5 @@
 """The hook server under test: its hook points, and the outcomes of calls.
 
-Owns how the rules ask, which outcomes are good for which requests, and what was found out before the rules.
-Must not know: the rules.
 Invariant: a call ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they contain.
 """
 
@@ -13,7 +11,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Stage
 from runtimeproxy.relay.dial import dial
-from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request

@@ -1,7 +1,5 @@
 """``runtimeproxy hook verify``: check a hook server against every rule.
 
-Owns the order of the checks, the verdict on a rule that the server did not survive, and the table that is printed.
-Must not know: what the rules are, the command line.
 Invariant: a server that no longer answers breaks exactly one rule, the one after which it stopped.
 """
 

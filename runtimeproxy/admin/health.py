@@ -1,11 +1,9 @@
 """Judge the proxy's state: the checks of /readyz.
 
-Owns which facts make the proxy unready and which only degraded, the names of the checks, and their order.
-Must not know: where the facts come from, how checks are shown.
 Invariant: equal facts give equal checks. A check that is degraded never makes the proxy unready.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -74,6 +72,15 @@ _OK: Verdict = (State.OK, "")
 def readiness(facts: Facts) -> tuple[Check, ...]:
     """Return all checks, those that can fail first."""
     return tuple(Check(name, *judge(facts)) for name, judge in _CHECKS)
+
+
+SIGNS = {"ok": "[+]", "failed": "[-]", "degraded": "[~]"}
+
+
+def check_line(check: Mapping[str, str]) -> str:
+    """Return a check of an answer (name, state, reason) as a line, as Kubernetes' components print theirs."""
+    line = f"{SIGNS[check['state']]}{check['name']} {check['state']}"
+    return f"{line}: {check['reason']}" if check["reason"] else line
 
 
 def _listening(facts: Facts) -> Verdict:

@@ -1,7 +1,5 @@
 """Change the log level for a while.
 
-Owns the time until the configured level is back.
-Must not know: who asks.
 Invariant: the configured level comes back by itself, whatever happens to whoever asked for another one.
 """
 
@@ -11,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from runtimeproxy.observe import logs
+from runtimeproxy.observe.events import rfc3339
 from runtimeproxy.observe.logs import UNLIMITED
-from runtimeproxy.observe.times import rfc3339
 
 log = logging.getLogger(__name__)
 

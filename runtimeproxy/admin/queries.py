@@ -1,39 +1,39 @@
-"""What the admin server can ask the daemon.
+"""The methods of the control protocol (docs/control-protocol.rst).
 
-Owns the table of questions, and the answers' form: JSON values, in parts of which each takes less than 2 ms to make.
-Must not know: HTTP, the channel's wire.
-Invariant: no answer has a value of a request: of records there are names of fields, of failures reasons and texts of
-the proxy's own.
+Invariants: no answer has a value of a request: of records there are names of fields, of failures reasons and texts of
+the proxy's own. Each part of an answer takes less than 2 ms to make.
 """
 
 import os
 import platform
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from math import inf
 from typing import Any, TypeVar
 
 from runtimeproxy.admin import health, records
-from runtimeproxy.admin.channel import BAD_REQUEST, NOT_FOUND, Part, Query, Refused
 from runtimeproxy.admin.log_level import LogLevel
-from runtimeproxy.admin.snapshot import series
+from runtimeproxy.admin.protocol import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, Part, Refused, encoded
+from runtimeproxy.admin.server import Method
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.observe.events import Events
-from runtimeproxy.observe.histogram import Histogram, quantile
+from runtimeproxy.observe.events import MOST_EVENTS, EventKind, Events, Row, rfc3339, shown
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
+from runtimeproxy.observe.metric_table import Histogram, quantile
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.observe.times import rfc3339
 from runtimeproxy.plugins.client import BreakerState
 from runtimeproxy.plugins.manager import LastError, Manager, Plugin
 from runtimeproxy.plugins.reach import Absence, Reach
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
 from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 
 LOOK_SECONDS = 1.0
 """For how long one look at the state serves all questions about it."""
@@ -41,8 +41,18 @@ RECORDS_AT_ONCE = 500
 """How many records are looked at in one turn of the loop: half a millisecond."""
 ROW_SECONDS = 0.0005
 """For how long rows are made in one turn; at least one is."""
-PAGE = 100
-"""How many records are told unless another number is asked for."""
+PAGE, LONGEST_PAGE = 100, 1000
+"""How many records an answer has, unless another number is requested, and at most."""
+EVENTS = 1000
+"""How many events an answer has, unless another number is requested."""
+ENCODED_EVENTS = 256
+FRESH_SECONDS = 0.25
+"""For how long answers with metrics are the same."""
+FOLLOWERS = 16
+"""Most clients that follow: half of all connections, so that others get through."""
+SERIES_AT_ONCE = 200
+TEXT_CHARACTERS = 512
+KINDS = tuple(kind.value for kind in EventKind)
 NAMES = 20
 """How many hook servers an error lists."""
 LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
@@ -69,8 +79,8 @@ class Sources:
     clock: Callable[[], float]
 
 
-def table(sources: Sources) -> Mapping[str, Query]:
-    """Return the questions by name."""
+def methods(sources: Sources) -> Mapping[str, Method]:
+    """Return the methods by name."""
     version = {
         "version": VERSION,
         "python": platform.python_version(),
@@ -79,28 +89,130 @@ def table(sources: Sources) -> Mapping[str, Query]:
         "startedAt": rfc3339(time.time()),
     }
     readiness = _Readiness(sources)
+    options = [{"key": each.key, "value": each.value, "origin": each.origin} for each in sources.settings]
+    page = {"pod": _text, "id": _text, "limit": _count(LONGEST_PAGE), "after": _text}
+    events = {
+        "since": _number,
+        "limit": _count(MOST_EVENTS),
+        "follow": _boolean,
+        "pod": _text,
+        "hookServer": _text,
+        "kind": _kind,
+    }
+    disable = {"name": _text, "reason": _text, "for": _text, "unregistered": _boolean}
     return {
-        "metrics": partial(_metrics, sources.metrics, readiness),
-        "livez": lambda _: iter([{"checks": [_check(health.Check("loop"))]}]),
-        "readyz": readiness.parts,
-        "version": lambda _: iter([version]),
-        "configz": lambda _: iter([{"options": [_setting(setting) for setting in sources.settings]}]),
-        "hooks": partial(_hooks, sources),
-        "disable": partial(_disable, sources),
-        "enable": partial(_enable, sources),
-        "store": partial(_store, sources.store),
-        "events": partial(_events, sources.metrics.events),
-        "loglevel": partial(_log_level, sources.log_level),
+        "metrics": Method(_Metrics(sources, readiness).parts, public=True),
+        "livez": Method(lambda _: iter([{"checks": [_check(health.Check("loop"))]}]), public=True),
+        "readyz": Method(readiness.parts, public=True),
+        "version": Method(lambda _: iter([version])),
+        "configz": Method(lambda _: iter([{"options": options}])),
+        "hooks": Method(partial(_hooks, sources)),
+        "disable": Method(partial(_disable, sources), disable, ("name", "reason"), signed=True),
+        "enable": Method(partial(_enable, sources), {"name": _text}, ("name",)),
+        "store": Method(partial(_store, sources.store), page),
+        "events": Method(_Events(sources.metrics.events).parts, events),
+        "loglevel": Method(partial(_log_level, sources.log_level), {"level": _text, "for": _text}, ("level",)),
     }
 
 
-def _metrics(metrics: Metrics, readiness: "_Readiness", arguments: Mapping[str, Any]) -> Iterator[Part]:
-    readiness.look()
-    return series(metrics)
+# -- the forms of parameters -----------------------------------------------------------------------------------------
 
 
-def _setting(setting: Setting) -> Part:
-    return {"key": setting.key, "value": setting.value, "origin": setting.origin}
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > TEXT_CHARACTERS or not value.isprintable():
+        raise ValueError(f"is not a text of at most {TEXT_CHARACTERS} characters")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise ValueError("is not a number from 0")
+    return value
+
+
+def _count(most: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if not 1 <= _number(value) <= most:
+            raise ValueError(f"is not from 1 to {most}")
+        return int(value)
+
+    return check
+
+
+def _kind(value: Any) -> str:
+    if value not in KINDS:
+        raise ValueError(f"is not one of {', '.join(KINDS)}")
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is not true or false")
+    return value
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+class _Metrics:
+    """Answers with all series, of which requests within FRESH_SECONDS share one encoded copy."""
+
+    def __init__(self, sources: Sources, readiness: "_Readiness") -> None:
+        self._sources = sources
+        self._readiness = readiness
+        self._made: list[bytes] = []
+        self._source: Iterator[Part] = iter(())
+        self._due = 0.0
+
+    def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the parts of ``_series``."""
+        if self._sources.clock() >= self._due:
+            self._readiness.look()
+            self._made, self._source = [], _series(self._sources.metrics)
+            self._due = self._sources.clock() + FRESH_SECONDS
+        return _shared(self._made, self._source)
+
+
+def _shared(made: list[bytes], source: Iterator[Part]) -> Iterator[bytes]:
+    """Yield the parts that were made, and make more: each once, for whichever answer needs it first."""
+    at = 0
+    while True:
+        if at == len(made):
+            part = next(source, None)
+            if part is None:
+                return
+            made.append(encoded(part))
+        yield made[at]
+        at += 1
+
+
+def _series(metrics: Metrics) -> Iterator[Part]:
+    """Yield the value of the label runtime and the figures of the process, then all series: counters and gauges by
+    name, labels and value, histograms by name, labels, the counts of their buckets, and the sum."""
+    yield {"runtime": metrics.runtime, "process": _process(), "values": [], "histograms": []}
+    values = iter([*metrics.counters.items(), *metrics.gauges.items()])
+    while piece := list(islice(values, SERIES_AT_ONCE)):
+        yield {"values": [(*key, value) for key, value in piece]}
+    histograms = iter([*metrics.histograms.items()])
+    while found := list(islice(histograms, SERIES_AT_ONCE)):
+        yield {"histograms": [(*key, histogram.counts, histogram.sum) for key, histogram in found]}
+
+
+def _process() -> dict[str, float]:
+    """Return the figures of this process by the names that Prometheus' clients use (proc(5))."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    # /proc/stat, which has the boot time too, is hidden by the unit (ProcSubset=pid).
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return {
+        "process_virtual_memory_bytes": int(fields[20]),
+        "process_resident_memory_bytes": int(fields[21]) * resource.getpagesize(),
+        "process_start_time_seconds": int(fields[19]) / ticks + boot,
+        "process_cpu_seconds_total": (int(fields[11]) + int(fields[12])) / ticks,
+        "process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "process_open_fds": len(os.listdir("/proc/self/fd")),
+    }
 
 
 # -- health ----------------------------------------------------------------------------------------------------------
@@ -289,13 +401,13 @@ def _switched(sources: Sources, name: str, notes: tuple[str, ...]) -> Part:
 # -- store -----------------------------------------------------------------------------------------------------------
 
 
-def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part]:
+def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part | bytes]:
     """Yield one page of pods and containers, in the order of their ids."""
     page = records.Page(arguments.get("after", ""), arguments.get("limit", PAGE))
     yield {"pods": [], "containers": []}
     for ids in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
         page.add(ids)
-        yield {}  # a turn of the loop
+        yield b""
     yield from _pieces("pods", (row for one in page.ids if (row := _pod(store, one)) is not None))
     yield from _pieces("containers", (row for one in page.ids if (row := _container(store, one)) is not None))
     yield {"next": page.next}
@@ -330,18 +442,74 @@ def _container(store: Store, container_id: str) -> Part | None:
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
-def _events(events: Events, arguments: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the events after a number, at most so many, as they are read, which costs calls the least: the server makes
-    of them what is shown. Those that are no longer there are told in their place. Which of them a client wants is the
-    server's matter, as one answer serves several."""
-    last, left = arguments["since"], arguments["limit"]
-    page = events.read(last, left)
-    if page.gap is not None:
-        yield {"events": [{"kind": "gap", "from": page.gap[0], "to": page.gap[1]}]}
-    while page.events:
-        yield {"events": page.events}
-        left -= len(page.events)
-        page = events.read(page.last, left)
+class _Events:
+    """Answers with the ring's events, and at most FOLLOWERS clients with those to come."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._followers = 0
+        self._encoded: dict[int, tuple[Part, bytes]] = {}
+        """The latest events as they are shown, and their JSON, by number: all that follow share them."""
+
+    def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes | None]:
+        """Yield the wanted events after ``since``, in order; events that are no longer kept are reported as a gap.
+        ``follow`` continues with those to come. Raises Refused."""
+        follow = arguments.get("follow", False)
+        last, left = arguments.get("since", 0), arguments.get("limit", inf if follow else EVENTS)
+        if follow and self._followers >= FOLLOWERS:
+            raise Refused(UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later")
+        self._followers += follow
+        try:
+            yield _EVENTS % b""
+            while left > 0:
+                page = self._events.read(last)
+                found = []
+                if page.gap is not None:
+                    last = page.gap[1]
+                    found.append(encoded({"kind": "gap", "from": page.gap[0], "to": last}))
+                began = time.monotonic()
+                for row in page.events:
+                    if len(found) >= left or time.monotonic() - began >= ROW_SECONDS:
+                        break
+                    last = row[0]
+                    event, octets = self._encoded.get(last) or self._encode(row)
+                    if _matches(event, arguments):
+                        found.append(octets)
+                left -= len(found)
+                if found:
+                    yield _EVENTS % b",".join(found)
+                elif page.events:
+                    yield b""
+                elif follow:
+                    yield None
+                else:
+                    return
+        finally:
+            self._followers -= follow
+
+    def _encode(self, row: Row) -> tuple[Part, bytes]:
+        event = shown(*row)
+        made = event, encoded(event)
+        self._encoded[row[0]] = made
+        if len(self._encoded) > ENCODED_EVENTS:
+            del self._encoded[next(iter(self._encoded))]
+        return made
+
+
+_EVENTS = b'{"events":[%s]}'
+
+
+def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether an event is one that ``pod``, ``hookServer`` and ``kind`` select. The name of a registration file
+    selects its hook server."""
+    if wanted.get("kind") not in (None, event["kind"]):
+        return False
+    ids = [event.get(key, "") for key in ("podId", "containerId")]
+    if not records.is_of_pod(wanted.get("pod", ""), event.get("namespace"), event.get("pod"), *ids):
+        return False
+    name = wanted.get("hookServer")
+    servers = {event.get("hookServer", ""), *(field["hookServer"] for field in event.get("fields", ()))}
+    return name is None or not servers.isdisjoint({name, plugin_name(name)})
 
 
 # -- log level -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The Store's records as they are shown: names of fields, keys of maps, and who set them.
 
-Owns the form of a record, and which records a question selects.
-Must not know: the Store, who asks.
 Invariant: no value of a field is shown, and nothing of a record grows by being shown. Pages have each record that was
 there all the time exactly once.
 """

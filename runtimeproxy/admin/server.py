@@ -1,172 +1,272 @@
-"""The admin server's HTTP: aiohttp's application, and what becomes of errors.
+"""Serve the control protocol on the admin and the metrics socket (docs/control-protocol.rst).
 
-Owns the applications of the two sockets, the bounds of a head and a body, the status and text of errors.
-Must not know: what answers mean, how the daemon makes them.
-Invariant: every error is a JSON object with one line; none has a value of the request, and no traceback leaves.
+Invariants: in one iteration of the event loop one request is read or one part of an answer is made, however many
+clients wait. A client that stops, sends too much or does not read is disconnected and costs others nothing.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, cast
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
-from aiohttp.log import server_logger
-from aiohttp.typedefs import Middleware
-
-from runtimeproxy.admin.channel import BAD_REQUEST, INTERNAL_ERROR, NOT_FOUND, UNAVAILABLE, Channel, Refused
-from runtimeproxy.admin.connections import Connection
-from runtimeproxy.admin.event_stream import Event, Events, stream
-from runtimeproxy.admin.exposition import CONTENT_TYPE, Exposition
-from runtimeproxy.admin.routes import ROUTES, Route, health, json_text, members
-from runtimeproxy.observe.events import shown
-from runtimeproxy.relay.listener import peer_credentials
+from runtimeproxy.admin.protocol import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    PART_BYTES,
+    REQUEST_BYTES,
+    SCHEMA_VERSION,
+    Part,
+    Refused,
+    line,
+    part_line,
+)
+from runtimeproxy.files import peer_credentials
+from runtimeproxy.relay.hangups import has_hung_up
 
 log = logging.getLogger(__name__)
 
-HEAD_BYTES = 8 * 1024
-BODY_BYTES = 4 * 1024
-BODY_SECONDS = 10.0
-EVENTS = 1000
-"""Most events of an answer, unless the client says another number."""
-FOLLOWERS = 16
-"""Most clients that follow: half of all connections, as the others must get through."""
-HEALTH_SECONDS = 1.0
-"""How long the daemon's loop may take to answer before it counts as hanging."""
+CONNECTIONS = 32
+"""Most connections of one socket that are open; others wait in its backlog."""
+SILENT_SECONDS = 10.0
+"""How long a client may send nothing while no request of it is answered, and how long it may not read."""
+REQUEST_SECONDS = 0.1
+"""How long a connection keeps its place without a request while all places are taken."""
+PAUSE_SECONDS = 0.5
+"""Pause of accepting when no file descriptor is left."""
 
-# A client whose request is no HTTP has its answer; it is no error of the proxy's.
-server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+POLL_SECONDS = 0.25
+"""How long an answer waits that has nothing to add yet."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Query = Callable[[Mapping[str, Any]], Iterator[Part | bytes | None] | AsyncIterator[Part]]
+"""Makes the parts of an answer, each in less than 2 ms: an object, or its JSON; b"" for nothing yet, and None if more
+may follow after POLL_SECONDS. Raises Refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What can be requested: ``takes`` are the parameters with the check of each, which raises ValueError; those in
+    ``needs`` must be given. ``public`` methods are served on the metrics socket too; ``signed`` ones are given who
+    requests it as the parameter ``by``."""
+
+    query: Query
+    takes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    public: bool = False
+    signed: bool = False
+
+    def checked(self, name: str, given: Any) -> dict[str, Any]:
+        """Return the parameters of a request. Raises Refused, without the request's values."""
+        if not isinstance(given, dict):
+            raise Refused(BAD_REQUEST, f"{name}: params is not a JSON object")
+        takes = f"{name} takes {', '.join(self.takes) or 'no parameters'}"
+        for parameter in given:
+            if parameter not in self.takes:
+                raise Refused(BAD_REQUEST, f"unknown parameter: {takes}")
+        for parameter in self.needs:
+            if parameter not in given:
+                raise Refused(BAD_REQUEST, f"{parameter} is missing: {takes}")
+        checked = {}
+        for parameter, value in given.items():
+            try:
+                checked[parameter] = self.takes[parameter](value)
+            except ValueError as error:
+                raise Refused(BAD_REQUEST, f"{parameter} {error}") from None
+        return checked
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """One connection. ``requested`` is whether a whole request came on it."""
+
+    sock: socket.socket
+    since: float
+    received: bytearray = field(default_factory=bytearray)
+    requested: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+class _ClientGoneError(Exception):
+    """The client left, or does not read."""
 
 
 class Server:
-    """Translates between HTTP and the channel."""
+    """Serves methods on a listening socket. On a private socket, every method, and only to root and this process's own
+    user; on a public one the public methods, to all that can connect."""
 
-    def __init__(self, channel: Channel, daemon: int) -> None:
-        self._channel = channel
-        self._exposition = Exposition(lambda: channel.ask("metrics", {}), daemon)
-        self._events = Events(self._ask_events)
-        self._followers = 0
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        methods: Mapping[str, Method],
+        making: asyncio.Lock,
+        *,
+        private: bool,
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._methods = methods if private else {name: each for name, each in methods.items() if each.public}
+        self._making = making
+        self._private = private
+        self._left = asyncio.Event()
+        self._accepting: asyncio.Task[None] | None = None
+        self.clients: set[Client] = set()
+        """The connections that are open."""
 
-    async def http(self, *, metrics_only: bool) -> Callable[[], asyncio.Protocol]:
-        """Return what makes the protocol of a connection."""
-        routes = [route for route in ROUTES if route.on_metrics_socket or not metrics_only]
-        app = web.Application(
-            middlewares=[_answered("there are " + ", ".join(f"{route.method} {route.path}" for route in routes))],
-            client_max_size=BODY_BYTES,
-            handler_args={"max_line_size": HEAD_BYTES, "max_field_size": HEAD_BYTES, "lingering_time": 0},
-        )
-        for route in routes:
-            app.router.add_route(route.method, route.path, self._handler(route))
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-        await runner.setup()
-        return cast(Callable[[], asyncio.Protocol], runner.server)
+    def start(self) -> None:
+        """Accept connections from now on."""
+        self._listener.setblocking(False)
+        self._accepting = self._loop.create_task(self._accept())
 
-    def _handler(self, route: Route) -> Handler:
-        special = {"metrics": self._metrics, "livez": self._health, "readyz": self._health, "events": self._stream}
-        kind = special.get(route.asks, self._ask)
+    async def stop(self) -> None:
+        """Accept no more and close all connections."""
+        tasks = [self._accepting, *(client.task for client in self.clients)]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await kind(request, route)
+    async def _accept(self) -> None:
+        while True:
+            await self._place()
+            try:
+                sock, _ = await self._loop.sock_accept(self._listener)
+            except OSError:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            sock.setblocking(False)
+            client = Client(sock, self._loop.time())
+            self.clients.add(client)
+            client.task = self._loop.create_task(self._serve(client))
 
-        return handle
+    async def _place(self) -> None:
+        """Wait for a place. A connection without a request loses its place if none becomes free."""
+        while len(self.clients) >= CONNECTIONS:
+            self._left.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await self._left.wait()
+                continue
+            for client in self.clients:
+                if not client.requested and self._loop.time() - client.since >= REQUEST_SECONDS and client.task:
+                    client.task.cancel()
 
-    async def _metrics(self, request: web.Request, route: Route) -> web.StreamResponse:
-        route.question(request.query.items())
-        return web.Response(body=await self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _health(self, request: web.Request, route: Route) -> web.StreamResponse:
-        asked = route.question(request.query.items())
+    async def _serve(self, client: Client) -> None:
         try:
-            checks = (await self._channel.ask(route.asks, {}, HEALTH_SECONDS))["checks"]
-        except Refused as refused:
-            checks = [{"name": "loop", "state": "failed", "reason": refused.text}]
-        passed, lines = health(route.asks, checks)
-        text = lines if asked.get("verbose") or not passed else "ok"
-        return web.Response(text=text, status=200 if passed else UNAVAILABLE)
-
-    async def _ask_events(self, since: int, limit: int) -> list[Event]:
-        answer = await self._channel.ask("events", {"since": since, "limit": limit})
-        return [event if isinstance(event, dict) else shown(*event) for event in answer.get("events", ())]
-
-    async def _stream(self, request: web.Request, route: Route) -> web.StreamResponse:
-        asked = route.question(request.query.items())
-        follow = asked.get("follow", False)
-        if follow and self._followers >= FOLLOWERS:
-            raise Refused(UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later")
-        self._followers += follow
-        try:
-            events = await self._events.after(asked.get("since", 0), follow=follow)
-            return await stream(request, events, asked, asked.get("limit", None if follow else EVENTS))
+            pid, user, _ = peer_credentials(client.sock)
+            if self._private and user not in (0, os.geteuid()):
+                refused = Refused(FORBIDDEN, "only root may use the admin endpoint")
+                await self._send(client, _error(None, refused))
+                return
+            while request := await self._request(client):
+                client.requested = True
+                await self._answer(client, request, f"uid {user}, pid {pid}")
+        except (OSError, _ClientGoneError):
+            pass
         finally:
-            self._followers -= follow
+            self.clients.discard(client)
+            client.sock.close()
+            self._left.set()
 
-    async def _ask(self, request: web.Request, route: Route) -> web.StreamResponse:
-        given: Iterable[tuple[str, Any]] = request.query.items()
-        who = {}
-        if route.method == "POST":
-            who["by"] = _peer(request)
-            if request.query:
-                raise Refused(BAD_REQUEST, f"{route.path} takes a JSON object as its body, and no query")
-            async with asyncio.timeout(BODY_SECONDS):
-                given = members(await request.read())
-        answer = await self._channel.ask(route.asks, route.question(given) | request.match_info | who)
-        return web.Response(body=json_text(answer), content_type="application/json")
+    async def _request(self, client: Client) -> bytes:
+        """Return the next line, which may end with the stream; b"" at its end. Raises OSError and TimeoutError."""
+        received = client.received
+        while (end := received.find(b"\n")) < 0 and len(received) <= REQUEST_BYTES:
+            async with asyncio.timeout(SILENT_SECONDS):
+                octets = await self._loop.sock_recv(client.sock, REQUEST_BYTES)
+            if not octets:
+                end = len(received)
+                break
+            received += octets
+        if not 0 <= end <= REQUEST_BYTES:
+            await self._send(client, _error(None, Refused(BAD_REQUEST, f"a request has {REQUEST_BYTES} bytes at most")))
+            return b""
+        request = bytes(received[: end + 1])
+        del received[: end + 1]
+        return request
 
-
-def _answered(there_are: str) -> Middleware:
-    """Return the middleware that makes an answer of each error; ``there_are`` lists the paths."""
-
-    @web.middleware
-    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-        assert request.transport is not None
-        with cast(Connection, request.transport.get_protocol()).work():
-            response = await answer(request, handler)
-        # One request a connection: connecting costs little, and a connection that waits would take a place.
-        response.force_close()
-        return response
-
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer(self, client: Client, request: bytes, by: str) -> None:
+        """Answer one request. Raises _ClientGoneError."""
+        number: Any = None
+        name: Any = None
         try:
-            _check_head(request)
-            return await handler(request)
+            async with self._making:  # a client may send thousands of wrong requests at one time
+                await asyncio.sleep(0)
+                number, name, params = _read(request)
+                method = self._methods.get(name)
+                if method is None:
+                    raise Refused(NOT_FOUND, f"no such method; there are {', '.join(self._methods)}")
+                parts = method.query(method.checked(name, params) | ({"by": by} if method.signed else {}))
+            if isinstance(parts, Iterator):
+                await self._send_parts(client, number, parts)
+            else:
+                async for part in parts:
+                    await self._send(client, part_line(number, part))
+            last = line(id=number, end={"schemaVersion": SCHEMA_VERSION})
         except Refused as refused:
-            return _error(refused.status, refused.text)
-        except web.HTTPNotFound:
-            return _error(NOT_FOUND, there_are)
-        except web.HTTPMethodNotAllowed as wrong:
-            allowed = ", ".join(sorted(wrong.allowed_methods))
-            return _error(405, f"this path takes {allowed}", Allow=allowed)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the body is longer than {BODY_BYTES} bytes")
-        except web.HTTPException as error:
-            return _error(error.status, error.reason)
-        except TimeoutError:
-            return _error(408, f"the body did not come within {BODY_SECONDS:g} s")
-        except ConnectionError:
-            return _error(UNAVAILABLE, "the client is gone")  # nobody gets it; aiohttp would log the error
+            last = _error(number, refused)
+        except _ClientGoneError:
+            raise
         except Exception:
-            log.exception("a request failed")
-            return _error(INTERNAL_ERROR, "an error in the admin server; see the proxy's log")
+            log.exception("the request %s failed", name, extra={"kind": name})
+            last = _error(number, Refused(INTERNAL_ERROR, f"{name}: an error in the proxy; see its log"))
+        await self._send(client, last)
 
-    return answered
+    async def _send_parts(self, client: Client, number: Any, parts: Iterator[Part | bytes | None]) -> None:
+        """Make and send each part in an iteration of the loop in which no other part is made."""
+        while True:
+            async with self._making:
+                await asyncio.sleep(0)
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
+                octets = b"" if part is None or part == b"" else part_line(number, part)
+            if octets:
+                await self._send(client, octets)
+            elif part is not None:
+                continue
+            elif has_hung_up(client.sock):
+                raise _ClientGoneError
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _send(self, client: Client, octets: bytes) -> None:
+        """Send a line. Raises _ClientGoneError, ValueError for a line that is too long."""
+        if len(octets) > PART_BYTES:
+            raise ValueError("a part of an answer is too long")
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                await self._loop.sock_sendall(client.sock, octets)
+        except OSError:
+            raise _ClientGoneError from None
 
 
-def _peer(request: web.Request) -> str:
-    """Return who has connected, as the kernel says it."""
-    assert request.transport is not None
-    pid, user, _ = peer_credentials(request.transport.get_extra_info("socket"))
-    return f"uid {user}, pid {pid}"
+def _read(request: bytes) -> tuple[Any, str, Any]:
+    """Return id, method and parameters of a request. Raises Refused."""
+    try:
+        found = json.loads(request, object_pairs_hook=_object)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("method"), str):
+        raise Refused(BAD_REQUEST, 'a request is a line like {"id": 1, "method": "hooks", "params": {}}')
+    number = found.get("id")
+    return number if isinstance(number, int | str) else None, found["method"], found.get("params", {})
 
 
-def _check_head(request: web.Request) -> None:
-    head = sum(len(name) + len(value) + 4 for name, value in request.raw_headers) + len(request.raw_path)
-    if head > HEAD_BYTES:
-        raise Refused(431, f"the head is longer than {HEAD_BYTES} bytes")
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise ValueError("a name is there twice")
+    return found
 
 
-def _error(status: int, text: str, **headers: str) -> web.Response:
-    body = json_text({"error": text})
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+def _error(number: Any, refused: Refused) -> bytes:
+    return line(id=number, error={"status": refused.status, "text": refused.text})

@@ -1,7 +1,5 @@
 """The command line: ``runtimeproxy COMMAND`` and ``koord-runtime-proxy``, which is ``runtimeproxy run``.
 
-Owns the entry points, the exit codes and the one line that an error becomes.
-Must not know: what a command does; each command is a file of its own and imports what is heavy when it runs.
 Invariants: exit code 2 means that the command line, the environment or the file was wrong and nothing was opened;
 1 means that running failed, or that a check found something; 3 that no proxy answers; no traceback reaches the user.
 """
@@ -16,8 +14,7 @@ import click
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import PROGRAM, command_group
 from runtimeproxy.cli.shared.admin_client import NoProxy
-from runtimeproxy.cli.shared.error_text import words
-from runtimeproxy.cli.shared.exit_codes import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE
+from runtimeproxy.cli.shared.output import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE, words
 
 
 def main() -> int:
@@ -56,7 +53,7 @@ def _guarded(command: click.Command, name: str) -> int:
 
 def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        from runtimeproxy.cli.shared.versions import version_text  # slow to import, and no other command needs it
+        from runtimeproxy.settings.version import version_text  # slow to import, and no other command needs it
 
         click.echo(version_text(context.find_root().info_name or PROGRAM))
         context.exit()

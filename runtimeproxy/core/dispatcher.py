@@ -214,12 +214,15 @@ class Dispatcher:
     def refused_with(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
         ``owners`` maps fields to the plugins that set them."""
-        _warn_of_fields("%s of %s failed in the runtime; hook servers had set %s", call, what, owners)
+        if owners:
+            text = "%s of %s failed in the runtime; hook servers had set %s"
+            log.warning(text, what, call.subject_name, _shown(owners), extra=_extra(call, what))
 
     def made_without(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime answered a create with what an earlier one made, which lacks fields of hook servers."""
-        made = "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set"
-        _warn_of_fields(made, call, what, owners)
+        if owners:
+            text = "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set"
+            log.warning(text, what, call.subject_name, _shown(owners), extra=_extra(call, what))
 
     def _broke_rules(
         self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]
@@ -288,10 +291,12 @@ class Dispatcher:
         log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)
 
 
-def _warn_of_fields(text: str, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
-    """Log a warning that names the subject and the fields with their owners, if there are any."""
-    if owners:
-        fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
-        more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
-        extra = {"kind": (what, call.subject_name), "call": call.call_id}
-        log.warning(text, what, call.subject_name, ", ".join(fields[:FIELDS_SHOWN] + more), extra=extra)
+def _shown(owners: Mapping[str, str]) -> str:
+    """Return fields with their owners, at most FIELDS_SHOWN."""
+    fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
+    more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
+    return ", ".join(fields[:FIELDS_SHOWN] + more)
+
+
+def _extra(call: HeldCall, what: str) -> dict[str, object]:
+    return {"kind": (what, call.subject_name), "call": call.call_id}

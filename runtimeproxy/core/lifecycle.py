@@ -18,12 +18,12 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
-from runtimeproxy.eventloop import Deadlines, Fiber, Pending
 from runtimeproxy.model import hookpoints, merge
 from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject, kind_of
 from runtimeproxy.model.hookpoints import CONTAINER_END, HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import CallTimes, Metrics
+from runtimeproxy.relay.eventloop import Deadlines, Fiber, Pending
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from functools import partial
 
 from runtimeproxy.core.call import UNANSWERED, HeldCall, Reply, Unreadable
 from runtimeproxy.errors import BackendError
-from runtimeproxy.eventloop import Deadlines, Pending, batch
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.relay.eventloop import Deadlines, Pending, batch
 
 log = logging.getLogger(__name__)
 

@@ -1,69 +1,49 @@
 """The file that keeps the kubelet's original values beyond the end of the process (docs/architecture.rst).
 
-Invariant: no fault of the file fails or delays a call: it is written some milliseconds after an answer, in a thread. It
-is on tmpfs, so no disk is written and a reboot removes it together with the containers.
+It is written some milliseconds after an answer, in a thread.
+Invariant: no fault of the file fails or delays a call. The file is on tmpfs, so no disk is written and a reboot removes
+it together with the containers; what was written survives the end of the process, however that ends.
 
-Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. Each writes
-the rows that it has changed. The new process knows what was written before it started; the next start reads everything.
-If the new process creates the file again, the old one finds that its own was replaced and continues with the new file.
+Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. They write in
+turn, each the rows that it has changed, on top of what the other one wrote.
 """
 
 import asyncio
-import ctypes
+import json
 import logging
 import os
-import stat
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.eventloop import run_in_daemon_thread
+from runtimeproxy.files import Changed, NotOurs, StateError, StateFile, Version, is_in_memory
 from runtimeproxy.model import originals as form
 from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.relay.listener import folder_fault
-
-if TYPE_CHECKING:
-    import sqlite3
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+MAX_BYTES = 64 << 20
+"""Longest file that is read, in bytes: ten times what 20,000 subjects take."""
 COLLECT_SECONDS = 0.01
-"""How many seconds changes are collected for one transaction."""
+"""How many seconds changes are collected for one write."""
+REST = 9
+"""A write is followed by a pause of so many times its duration: the thread takes a tenth of a core at most."""
 RETRY_SECONDS = 2.0
-BUSY_SECONDS = 1.0
-"""How many seconds a transaction waits for another process's lock."""
-CACHE_KIB = 256
+"""Seconds between two tries to write a file that cannot be written."""
+TRIES = 50
+"""How often a write is tried while another process writes."""
 SUBJECTS_AT_ONCE = 50
-"""How many subjects' rows are determined before the event loop gets control."""
+"""After so many subjects the event loop gets control, while the rows to write are being determined."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
-"""Why the file, or a part of it, cannot be used; the values are the metric's label."""
-_MADE_ANEW = frozenset({FOREIGN, BROKEN})
-
-_IN_MEMORY = frozenset({0x01021994, 0x858458F6})
-"""tmpfs and ramfs (statfs(2), linux/magic.h)."""
-_MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_BROKEN_CODES = frozenset({1, 11, 20, 24, 26})
-"""SQLITE_ERROR (there is no such table), _CORRUPT, _MISMATCH, _FORMAT, _NOTADB."""
-_ELSEWHERE_CODES = frozenset({5, 6, 7, 13, 14})
-"""SQLITE_BUSY, _LOCKED, _NOMEM, _FULL, _CANTOPEN: they do not mean that the file is damaged."""
-_MOVED = 1032
-"""SQLITE_READONLY_DBMOVED: another process has created the file anew."""
-
-_PRAGMAS = ("auto_vacuum=FULL", "synchronous=OFF", "temp_store=MEMORY", f"cache_size=-{CACHE_KIB}")
-_TABLE = "CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID"
-_OWNER, _ROWS = "SELECT id, text, sum FROM kept WHERE id = x''", "SELECT id, text, sum FROM kept WHERE id <> x''"
-_SET, _DROP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", "DELETE FROM kept WHERE id = ?"
-
-_Row = tuple[bytes, bytes, int]
-"""Id, text and the checksum of both: sqlite itself may not notice a row that was cut short. The row with the empty id
-identifies the proxy that the file belongs to."""
+"""Why the file, or a part of it, cannot be used; the values are the metrics label."""
+_REPLACED = frozenset({FOREIGN, BROKEN})
 
 
 class Failed(RuntimeProxyError):
@@ -74,148 +54,145 @@ class Failed(RuntimeProxyError):
         self.reason = reason
 
 
+# -- where it is -----------------------------------------------------------------------------------------------------
+
+
 def path_of(folder: str | None, socket_path: str) -> str | None:
-    """Return the file's path for a listening socket, None if the file is turned off. ``folder`` is the value of
-    --originals-dir: None means the socket's own directory, "" no file."""
+    """Return the file's path for a listening socket; None if the file is turned off. ``folder`` is the value of
+    --originals-dir: None means the socket's own directory, "" no file. Each socket has a file of its own."""
     if folder == "":
         return None
     if folder is None:
-        return f"{socket_path}.originals"
-    return os.path.join(folder, f"{socket_path.strip('/').replace('/', '-')}.originals")
-
-
-def is_in_memory(folder: str) -> bool:
-    """Return whether a directory is on tmpfs or ramfs (statfs(2)). Raises OSError."""
-    found = ctypes.create_string_buffer(512)
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return ctypes.c_uint32.from_buffer(found).value in _IN_MEMORY  # f_type comes first
+        return f"{socket_path}.original-values"
+    return os.path.join(folder, f"{socket_path.strip('/').replace('/', '-')}.original-values")
 
 
 def owner(mode: str, runtime_endpoint: str) -> str:
-    """Return the text that identifies a file's proxy: the format's version, boot id, mode, the runtime's path."""
+    """Return the text that identifies a file's proxy: boot id, mode, the runtime's path."""
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    return f"{FORMAT} {boot} {mode} {os.path.realpath(runtime_endpoint)}"
+    return f"{boot} {mode} {os.path.realpath(runtime_endpoint)}"
+
+
+# -- what is in it ---------------------------------------------------------------------------------------------------
 
 
 class File:
-    """The file, used by one thread at a time; it is created, and sqlite imported, only when there is something to keep.
-    Its methods raise Failed; a file that is damaged or belongs to another proxy is deleted then."""
+    """The file, used by one thread at a time. Its methods raise Failed. A file that is damaged or belongs to another
+    proxy is deleted then."""
 
     def __init__(self, path: str, owner: str) -> None:
         self.path = path
-        self._owner = _row("", owner.encode())
-        self._connection: sqlite3.Connection | None = None
+        self._file = StateFile(path, MAX_BYTES, durable=False)
+        self._owner = owner
+        self._head = _row("", f"{FORMAT} {owner}".encode())
+        self._rows: dict[str, bytes] = {}
+        """The rows of the file by id, as far as this process knows."""
+        self._version: Version = None
 
     def load(self, kept: dict[str, bytes]) -> None:
         """Add the kept texts by id to ``kept``, as many as can be read."""
-        broken = 0
-        try:
-            if self._is_there():
-                connection = self._opened()
-                for row in connection.execute(_ROWS):
-                    with suppress(ValueError, TypeError, AttributeError):  # its columns may hold anything
-                        any_id = row[0].decode(errors="surrogatepass")
-                        if row == _row(any_id, row[1]):
-                            kept[any_id] = row[1]
-                            continue
-                    broken += 1
-                if connection.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
-                    raise Failed(BROKEN, "it is damaged")
-            if broken:
-                raise Failed(BROKEN, f"{broken} of its rows are broken")
-        except Exception as error:
-            raise self._failure(error, BROKEN) from None
+        broken = self._read(kept)
+        if self._version is None:
+            kept |= _of_sqlite(self.path.removesuffix(".original-values") + ".originals", f"1 {self._owner}")
+            self._rows = {any_id: _row(any_id, text) for any_id, text in kept.items()}
+        if broken:
+            raise self._failure(BROKEN, f"{broken} of its rows are broken")
 
     def write(self, subjects: Mapping[str, OriginalValues | None]) -> None:
-        """Write the values of these subjects, and delete the rows of those with None."""
-        rows = (_row(any_id, form.write(kept)) for any_id, kept in subjects.items() if kept is not None)
-        gone = ((_id(any_id),) for any_id, kept in subjects.items() if kept is None)
+        """Write the values to keep of these subjects, and delete the rows of those with None."""
         try:
-            connection = self._opened()
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(_DROP, gone)
-                connection.executemany(_SET, rows)
-        except Exception as error:
-            raise self._failure(error, UNUSABLE) from None
+            for _ in range(TRIES):
+                version = self._file.version()
+                if version is None:  # it was removed: all rows are written again
+                    self._version = None
+                elif version != self._version:
+                    self._read({})
+                rows = dict(self._rows)
+                for any_id, kept in subjects.items():
+                    rows.pop(any_id, None)
+                    if kept is not None:
+                        rows[any_id] = _row(any_id, form.write(kept))
+                with suppress(Changed):
+                    self._version = self._file.write(b"".join([self._head, *rows.values()]), over=self._version)
+                    self._rows = rows
+                    return
+        except StateError as error:
+            raise self._meaning(error) from None
+        raise Failed(UNUSABLE, "another process keeps replacing it")
 
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _failure(self, error: Exception, otherwise: str) -> Failed:
-        """Return the Failed for an error; close the file, and delete it if it has to be created again."""
-        with suppress(Exception):
-            self.close()
-        failed = _meaning(error, otherwise)
-        if failed.reason in _MADE_ANEW:
-            for part in ("", "-journal", "-wal", "-shm"):
-                with suppress(OSError):
-                    os.unlink(self.path + part)
-        return failed
-
-    def _is_there(self) -> bool:
-        """Return whether the file exists and is not empty. Raises Failed if another user could have made it."""
-        folder = os.path.dirname(self.path)
-        if fault := folder_fault(os.stat(folder), None):
-            raise Failed(NOT_OURS, f"{folder} {fault}")
+    def _read(self, kept: dict[str, bytes]) -> int:
+        """Read the rows, and add their texts to ``kept``; return how many are broken."""
+        self._rows = {}
         try:
-            found = os.lstat(self.path)
-        except FileNotFoundError:
-            return False
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
-            raise Failed(NOT_OURS, "it is not a regular file of the proxy's own user")
-        if stat.S_IMODE(found.st_mode) != 0o600:
-            os.chmod(self.path, 0o600)
-        return found.st_size > 0
+            content, self._version = self._file.read()
+        except StateError as error:
+            raise self._meaning(error) from None
+        if not content:
+            return 0
+        head, *lines = content.splitlines(keepends=True)
+        try:
+            any_id, _ = _parse(head)
+        except ValueError:
+            raise self._failure(BROKEN, "it is damaged") from None
+        if any_id or head != self._head:
+            raise self._failure(FOREIGN, "it is of another runtime, boot or version")
+        broken = 0
+        for line in lines:
+            try:
+                any_id, kept_text = _parse(line)
+            except ValueError:
+                broken += 1
+            else:
+                self._rows[any_id], kept[any_id] = line, kept_text
+        return broken
 
-    def _opened(self) -> "sqlite3.Connection":
-        """Return the database; create the file if it is missing or empty."""
-        if self._connection is not None:
-            return self._connection
-        import sqlite3  # a megabyte, and most nodes never have anything to keep
+    def _meaning(self, error: StateError) -> Failed:
+        text = str(error).removeprefix(f"{self.path} ")
+        return Failed(NOT_OURS if isinstance(error, NotOurs) else UNUSABLE, text)
 
-        if not self._is_there():
-            with suppress(FileExistsError):
-                os.close(os.open(self.path, _MAKE, 0o600))
-        connection = self._connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        connection.text_factory = bytes
-        for pragma in _PRAGMAS:
-            connection.execute(f"PRAGMA {pragma}")
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-                connection.execute(_TABLE)
-                connection.execute(_SET, self._owner)
-        if connection.execute(_OWNER).fetchone() != self._owner:
-            raise Failed(FOREIGN, "it is of another runtime, boot or version")
-        return connection
-
-
-def _id(any_id: str) -> bytes:
-    return any_id.encode(errors="surrogatepass")
+    def _failure(self, reason: str, text: str) -> Failed:
+        """Delete the file, and return the Failed."""
+        with suppress(StateError):
+            self._file.remove()
+        self._rows, self._version = {}, None
+        return Failed(reason, text)
 
 
-def _row(any_id: str, text: bytes) -> _Row:
-    return _id(any_id), text, crc32(text, crc32(_id(any_id)))
+def _row(any_id: str, text: bytes) -> bytes:
+    """Return a line: checksum, id, and a text without a line feed."""
+    content = json.dumps(any_id).encode() + b"\t" + text
+    return b"%08x %s\n" % (crc32(content), content)
 
 
-def _meaning(error: Exception, otherwise: str) -> Failed:
-    """Return the Failed of an error; the text of a foreign exception may hold values and is left out."""
-    if isinstance(error, Failed):
-        return error
-    code, name = getattr(error, "sqlite_errorcode", 0), getattr(error, "sqlite_errorname", type(error).__name__)
-    if isinstance(error, OSError | ImportError):
-        return Failed(UNUSABLE, getattr(error, "strerror", None) or name)
-    if code == _MOVED or code & 0xFF in _ELSEWHERE_CODES:
-        return Failed(UNUSABLE, name)
-    return Failed(BROKEN if code & 0xFF in _BROKEN_CODES else otherwise, name)
+def _parse(row: bytes) -> tuple[str, bytes]:
+    """Return id and text of a row. Raises ValueError."""
+    quoted, separator, text = row[9:-1].partition(b"\t")
+    any_id = json.loads(quoted) if separator else None
+    if not isinstance(any_id, str) or row != _row(any_id, text):
+        raise ValueError("its checksum is wrong")
+    return any_id, text
+
+
+def _of_sqlite(path: str, owner: str) -> dict[str, bytes]:
+    """Return the texts in the file of version 0.1, after an upgrade; it stays for a downgrade."""
+    try:
+        if not StateFile(path, MAX_BYTES, durable=False).read()[0]:
+            return {}
+        import sqlite3
+
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)) as connection:
+            connection.text_factory = bytes
+            rows = {row[0].decode(errors="surrogatepass"): row for row in connection.execute("SELECT * FROM kept")}
+        if rows.pop("", (b"", b""))[1] != owner.encode():
+            return {}
+        return {any_id: row[1] for any_id, row in rows.items() if row[2] == crc32(row[1], crc32(row[0]))}
+    except Exception:  # whatever is in it: an old file is used if it can be, and nothing depends on it
+        return {}
+
+
+# -- when it is written ----------------------------------------------------------------------------------------------
 
 
 class Originals:
@@ -231,6 +208,7 @@ class Originals:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._complained = False
+        self._pause = COLLECT_SECONDS
 
     async def start(self) -> None:
         """Load what earlier processes have kept into the Store, and write its changes from now on."""
@@ -257,13 +235,13 @@ class Originals:
             if is_in_memory(folder):
                 return True
         except OSError as error:
-            self._failed(_meaning(error, UNUSABLE))
+            self._failed(Failed(UNUSABLE, error.strerror or type(error).__name__))
             return False
         log.info("the kubelet's own values do not outlive this process: %s is not on tmpfs (--originals-dir)", folder)
         return False
 
     async def stop(self) -> None:
-        """Write the changes that are pending, and close the file."""
+        """Write the changes that are pending."""
         if self._file is None or self._store.on_change is None:
             return
         self._store.on_change = None
@@ -273,7 +251,6 @@ class Originals:
             await self._task
         if self._changed:
             await self._write(self._file)
-        await self._done(self._file.close)
 
     def _note(self, any_id: str) -> None:
         """Mark an id as changed; what to keep of it is determined later, because a call waits for its answer now."""
@@ -293,7 +270,7 @@ class Originals:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if self._changed and self._store.on_change is not None:
-            self._later(RETRY_SECONDS if self._complained else COLLECT_SECONDS)
+            self._later(RETRY_SECONDS if self._complained else self._pause)
 
     async def _write(self, file: File) -> None:
         """Write what has changed; after a failure try again later with all rows that the file should have."""
@@ -307,9 +284,12 @@ class Originals:
                 await asyncio.sleep(0)
         if not subjects:
             return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         if not await self._done(partial(file.write, subjects)):
             self._changed |= subjects.keys() | self._rows
             return
+        self._pause = max(COLLECT_SECONDS, REST * (loop.time() - began))
         self._rows.difference_update(subjects)
         self._rows.update(any_id for any_id, kept in subjects.items() if kept is not None)
         self._metrics.gauge("originals_kept", len(self._rows))
@@ -334,5 +314,5 @@ class Originals:
         self._metrics.count("originals_failures", error.reason)
         if not self._complained and self._file is not None:
             self._complained = True
-            what = "made anew" if error.reason in _MADE_ANEW else "not written"
+            what = "replaced" if error.reason in _REPLACED else "not written"
             log.warning("%s: %s: it is %s; see --originals-dir", self._file.path, error, what)

@@ -19,7 +19,7 @@ from runtimeproxy.model import merge, no_effect
 from runtimeproxy.model.fields import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.no_effect import Fields
-from runtimeproxy.rpc.connection import CallFailed, Kind, UnaryClient
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
 STATUS_SECONDS = 10.0

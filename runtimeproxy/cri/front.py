@@ -17,7 +17,6 @@ from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import CriHeld, NotHttp2, Reader
 from runtimeproxy.errors import HookError, Reason, WireError
-from runtimeproxy.eventloop import batch
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.observe.metrics import Metrics
@@ -26,6 +25,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.connection import Connection, Endpoint
 from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase
 from runtimeproxy.wire import http2
 

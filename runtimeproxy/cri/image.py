@@ -10,7 +10,7 @@ from typing import NoReturn
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
 from runtimeproxy.cri.frame_relay import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.errors import WireError
-from runtimeproxy.rpc.framing import ClientConnection
+from runtimeproxy.relay.rpc.framing import ClientConnection
 from runtimeproxy.wire import grpc, headers, http2
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"

@@ -1,20 +1,24 @@
-"""The latest events: what happened to calls, hook servers, the runtime and the proxy itself.
+"""The latest events: what happened to calls, hook servers, the runtime and the proxy itself; and how times are written.
 
-Owns the kinds of events, the ring that keeps them within its two bounds, the form in which they are read, which costs
-little, and what is shown of that.
-Must not know: who records, who reads.
 Invariant: an event has names only (of pods, containers, hook servers, hook points, reasons, fields). No value of a
 request is in it, and no text of a hook server, of the runtime or of another library's exception.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from itertools import chain, islice
 from struct import Struct
 from typing import Any, NamedTuple
 
-from runtimeproxy.observe.times import rfc3339
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time in seconds since 1970 like ``2026-11-25T10:00:00.000Z``."""
+    return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 MOST_EVENTS = 4096
 MOST_BYTES = 2 << 20

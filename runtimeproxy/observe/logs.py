@@ -1,7 +1,5 @@
 """Log lines on stderr that never block a call and never contain a value.
 
-Owns the handler, the two formats, the rate limit per kind of line and the writing thread.
-Must not know: what is logged; every line is written by its logger's own module.
 Invariants: a full or broken stderr loses lines, never time (they are dropped and counted). The text of an exception is
 written only if the class is the project's own, since others may quote the input that they failed on; lines of other
 libraries are cut to their template for the same reason.
@@ -17,7 +15,7 @@ import traceback
 from collections.abc import Callable
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.observe.times import rfc3339
+from runtimeproxy.observe.events import rfc3339
 
 OWN_LOGGER = "runtimeproxy"
 LINES_WAITING = 4096

@@ -1,7 +1,5 @@
 """Detect stalls of the event loop while they last, and log the place where it hangs (fault matrix X7).
 
-Owns the thread that watches the loop's thread, and the log line.
-Must not know: what runs on the loop.
 Invariant: a line names places in code, never values. While the loop is idle, only the watching thread wakes shortly for
 each look and the loop is not woken; while it is busy, its iterations cost nothing extra.
 

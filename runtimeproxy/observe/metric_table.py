@@ -1,13 +1,37 @@
-"""The table of metrics: one row per metric, read by what counts, by what shows, and by docs/metrics.rst.
+"""Histograms, and the table of metrics: one row per metric, for what counts and shows them, and for docs/metrics.rst.
 
-Owns the names, kinds, units, labels, buckets and help texts.
-Must not know: who counts, how metrics are shown.
 Invariant: a label is a name from a table (operations, hook points, reasons, fields) or a hook server's name. No label
 is a pod's, namespace's, image's or container's, and none is a value of a request.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+
+class Histogram:
+    """The observations of one series: ``counts`` by bucket, the last one for those above all bounds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """Return the value that this share of the observations is not above, as Prometheus' histogram_quantile does: linear
+    within a bucket. None without observations, infinite above all bounds."""
+    rank = share * sum(counts)
+    lower = below = 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if count and below + count >= rank:
+            return lower + (bound - lower) * (rank - below) / count
+        lower, below = bound, below + count
+    return math.inf if rank else None
+
 
 PREFIX = "runtimeproxy_"
 RUNTIME = "runtime"
@@ -56,6 +80,11 @@ class Metric:
     def given(self) -> tuple[str, ...]:
         """Return the labels that a call site gives, in their order."""
         return tuple(label for label in self.labels if label != RUNTIME)
+
+    def labelled(self, given: Sequence[str], runtime: str) -> dict[str, str]:
+        """Return the labels of a series, in the table's order; ``runtime`` is the value of RUNTIME."""
+        values = iter(given)
+        return {label: runtime if label == RUNTIME else next(values) for label in self.labels}
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:
@@ -193,16 +222,6 @@ ROWS: tuple[Metric, ...] = (
     _histogram("loop_lag_seconds", "How late the event loop runs a timer; one sample a second."),
     _counter("loop_stalls", "Times that the event loop hung for more than 0.2 s."),
     _gauge("loop_stalled_seconds", "Length of the last such stall."),
-    _counter(
-        "starts",
-        "Starts of a proxy for this socket since the node's boot, this one too; 0 if the file beside the socket that "
-        "keeps the number cannot be used.",
-    ),
-    _counter(
-        "unclean_ends",
-        "Proxies of this socket since the node's boot that ended without being told to: killed, crashed, or unable to "
-        "start.",
-    ),
     _counter("log_lines_dropped", "Log lines that stderr did not take."),
 )
 

@@ -1,8 +1,5 @@
 """The proxy's own metrics.
 
-Owns counters, gauges, histograms, the ring of events, the ids and times of held calls, and the log line on fields that
-cannot be set.
-Must not know: who counts, how metrics are shown elsewhere.
 Invariant: every series belongs to a row of the table. It is checked when it is counted for the first time, so that
 counting costs no more than a lookup afterwards; a test holds all call sites against the table.
 """
@@ -16,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtimeproxy.observe.events import PARTS, Events
-from runtimeproxy.observe.histogram import Histogram
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER,
     HOOK_SERVER_SERIES,
@@ -25,6 +21,7 @@ from runtimeproxy.observe.metric_table import (
     OTHER,
     ROWS,
     RUNTIME,
+    Histogram,
     Key,
     Kind,
     Metric,

@@ -13,7 +13,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
-from runtimeproxy.rpc.connection import (
+from runtimeproxy.relay.rpc.connection import (
     MAX_REPLY_BYTES,
     CallFailed,
     Kind,

@@ -1,14 +1,21 @@
-"""Read the registration directory once (hook-api, "Registration files").
+"""The registration directory: read its files, and wait until they may have changed (hook-api, "Registration files").
 
-Invariant: only regular files are opened, links followed; a name is absent from the result only if it is gone.
+Invariants: only regular files are opened, links followed, so that nothing in the directory can block or fill the proxy;
+a name is absent only if it is gone. Events are only hints: the caller renews the watches after every return and reads
+the directory after that, so that no change is missed in between.
 """
 
+import asyncio
+import errno
+import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
-from runtimeproxy.plugins.registration import MAX_BYTES
-from runtimeproxy.plugins.registry import Content, UnreadableFile
+from asyncinotify import Inotify, Mask, Watch
+
+from runtimeproxy.plugins.registration import MAX_BYTES, Content, UnreadableFile
 
 _LOOKS = 4
 """How many times the files are read while new names keep appearing."""
@@ -90,3 +97,150 @@ def _read_up_to(file: int, limit: int) -> bytes:
         parts.append(part)
         limit -= len(part)
     return b"".join(parts)
+
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 10.0
+SETTLE_SECONDS = 0.02
+"""Pause in seconds after the first event: a file that is truncated and written anew is mostly seen once."""
+
+_MAX_FORGOTTEN = 1000
+_MOST_LINKS = 40
+"""Most links that are followed in a path, as in the kernel (path_resolution(7))."""
+_COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
+"""The events that matter in a folder above the directory; other writes there must not wake the proxy."""
+_CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
+
+
+class Watcher:
+    """Watches one directory, which need not exist."""
+
+    def __init__(self, directory: str, poll_seconds: float = POLL_SECONDS) -> None:
+        self._directory = os.path.abspath(directory)
+        self._poll_seconds = poll_seconds
+        self._inotify: Inotify | None = None
+        self._names: dict[Watch, set[str]] = {}
+        self._warned = False
+
+    def arm(self) -> None:
+        """Set the watches to the folders that the paths lead to now; may block for ever if one is in a dead mount."""
+        try:
+            if self._inotify is None:
+                self._inotify = Inotify(sync_timeout=0)
+                os.set_blocking(self._inotify.fd, False)  # the library sets another flag's number
+            self._arm(self._inotify)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "inotify does not work (%s): changes in %s take up to %g s; raise fs.inotify.max_user_instances or "
+                    "fs.inotify.max_user_watches",
+                    error.strerror,
+                    self._directory,
+                    self._poll_seconds,
+                )
+
+    def _arm(self, inotify: Inotify) -> None:
+        watches: dict[Watch, set[str]] = defaultdict(set)
+        for folder, name, mask in _places(self._directory):
+            try:
+                watches[inotify.add_watch(folder, mask)].add(name)
+            except OSError as error:
+                if error.errno not in _MISSING:
+                    raise
+        for watch in self._names.keys() - watches.keys():
+            try:
+                inotify.rm_watch(watch)
+            except OSError:
+                pass  # the folder is gone, and its watch with it
+        self._names = dict(watches)
+
+    async def changed(self) -> None:
+        """Wait until the directory may have changed, at most the poll interval; the watches must be renewed then."""
+        try:
+            async with asyncio.timeout(self._poll_seconds):
+                await self._event()
+        except TimeoutError:
+            pass  # the poll
+        else:
+            await asyncio.sleep(SETTLE_SECONDS)
+            # One read of the directory covers all queued events. What a busy writer adds meanwhile may stay queued.
+            for _ in range(_MAX_FORGOTTEN):
+                if self._inotify is None or self._inotify.sync_get() is None:
+                    break
+
+    def close(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    async def _event(self) -> None:
+        if self._inotify is None:
+            await asyncio.Event().wait()
+            return
+        async for event in self._inotify:
+            names = self._names.get(event.watch) if event.watch is not None else None
+            if names is None or event.name is None or str(event.name) in names or _EVERY_NAME in names:
+                return
+
+
+_EVERY_NAME = ""
+
+
+def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
+    """Yield where a change matters as (folder, name in it, event mask); in the directory itself every name matters.
+
+    Folders come before what is in them, so that what appears while the watches are set is seen by the watch above. Of
+    two masks for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
+    """
+    links = _links(directory)
+    for path in (directory, *links):
+        for hop in _hops(path):
+            yield from _above(hop)
+    yield directory, _EVERY_NAME, _CHANGES
+    for link in links:
+        *_, last = _hops(link)
+        yield *os.path.split(last), _CHANGES
+
+
+def _hops(path: str) -> Iterator[str]:
+    """Yield a path, and what it becomes by resolving link after link: each link may be changed to point elsewhere."""
+    yield path
+    for _ in range(_MOST_LINKS):
+        behind = _behind_first_link(path)
+        if behind is None:
+            return
+        path = behind
+        yield path
+
+
+def _behind_first_link(path: str) -> str | None:
+    """Return a path with its first link resolved; None without one. ".." is kept, as a link may come before it."""
+    folder, *names = "/", *path.split("/")[1:]
+    for place, name in enumerate(names, start=1):
+        here = os.path.join(folder, name)
+        try:
+            target = os.readlink(here)
+        except OSError:
+            folder = os.path.dirname(folder) if name == ".." else here
+        else:
+            parts = os.path.join(folder, target, *names[place:]).split("/")
+            return "/" + "/".join(part for part in parts if part not in ("", "."))
+    return None
+
+
+def _above(path: str) -> Iterator[tuple[str, str, Mask]]:
+    folder = "/"
+    for name in path.split("/")[1:]:
+        yield folder, name, _COMES_OR_GOES
+        folder = os.path.join(folder, name)
+
+
+def _links(directory: str) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.path for entry in entries if counts(entry.name) and entry.is_symlink()]
+    except OSError:
+        return []

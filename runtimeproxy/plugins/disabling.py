@@ -1,22 +1,138 @@
 """Which hook servers an operator has disabled, now and across restarts (docs/operation.rst).
 
-Invariant: a change is in force before the mask is written, and stays in force if it cannot be. A mask that cannot be
-used disables nobody and does not keep the proxy from starting: a file that anybody may have made must not be able to
-take a policy out of force, and a node without its proxy is not ready. That is told as ``fault``.
+Invariants: a change is in force before the mask, the file with the disabled hook servers, is written, and stays in
+force if it cannot be. A mask that cannot be used disables no hook server and does not keep the proxy from starting: a
+file that anybody may have made must not be able to take a policy out of force, and a node without its proxy is not
+ready. ``fault`` says so.
 """
 
 import asyncio
+import json
 import logging
+import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from typing import Any
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.eventloop import run_in_daemon_thread
+from runtimeproxy.files import StateError, StateFile
+from runtimeproxy.observe.events import EPOCH, rfc3339
 from runtimeproxy.observe.logs import UNLIMITED
-from runtimeproxy.plugins.mask import MOST_NAMES, Disabled, MaskError, MaskFile, check_name, check_seconds
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 1 << 20
+"""Longest file that is accepted, in bytes."""
+MOST_NAMES = 100
+"""Most hook servers that are disabled at once."""
+LONGEST_NAME = 250
+"""Most bytes of a hook server's name: a file's has 255 at most, .json included."""
+LONGEST_REASON, LONGEST_BY = 200, 100
+"""Most characters of a reason, and of who gave it."""
+LONGEST_SECONDS = 365 * 86400
+
+
+class MaskError(StateError):
+    """The file has another content than the proxy writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """Why a hook server is disabled, by whom, since and until when (None: until it is enabled), in seconds since 1970.
+
+    Raises ConfigError for a text that could not be logged.
+    """
+
+    reason: str
+    by: str
+    since: float
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("reason", self.reason, LONGEST_REASON)
+        _check("by", self.by, LONGEST_BY)
+
+    def shown(self) -> dict[str, str | None]:
+        """Return the object of the file, with times as in RFC 3339."""
+        until = None if self.until is None else rfc3339(self.until)
+        return {"reason": self.reason, "by": self.by, "since": rfc3339(self.since), "until": until}
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if no registration file can be called so, with .json behind, or if it could not be logged."""
+    can_be_logged = name.isprintable() and name.strip()
+    if not can_be_logged or name.startswith(".") or "/" in name or len(name.encode()) > LONGEST_NAME:
+        form = f"at most {LONGEST_NAME} printable bytes, without a / and with no dot at the beginning"
+        what = "write that of its registration file without .json, as runtimeproxy hook ls shows it"
+        raise ConfigError(f"no hook server can have this name: {what}: {form}")
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise ConfigError if a hook server cannot be disabled for so many seconds."""
+    if not 1 <= seconds <= LONGEST_SECONDS:
+        raise ConfigError(f"for: {seconds:g} s is not a time from 1 s to 365 days; leave it out for no end")
+
+
+def _check(what: str, text: object, longest: int) -> None:
+    if not isinstance(text, str) or not 1 <= len(text) <= longest or not text.isprintable() or not text.strip():
+        raise ConfigError(f"{what}: write 1 to {longest} printable characters")
+
+
+def _seconds(text: str) -> float:
+    return (datetime.fromisoformat(text) - EPOCH).total_seconds()
+
+
+def written(disabled: Mapping[str, Disabled]) -> bytes:
+    """Return the content of the file."""
+    entries = {name: entry.shown() for name, entry in sorted(disabled.items())}
+    return json.dumps({"schemaVersion": SCHEMA_VERSION, "disabled": entries}, indent=2).encode() + b"\n"
+
+
+def parse(content: bytes) -> dict[str, Disabled]:
+    """Return what a file's content says. Raises MaskError, saying what is wrong and naming nothing."""
+    try:
+        whole = json.loads(content)
+    except (ValueError, RecursionError):
+        raise MaskError("is not JSON") from None
+    try:
+        if whole["schemaVersion"] != SCHEMA_VERSION:
+            raise MaskError(f"does not have schemaVersion {SCHEMA_VERSION}")
+        return dict(_entries(whole["disabled"]))
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
+        raise MaskError("does not have the form that the proxy writes") from None
+
+
+def _entries(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Disabled]]:
+    for name, entry in entries.items():
+        check_name(name)
+        until = entry.get("until")
+        yield (
+            name,
+            Disabled(
+                entry["reason"], entry["by"], _seconds(entry["since"]), None if until is None else _seconds(until)
+            ),
+        )
+
+
+def mask_file(state_dir: str, listen_endpoint: str) -> StateFile:
+    """Return a proxy's mask, of which each socket has its own."""
+    name = f"{listen_endpoint.strip('/').replace('/', '-')}.disabled.json"
+    return StateFile(os.path.join(state_dir, name), MAX_BYTES, durable=True)
+
+
+def read(file: StateFile) -> dict[str, Disabled]:
+    """Return what is disabled: nothing without a file. Raises StateError."""
+    content, version = file.read()
+    try:
+        return {} if version is None else parse(content)
+    except MaskError as error:
+        raise MaskError(f"{file.path} {error}") from None
+
 
 PATIENCE_SECONDS = 1.0
 """Seconds that a read or write of the mask may take before the start, or the answer, goes on without it."""
@@ -29,7 +145,7 @@ class Disabling:
     at the proxy's end. ``wall`` returns the seconds since 1970."""
 
     def __init__(
-        self, file: MaskFile | None, on_change: Callable[[], None], wall: Callable[[], float] = time.time
+        self, file: StateFile | None, on_change: Callable[[], None], wall: Callable[[], float] = time.time
     ) -> None:
         self.names: Mapping[str, Disabled] = {}
         self.fault = ""
@@ -47,8 +163,8 @@ class Disabling:
             return
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                self.names = await run_in_daemon_thread(self._file.read)
-        except (MaskError, TimeoutError, RuntimeError) as error:
+                self.names = await run_in_daemon_thread(partial(read, self._file))
+        except (StateError, TimeoutError, RuntimeError) as error:
             why = _why(error, self._file)
             self.fault = f"{why}: no hook server is disabled by it; remove it, and disable again what must not be asked"
             log.error("%s", self.fault, extra=UNLIMITED)
@@ -122,20 +238,20 @@ class Disabling:
             self.fault = _why(TimeoutError(), self._file)
         return self.fault
 
-    async def _write(self, file: MaskFile) -> None:
+    async def _write(self, file: StateFile) -> None:
         """Write what is disabled now, behind earlier writes."""
         async with self._writing:
             try:
-                await run_in_daemon_thread(partial(file.write, self.names))
+                await run_in_daemon_thread(partial(file.write, written(self.names)))
                 self.fault = ""
-            except (MaskError, RuntimeError) as error:
+            except (StateError, RuntimeError) as error:
                 self.fault = _why(error, file)
                 log.error("%s: what is disabled does not survive a restart", self.fault, extra=UNLIMITED)
 
 
-def _why(error: Exception, file: MaskFile) -> str:
+def _why(error: Exception, file: StateFile) -> str:
     match error:
-        case MaskError():
+        case StateError():
             return str(error)
         case TimeoutError():
             return f"{file.path} does not answer"

@@ -17,17 +17,16 @@ from functools import partial
 from weakref import WeakSet
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.eventloop import run_in_daemon_thread
+from runtimeproxy.files import StateFile
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.plugins import directory, watch
+from runtimeproxy.plugins import directory
 from runtimeproxy.plugins.client import Breaker, BreakerState, HookClient
-from runtimeproxy.plugins.disabling import Disabling
-from runtimeproxy.plugins.mask import Disabled, MaskFile
-from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
-from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
+from runtimeproxy.plugins.disabling import Disabled, Disabling
+from runtimeproxy.plugins.registration import Change, ChangeKind, FailurePolicy, Registration, Registry, plugin_name
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +87,14 @@ class Manager:
         timeout_seconds: float,
         metrics: Metrics,
         client_factory: Callable[[str, str], HookClient],
-        mask: MaskFile | None = None,
-        poll_seconds: float = watch.POLL_SECONDS,
+        mask: StateFile | None = None,
+        poll_seconds: float = directory.POLL_SECONDS,
     ) -> None:
         self._folder = folder
         self._timeout_seconds = timeout_seconds
         self._metrics = metrics
         self._client_factory = client_factory
-        self._watcher = watch.Watcher(folder, poll_seconds)
+        self._watcher = directory.Watcher(folder, poll_seconds)
         self._registry = Registry()
         self._disabling = Disabling(mask, self._mask_changed, metrics.events.wall_clock)
         self._clients: WeakSet[HookClient] = WeakSet()

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop import batch
 from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
 from runtimeproxy.wire.http1 import Send
 

@@ -11,7 +11,7 @@ import socket
 import stat
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.relay.listener import folder_fault, peer_credentials
+from runtimeproxy.files import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

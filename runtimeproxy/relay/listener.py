@@ -12,13 +12,12 @@ import logging
 import os
 import socket
 import stat
-import struct
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.files import FOLDER_FLAGS, folder_fault, identity, make_folder, peer_credentials
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +35,8 @@ _NAME_THEM = f"give each socket unit one ListenStream=, and FileDescriptorName= 
 
 _FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """Error numbers for opening a directory, a link or a socket as a lock file."""
-_PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class Listener:
@@ -232,29 +229,6 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
     return opened
 
 
-def make_folder(folder: str) -> bool:
-    """Create a missing directory for this user alone, and missing parents that only this user can write; return whether
-    it was missing. Raises OSError."""
-    for parent in reversed(Path(folder).parents):
-        parent.mkdir(mode=0o755, exist_ok=True)
-    try:
-        os.mkdir(folder, mode=0o700)
-    except FileExistsError:
-        return False
-    return True
-
-
-def folder_fault(found: os.stat_result, group_id: int | None) -> str:
-    """Return which other user or group can write to a directory or file; "" if none."""
-    if found.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & stat.S_IWOTH:
-        return "can be written by everybody"
-    if found.st_mode & stat.S_IWGRP and found.st_gid not in (0, group_id):
-        return f"can be written by group {found.st_gid}"
-    return ""
-
-
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
     """Lock the file beside the socket and write the process id into it. The lock is held while the file is open."""
     try:
@@ -316,13 +290,6 @@ def _listening(path: str) -> int | None:
         return peer_credentials(probe)[0]
 
 
-def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group that called listen(2) or connect(2) at the other end (unix(7))."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    pid, user, group = _PEER_CREDENTIALS.unpack(credentials)
-    return pid, user, group
-
-
 def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -342,12 +309,3 @@ def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -
         sock.close()
         raise
     return sock
-
-
-def identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file at a path, without following links; None if there is none."""
-    try:
-        found = os.lstat(path)
-    except (OSError, ValueError):  # ValueError: an abstract address begins with NUL
-        return None
-    return found.st_dev, found.st_ino

@@ -1,8 +1,5 @@
 """The configuration: flags, then environment variables, then one YAML file, then defaults.
 
-Owns the frozen ``Config``, the order of its sources, and the origin of each value; the options themselves are the table
-in ``options``.
-Must not know: files, the process's environment, sockets; it takes texts and returns values.
 Invariant: every error names the source of the value (a flag, a variable, or a file and its key).
 """
 

@@ -1,8 +1,5 @@
 """The table of options and the parsers of their values.
 
-Owns every option's name, spelling, default, parser and help line: the command line, the environment, the file's keys,
-``--help`` and docs/configuration.rst follow this table.
-Must not know: the source of a value beyond the ``origin`` that its error names.
 Invariant: a parser returns the value or raises ConfigError with one line that starts with ``origin``.
 """
 

@@ -1,8 +1,5 @@
 """Strict reading of YAML written by people: mappings with unique keys, and scalars as the texts that were written.
 
-Owns the errors for what is no YAML, no mapping, no text and no key, for the configuration file and for the requests of
-``runtimeproxy hook call``.
-Must not know: which keys there are, what their values mean.
 Invariant: every error is one line with the file, the line, the path of keys and what to do, and without any value.
 """
 

@@ -1,8 +1,8 @@
 """The cost of being seen: calls through a proxy whose admin socket nobody asks, one scraper asks, 100 clients ask.
 
 The conditions come in turns at one running proxy, each first in turn, so that other load on the machine affects all
-alike. The clients, the admin server (a process of its own), the kubelet, the runtime and the hook server share the
-machine's cores with the proxy: with few cores clients slow calls by taking the cores, whatever the proxy does for them.
+alike. The clients, the kubelet, the runtime and the hook server share the machine's cores with the proxy: with few
+cores clients slow calls by taking the cores, whatever the proxy does for them.
 As a control the same clients ask another proxy, which serves no calls, in front of the same runtime; what calls lose
 then is not the asked proxy's doing. (Followers of that one get no new events, so that it is less work.)
 
@@ -12,21 +12,22 @@ calls and clients. A garbage collection is told beside it, since it comes after 
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from time import sleep
+from time import perf_counter
 from typing import NamedTuple
 
-from runtimeproxy.admin.routes import LONGEST_PAGE
+from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
 from scripts.benchmark import cases, clients, turns
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
 from scripts.benchmark.loads import Kubelet, Run
-from scripts.benchmark.measure import SETTLE_SECONDS, STARTS, WARM_UP_CALLS, start_seconds
-from scripts.benchmark.programs import HOOKS, Served, counts, served
-from scripts.demonstration.processes import DemoError, Program, cpu_nanoseconds, program, resident
+from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
+from scripts.benchmark.programs import HOOKS, PYTHON, Served, counts, served
+from scripts.demonstration.processes import DemoError, Program, cpu_nanoseconds, program
 from scripts.figures import MIB, Figure, at_most
 
 NAME = "admin"
@@ -41,8 +42,9 @@ events is full."""
 UPDATES = {cases.CRI: cases.UPDATE, cases.DOCKER: cases.DOCKER_UPDATE}
 P99_RATIO = 1.10
 CPU_MICROSECONDS = 3.0
-TURN_MS, PAUSE_MS = 2.0, 20.0
+TURN_MS = 2.0
 START_SECONDS = 0.4
+COMMAND_SECONDS = 0.15
 RESIDENT_MIB = 60
 
 
@@ -53,7 +55,7 @@ class Condition(NamedTuple):
     scrapers: int = 0
     followers: int = 0
     asked: str = HOOKED
-    targets: Sequence[str] = ()
+    requests: Sequence[str] = ()
 
 
 CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
@@ -62,18 +64,16 @@ CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
     Condition("100 clients", 90, 10),
     Condition("100 clients of another proxy", 90, 10, OTHER),
 )
-_TARGETS = ("/readyz?verbose", "/configz", "/hooks", f"/store?limit={LONGEST_PAGE}", "/store?pod=none", "/events")
-EACH = Condition("each question", len(_TARGETS), targets=_TARGETS)
-"""The questions about the state beside /metrics, which are asked for the longest turn alone."""
+_REQUESTS = ("readyz", "configz", "hooks", f'store={{"limit": {LONGEST_PAGE}}}', 'store={"pod": "none"}', "events")
+EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
+"""The requests for the state apart from metrics, which are sent for the longest turn alone."""
 
 
 class Part(NamedTuple):
-    """Calls of a case in a condition, and the CPU nanoseconds meanwhile: of the proxy, of the asked admin server, of
-    the clients."""
+    """Calls of a case in a condition, and the CPU nanoseconds meanwhile: of the proxy, of the clients."""
 
     run: Run
     proxy: int
-    server: int
     clients: int = 0
 
     @property
@@ -105,34 +105,48 @@ Turn = Mapping[tuple[Case, Condition], Part]
 
 class Round(NamedTuple):
     """``found`` are the bench's turns, ``scrape`` the milliseconds that 99 % of the 100 clients' scrapes did not exceed
-    in the median turn; ``turns`` are the longest turns of the event loop by condition, ``pause`` that after the start.
-    Seconds from the start to the first answer; resident bytes of the proxy and of its admin server."""
+    in the median turn; ``turns`` are the longest turns of the event loop by condition. Seconds from the start to the
+    first answer, and of the first command after it; resident bytes of the proxy."""
 
     found: Sequence[Turn]
     scrape: float
     turns: Mapping[Condition, Longest]
-    pause: Longest
     start: float
-    daemon: int
-    server: int
+    command: float
+    resident: int
 
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs anew and measure, with ``share`` of the calls. Raises DemoError."""
     with served(mode, (DIRECT, HOOKED, OTHER, HOOKS), hooked=(HOOKED, OTHER)) as running:
         loads = {way: _loads(running, way) for way in (HOOKED, OTHER)}  # so both tell as many series
-        with _asking(running, ELSEWHERE), _asking(running, CROWD):  # both admin servers run from here on
+        with _asking(running, ELSEWHERE), _asking(running, CROWD):
             loads[HOOKED][cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
             updates = Kubelet(running.client(HOOKED), UPDATES[mode].route)
             updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
-        proxy, metrics = running.programs[HOOKED], f"--metrics-endpoint={running.folder}/metrics.sock"
-        daemon, server = proxy.memory(), resident(_admin_server(proxy))
+        resident = running.programs[HOOKED].memory()
         scrapes = list[int]()
         found = [_turn(running, loads[HOOKED], turn, share, scrapes) for turn in range(TURNS)]
-        start = median(start_seconds(running, f"start-{number}", metrics) for number in range(STARTS))
+        starts = [start_and_command(running, f"start-{number}") for number in range(STARTS)]
     with served(mode, (DIRECT, HOOKED, HOOKS), module=(turns.__name__,)) as running:
-        pause, longest = longest_turns(running, share)
-    return Round(found, median(scrapes) / 1000, longest, pause, start, daemon, server)
+        longest = longest_turns(running, share)
+    start, command = (median(seconds) for seconds in zip(*starts, strict=True))
+    return Round(found, median(scrapes) / 1000, longest, start, command, resident)
+
+
+def start_and_command(running: Served, name: str) -> tuple[float, float]:
+    """Start a proxy with both sockets; return the seconds to its first answer, and those of the first command then, a
+    process of its own. Raises DemoError."""
+    endpoint = f"--admin-endpoint={running.admin_socket(name)}"
+    with started(running, name, f"--metrics-endpoint={running.folder}/metrics.sock") as seconds:
+        began = perf_counter()
+        done = subprocess.run(
+            [PYTHON, "-m", "runtimeproxy", "hook", "ls", endpoint], capture_output=True, text=True, check=False
+        )
+        took = perf_counter() - began
+    if done.returncode:
+        raise DemoError(f"runtimeproxy hook ls ended with exit code {done.returncode}: {done.stderr[-500:]}")
+    return seconds, took
 
 
 def _loads(running: Served, way: str) -> dict[Case, Kubelet]:
@@ -148,14 +162,6 @@ def _calls(case: Case, share: float) -> int:
     return max(int(CALLS[case] * share), 1)
 
 
-def _admin_server(proxy: Program) -> int:
-    """Return the process id of a proxy's admin server. Raises DemoError if there is none."""
-    children = proxy.children()
-    if len(children) != 1:
-        raise DemoError(f"{proxy.name} has {len(children)} processes in place of the admin server's")
-    return children[0]
-
-
 @contextmanager
 def _asking(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[list[int]]:
     """Run a condition's clients until the end of the block, which begins once all were answered; yield their process
@@ -164,7 +170,7 @@ def _asking(running: Served, condition: Condition, scrapes: list[int] | None = N
         yield []
         return
     socket, numbers = running.admin_socket(condition.asked), (str(condition.scrapers), str(condition.followers))
-    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.targets]
+    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.requests]
     with program("clients", command, running.folder) as asking:
         asking.wait_until_it_says(clients.READY)
         yield [asking.process.pid]
@@ -179,9 +185,8 @@ def _turn(running: Served, loads: Mapping[Case, Kubelet], number: int, share: fl
     """Measure each case in each condition; add the p99 of the crowd's scrapes."""
     found, first = {}, number % len(CONDITIONS)
     for condition in CONDITIONS[first:] + CONDITIONS[:first]:
-        server = _admin_server(running.programs[condition.asked])
         with _asking(running, condition, scrapes if condition == CROWD else None) as asking:
-            processes = [running.programs[HOOKED].process.pid, server, *asking]
+            processes = [running.programs[HOOKED].process.pid, *asking]
             for case, load in loads.items():
                 before = [cpu_nanoseconds(process) for process in processes]
                 run = load.run(_calls(case, share))
@@ -190,13 +195,9 @@ def _turn(running: Served, loads: Mapping[Case, Kubelet], number: int, share: fl
     return found
 
 
-def longest_turns(running: Served, share: float) -> tuple[Longest, dict[Condition, Longest]]:
-    """Return the longest turn after the start, with the start of the admin server in it, and those by condition."""
-    proxy = running.programs[HOOKED]
-    sleep(SETTLE_SECONDS)
-    with _asking(running, ONE):
-        pass
-    pause, longest = _longest(proxy), {}
+def longest_turns(running: Served, share: float) -> dict[Condition, Longest]:
+    """Return the longest turn by condition."""
+    proxy, longest = running.programs[HOOKED], {}
     loads = _loads(running, HOOKED)
     for condition in (ALONE, ONE, CROWD, EACH):
         with _asking(running, condition):
@@ -204,7 +205,7 @@ def longest_turns(running: Served, share: float) -> tuple[Longest, dict[Conditio
             for case, load in loads.items():
                 load.run(_calls(case, share))
             longest[condition] = _longest(proxy)
-    return pause, longest
+    return longest
 
 
 def _longest(proxy: Program) -> Longest:
@@ -234,10 +235,7 @@ def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]
     return table, figures
 
 
-HEADER: Sequence[str] = (
-    *("call", "admin socket", "p50 us", "p99 us", "CPU us/call"),
-    *("admin server CPU %", "clients CPU %"),
-)
+HEADER: Sequence[str] = ("call", "admin socket", "p50 us", "p99 us", "CPU us/call", "clients CPU %")
 
 
 def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
@@ -252,7 +250,6 @@ def _row(case: Case, condition: Condition, rounds: Sequence[Round]) -> Sequence[
         *(case.name, condition.name),
         *(f"{median(part.run.percentile(percent) for part in parts):.0f}" for percent in (50, 99)),
         f"{median(part.cpu for part in parts):.1f}",
-        f"{median(part.percent(part.server) for part in parts):.0f}",
         f"{median(part.percent(part.clients) for part in parts):.0f}",
     )
 
@@ -270,16 +267,15 @@ def judge(mode: str, rounds: Sequence[Round]) -> list[Figure]:
         *(_slower(case, found) for case in (small, create)),
         at_most(f"{small.name}: CPU of a call, 1 scraper more than nobody", more, CPU_MICROSECONDS, " us"),
         *(_longest_figure(condition, rounds) for condition in (ONE, CROWD, EACH)),
-        _pause([each.pause for each in rounds]),
         at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
+        at_most("first command after a start", middle(lambda each: each.command), COMMAND_SECONDS, " s"),
         at_most(
             f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events",
-            middle(lambda each: each.daemon / MIB),
+            middle(lambda each: each.resident / MIB),
             RESIDENT_MIB,
             " MiB",
             digits=1,
         ),
-        Figure("resident, the admin server", f"{middle(lambda each: each.server / MIB):.1f} MiB"),
         Figure("p99 of 100 clients' scrapes, from when they are due", f"{middle(lambda each: each.scrape):.0f} ms"),
     ]
     return [figure._replace(what=f"{mode}, {figure.what}") for figure in figures]
@@ -304,10 +300,3 @@ def _longest_figure(condition: Condition, rounds: Sequence[Round]) -> Figure:
         f"by the clock {median(each.wall for each in here):.2f} ms)"
     )
     return Figure(f"longest turn's CPU, {condition.name}", shown, f"at most {TURN_MS:g} ms", found <= TURN_MS)
-
-
-def _pause(found: Sequence[Longest]) -> Figure:
-    wall, cpu, garbage = (median(values) for values in zip(*found, strict=True))
-    what = "longest turn after the start, the admin server's start in it"
-    shown = f"{wall:.1f} ms (CPU {cpu:.1f} ms, garbage collection {garbage:.1f} ms)"
-    return Figure(what, shown, f"at most {PAUSE_MS:g} ms", wall <= PAUSE_MS)

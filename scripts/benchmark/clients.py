@@ -1,11 +1,12 @@
-"""Clients of an admin socket: scrapers, which ask once each second, and followers of /events.
+"""Clients of an admin socket: scrapers, which send a request each second, and followers of events.
 
-Each scraper has a moment of its own in the first second at which it begins, and one of the targets in turn. READY is
+Each scraper has a moment of its own in the first second at which it begins, and one of the requests in turn. READY is
 printed once all were answered and the followers have all events that there were. At the end one JSON line has the
 number of scrapes since then, the microseconds that 99 % of them did not exceed (from when each was due), the number of
-events that followers got, and how often a client was answered badly or not at all.
+events that followers got, and how often an answer was wrong, incomplete or missing.
 
-Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS [TARGET...]``.
+Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS [REQUEST...]``; a request is a method, or a method
+and its parameters like ``store={"limit": 1000}``.
 """
 
 import asyncio
@@ -13,21 +14,23 @@ import json
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
 import uvloop
 
-from scripts.benchmark.ends import READ_BYTES, read_message
+from runtimeproxy.admin.protocol import PART_BYTES, Answer, Part, Refused, request
 from scripts.benchmark.loads import Run
 
 READY = "all clients are answered"
-METRICS = "/metrics"
+METRICS = "metrics"
 SCRAPE_SECONDS = 1.0
 QUIET_SECONDS = 0.5
 """Followers that got nothing for so long have all events that there were."""
 SEED = 23
-_OK = "HTTP/1.1 200 "
+_BAD = (OSError, EOFError, asyncio.LimitOverrunError, Refused, ValueError)
+"""What an answer can end with in place of its last line."""
 
 
 class Clients:
@@ -38,49 +41,53 @@ class Clients:
         self.took: list[int] = []
         self.events = self.failed = 0
 
-    @asynccontextmanager
-    async def _asked(self, target: str) -> AsyncIterator[asyncio.StreamReader]:
-        reader, writer = await asyncio.open_unix_connection(self._path)
+    async def _parts(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Part, None]:
+        """Yield the parts of an answer. Raises one of ``_BAD``."""
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=PART_BYTES)
         try:
-            writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            yield reader
+            writer.write(request(method, params))
+            answer = Answer()
+            while not answer.complete:
+                yield answer.take(await reader.readuntil(b"\n"))
         finally:
             writer.close()
 
-    async def scrape(self, due: float, answered: Callable[[], object], target: str) -> None:
-        """Get a target each second, first at a time of the loop's clock; ``answered`` is called each time."""
+    async def scrape(self, due: float, answered: Callable[[], object], wanted: str) -> None:
+        """Send a request each second, first at a time of the loop's clock; ``answered`` is called each time."""
         now = asyncio.get_running_loop().time
+        method, _, params = wanted.partition("=")
         while True:
             await asyncio.sleep(due - now())
             try:
-                async with self._asked(target) as reader:
-                    answer = read_message(await reader.read())
-            except OSError:
-                answer = None
-            self.failed += answer is None or not answer[0].startswith(_OK)
+                async for _ in self._parts(method, json.loads(params or "{}")):
+                    pass
+            except _BAD:
+                self.failed += 1
             self.took.append(round((now() - due) * 1e6))
             answered()
             due = max(due + SCRAPE_SECONDS, now())
 
     async def follow(self, answered: Callable[[], object]) -> None:
-        """Read events until the end of the connection, which is a failure; ``answered`` is called once."""
-        async with self._asked("/events?follow=1") as reader:
-            self.failed += not (await reader.readuntil(b"\r\n\r\n")).decode().startswith(_OK)
-            answered()
-            while data := await reader.read(READ_BYTES):
-                self.events += data.count(b"}\n")
+        """Read events until the end of the answer, which is a failure; ``answered`` is called for each part."""
+        try:
+            async with aclosing(self._parts("events", {"follow": True})) as parts:
+                async for part in parts:
+                    self.events += len(part.get("events", ()))
+                    answered()
+        except _BAD:
+            pass
         self.failed += 1
 
 
-async def main(path: str, scrapers: int, followers: int, targets: Sequence[str]) -> None:
-    """Ask until SIGTERM."""
+async def main(path: str, scrapers: int, followers: int, requests: Sequence[str]) -> None:
+    """Send requests until SIGTERM."""
     loop, clients, phase = asyncio.get_running_loop(), Clients(path), random.Random(SEED)
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     firsts = [asyncio.Event() for _ in range(scrapers + followers)]
     working = [
         asyncio.create_task(
-            clients.scrape(loop.time() + phase.uniform(0, SCRAPE_SECONDS), first.set, targets[number % len(targets)])
+            clients.scrape(loop.time() + phase.uniform(0, SCRAPE_SECONDS), first.set, requests[number % len(requests)])
             if number < scrapers
             else clients.follow(first.set)
         )

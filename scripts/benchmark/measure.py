@@ -6,8 +6,8 @@ affects all alike.
 
 import re
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from statistics import median
 from typing import NamedTuple
 
@@ -119,16 +119,22 @@ def resident(mode: str, share: float) -> list[Figure]:
     ]
 
 
-def start_seconds(running: Served, name: str, *flags: str) -> float:
-    """Start a proxy of that name with more flags; return the seconds from the start of its process to its first
-    answer."""
+@contextmanager
+def started(running: Served, name: str, *flags: str) -> Iterator[float]:
+    """Run a proxy of that name with more flags; yield the seconds from the start of its process to its first answer."""
     began = time.perf_counter()
     with (
         running.running(name, [*running.proxy_command(name), *flags]),
         closing(CLIENTS[running.mode](running.socket(name))) as client,
     ):
         client.prepare(cases.SMALL[running.mode].route)()
-        return time.perf_counter() - began
+        yield time.perf_counter() - began
+
+
+def start_seconds(running: Served, name: str) -> float:
+    """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
+    with started(running, name) as seconds:
+        return seconds
 
 
 def huge_list() -> Figure:

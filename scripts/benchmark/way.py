@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.observe.starts import Starts
 from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
 from scripts.benchmark.ends import CLIENTS
 from scripts.demonstration.processes import DemoError, program
@@ -161,7 +160,7 @@ def measure(mode: str, hooked: bool) -> list[Way]:
         sys.setprofile(metrics.note)
         try:
             client.start()
-            app.run(config, Starts(config.listen_endpoint))
+            app.run(config)
         finally:
             sys.setprofile(None)
             client.join()

@@ -18,7 +18,7 @@ import click
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import command_group
 from runtimeproxy.settings.options import DEFAULT_FILE
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks
 from runtimeproxy_hooks.sdk import flags
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 FOUND = 3
-PACKED = ("__init__", "errors", "version", "relay/listener", "cli/shared/configuration", "settings/*")
+PACKED = ("__init__", "errors", "version", "files", "relay/listener", "cli/shared/configuration", "settings/*")
 
 
 def archive(packages: Path) -> bytes:

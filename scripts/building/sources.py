@@ -61,7 +61,7 @@ def extract(root: Path, folder: Path, *, dirty: bool) -> Source:
 def version(work: Path) -> str:
     """Return the version that the sources in ``work`` have."""
     values: dict[str, str] = {}
-    exec((work / "source/runtimeproxy/version.py").read_text(), values)
+    exec((work / "source/runtimeproxy/settings/version.py").read_text(), values)
     return values["VERSION"]
 
 

@@ -20,8 +20,8 @@ Metrics
 
 .. scripts/genmetrics writes this page from runtimeproxy/observe/metric_table.py.
 
-The admin endpoint's ``/metrics`` has them (``docs/operation.rst``), and SIGUSR1 logs them, one line each. Both are
-Prometheus' text format. Names begin with ``runtimeproxy_``; counters end with ``_total``, and times are in seconds.
+``runtimeproxy export`` serves them at ``/metrics`` (``docs/operation.rst``), and SIGUSR1 logs them, one line each. Both
+are Prometheus' text format. Names begin with ``runtimeproxy_``; counters end with ``_total``, and times are in seconds.
 ``runtime`` is the proxy's mode and the same in the whole process. ``hook_server`` is the registration file's name
 without ``.json``: the first {HOOK_SERVERS} names of a process's life. All others together are ``{OTHER}``, and so is
 what would make more than {HOOK_SERVER_SERIES:,} counters of hook servers. The gauges of a plugin that is gone vanish.

@@ -70,13 +70,10 @@ class Program(NamedTuple):
         """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()
 
-    def children(self) -> list[int]:
-        """Return the ids of the processes that the program's main thread has started."""
-        return [int(pid) for pid in self.proc(f"task/{self.process.pid}/children").split()]
-
     def memory(self, figure: str = "VmRSS") -> int:
-        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``."""
-        return resident(self.process.pid, figure)
+        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``
+        (proc(5), status)."""
+        return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
 
     def start_peak(self) -> None:
         """Reset the program's peak of memory: proc(5), clear_refs."""
@@ -85,11 +82,6 @@ class Program(NamedTuple):
     def cpu_nanoseconds(self) -> int:
         """Return the CPU time that the program has used."""
         return cpu_nanoseconds(self.process.pid)
-
-
-def resident(pid: int, figure: str = "VmRSS") -> int:
-    """Return a figure of a process's memory in bytes (proc(5), status)."""
-    return int(Path("/proc", str(pid), "status").read_text().partition(f"{figure}:")[2].split()[0]) * 1024
 
 
 def cpu_nanoseconds(pid: int) -> int:

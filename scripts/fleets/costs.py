@@ -58,7 +58,7 @@ def node_rows(found: Any) -> Iterator[list[str]]:
         f"{found['bytes of a scrape']:,}",
         f"the same; {found['bytes of a scrape, gzip']:,} if it were compressed, which it is not",
     ]
-    for name in ("proxy", "admin server", "exporter"):
+    for name in ("proxy", "exporter"):
         memory, cpu = found["MiB of memory"][name], found["CPU ms of a scrape"][name]
         yield [f"the {name}", f"{memory} MiB, {cpu} ms a scrape", f"{pages}; the scheduler's count over 40 scrapes"]
     yield [
@@ -107,9 +107,9 @@ def fleet_rows(found: Any) -> Iterator[list[str]]:
         f"{NODES * cpu['proxy'] / every / 1000:.1f} cores in all for being scraped",
     ]
     yield [
-        "admin servers and exporters",
-        f"{NODES * (memory['admin server'] + memory['exporter']) / 1024:,.0f} GiB of memory in all; "
-        f"{NODES * (cpu['admin server'] + cpu['exporter']) / every / 1000:.1f} cores in all",
+        "exporters",
+        f"{NODES * memory['exporter'] / 1024:,.0f} GiB of memory in all; "
+        f"{NODES * cpu['exporter'] / every / 1000:.1f} cores in all",
     ]
 
 

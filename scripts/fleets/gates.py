@@ -53,7 +53,10 @@ OF_PROXY = (
     Gate("each node has the new version", f'runtimeproxy_build_info{{version!="{NEW}", {POOL}}}'),
     Gate("each node is scraped", f'up{{job="runtimeproxy", {POOL}}} == 0'),
     Gate("each proxy is ready", f"runtimeproxy_ready{{{POOL}}} == 0"),
-    Gate("none ended by itself", grown(f"runtimeproxy_unclean_ends_total{{{POOL}}}")),
+    Gate(
+        "none started more than once in the last hour",
+        f'changes(process_start_time_seconds{{job="runtimeproxy", {POOL}}}[1h]) > 1',
+    ),
     Gate("no error of the proxy's own", grown(f"runtimeproxy_internal_errors_total{{{POOL}}}")),
     Gate(
         "its own time (p99) is below 5 ms",

@@ -25,7 +25,6 @@ from aiohttp import web
 
 from scripts.figures import MIB
 from scripts.soaking.results import machine
-from tests.admin.test_process import servers
 from tests.deploy.files import rule_files
 from tests.deploy.test_scraped import exporter, keep_calling, program
 from tests.fakes import hookanswers
@@ -111,8 +110,7 @@ async def scraped(daemon: int, target: str) -> tuple[Figures, str]:
                 return await answer.text()
 
         text = await scrape()
-        (admin,) = servers(daemon)
-        processes = {"proxy": daemon, "admin server": admin, "exporter": _listener(target)}
+        processes = {"proxy": daemon, "exporter": _listener(target)}
         before = {name: _cpu(pid) for name, pid in processes.items()}
         for _ in range(SCRAPES):
             await asyncio.sleep(APART_SECONDS)

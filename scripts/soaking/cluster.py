@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from runtimeproxy.version import VERSION
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.settings.version import VERSION
 from scripts.building.contents import image_digest
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
@@ -293,18 +294,18 @@ class _Rollout:
         """An older version must be allowed."""
         self._upgrade(**self._new)
         self._wait_for("Installed")
-        self._tells(self._version(), f'"{NEWER}"')
+        self._find("the version that answers after the upgrade", self._version(), NEWER)
         self._untouched("an upgrade")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._wait_for("Refused", "allowDowngrade")
         self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
         self._wait_for("Installed")
-        self._tells(self._version(), f'"{VERSION}"')
+        self._find("the version that answers after the downgrade", self._version(), VERSION)
         self._untouched("a downgrade")
 
     def _version(self) -> str:
-        """Return what the running process says of itself."""
-        return self._machine.run("curl", "--silent", "--unix-socket", ADMIN, "http://localhost/version")
+        """Return the version of the running process."""
+        return str(AdminClient(str(self._machine.path(ADMIN))).call("version")["version"])
 
     def _remove(self) -> None:
         self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})

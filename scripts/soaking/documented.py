@@ -22,6 +22,7 @@ from tests.machines.machine import Machine, MachineError
 from tests.machines.tree import debian
 
 ROOT = Path(__file__).parents[2]
+TREE = ("systemd", "curl", "socat")
 UNIT_FILES = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service")
 FAKES = {"containerd/containerd.sock": "tests.fakes.runtime", "docker/docker.sock": "tests.fakes.dockerd"}
@@ -48,6 +49,7 @@ README, INSTALL, KUBELET = "README.rst", "docs/install.rst", "docs/kubelet.rst"
 OPERATION, TROUBLE, HOOKS = "docs/operation.rst", "docs/troubleshooting.rst", "docs/hooks.rst"
 UNITS = "runtimeproxy.service runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
 REGISTRATIONS = "/etc/runtime/hookserver.d"
+ADMIN = "/run/koord-runtimeproxy/admin.sock"
 REGISTRATION = '{"remote-endpoint": "/run/name.sock", "runtime-hooks": ["PostStopContainer"]}'
 ORDER: tuple[Run | str, ...] = (
     Run(INSTALL, "sha256sum --check --ignore-missing checksums.txt"),
@@ -66,7 +68,9 @@ ORDER: tuple[Run | str, ...] = (
     Run(KUBELET, "runtimeproxy kubelet-args --kube-version=v1.33.1+k3s1"),
     Run(KUBELET, "systemctl show --property=ExecStart kubelet.service"),
     f"mkdir -p {REGISTRATIONS} && echo '{REGISTRATION}' > {REGISTRATIONS}/NAME.json",
-    Run(OPERATION, "curl --unix-socket /var/run/koord-runtimeproxy/admin.sock http://localhost/readyz?verbose"),
+    Run(OPERATION, f'echo \'{{"method": "readyz"}}\' | socat - UNIX-CONNECT:/var{ADMIN}'),
+    Run("docs/control-protocol.rst", f'echo \'{{"method": "livez"}}\' | socat - UNIX-CONNECT:{ADMIN}'),
+    Run(OPERATION, f"runtimeproxy export --admin-endpoint=/var{ADMIN} --listen=unix:/run/runtimeproxy-http.sock"),
     Run(OPERATION, 'runtimeproxy hook disable NAME --for 1h --reason "hangs since the update"'),
     Run(OPERATION, "runtimeproxy hook enable NAME"),
     Run(TROUBLE, "runtimeproxy doctor --config=/etc/runtimeproxy/config.yaml"),
@@ -129,7 +133,7 @@ def node(folder: Path) -> Iterator[Machine]:
             stack.enter_context(program(socket.parent.name, command, folder)).wait_until_it_listens(socket)
             binds[f"/run/{socket.parent.name}"] = socket.parent
         try:
-            machine = stack.enter_context(Machine(debian(packages=("systemd", "curl")), folder / "machine", binds))
+            machine = stack.enter_context(Machine(debian(packages=TREE), folder / "machine", binds))
             machine.copy(dist, "/root")
             machine.write("/etc/apt/apt.conf.d/90-no-terminal", 'APT::Get::Assume-Yes "true";\n')
             for unit in SERVICES:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from runtimeproxy.cli.shared.admin_client import AdminClient
 from scripts.building import sources
 from scripts.building.errors import run
 from scripts.demonstration.processes import DemoError
@@ -40,8 +41,9 @@ from tests.system.patient import PatientDocker
 NEWER = "99.0.0"
 """The version of the second package, which has all else of the first."""
 PACKAGES = ("systemd", "containerd", "docker.io", "busybox-static", "rpm")
-PACKAGE, UNIT = "runtimeproxy", "runtimeproxy.service"
+PACKAGE, UNIT, EXPORTER = "runtimeproxy", "runtimeproxy.service", "runtimeproxy-export.service"
 PYTHON = "/usr/lib/runtimeproxy/bin/python3"
+ADMIN, METRICS = "/run/koord-runtimeproxy/admin.sock", "http://127.0.0.1:9654/metrics"
 CONFIGURATION = "/etc/runtimeproxy/config.yaml"
 REGISTRATIONS = "/etc/runtime/hookserver.d"
 THEIRS = f"{REGISTRATIONS}/koordlet.json"
@@ -61,7 +63,7 @@ OF_OTHERS = (
     *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log"),
     *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd", "/var/lib/containerd", "/var/lib/docker"),
     *("/run/containerd", "/run/docker", "/run/log", "/run/systemd", "/run/udev"),
-    *("/etc/systemd/system/runtimeproxy.service.d", "/etc/systemd/system/runtimeproxy-hooks@.service.d"),
+    *(f"/etc/systemd/system/{unit}.d" for unit in ("runtimeproxy.service", EXPORTER, "runtimeproxy-hooks@.service")),
 )
 """Places whose files are of the engines, of package managers, of systemd and of the test."""
 
@@ -134,7 +136,7 @@ def _prepared(machine: Machine) -> list[str]:
     node.configure_engines(machine)
     units = {unit: Path("/lib/systemd/system", unit) for unit in node.ENGINES}
     files = {unit: machine.path(file) for unit, file in units.items()}
-    files |= {unit: node.UNITS / unit for unit in (UNIT, "runtimeproxy-hooks@.service")}
+    files |= {unit: node.UNITS / unit for unit in (UNIT, EXPORTER, "runtimeproxy-hooks@.service")}
     dropped = [f"{unit}: {setting}" for unit, file in files.items() for setting in fit(machine, unit, file)]
     for folder in ("/usr/share/licenses", "/usr/share/zsh/site-functions"):  # a system with rpm has them
         machine.write(f"{folder}/another", "")
@@ -151,7 +153,7 @@ def built(folder: Path, artefacts: Sequence[str], version: str = "") -> Path:
     source = folder / "checkout"
     sources.extract(ROOT, source, dirty=True)
     if version:
-        file = source / "runtimeproxy/version.py"
+        file = source / "runtimeproxy/settings/version.py"
         file.write_text(re.sub(r'^VERSION = ".*"$', f'VERSION = "{version}"', file.read_text(), flags=re.MULTILINE))
     identity = ["-c", "user.name=soak", "-c", "user.email=soak"]
     for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "sources"]):
@@ -272,7 +274,7 @@ class _Life:
         if self._mode == "Docker":
             self._machine.write(CONFIGURATION, "backend-runtime-mode: Docker\n")
             self._machine.run("systemctl", "restart", UNIT)
-        self._machine.run("systemctl", "start", "runtimeproxy-hooks@gpu.service")
+        self._machine.run("systemctl", "start", "runtimeproxy-hooks@gpu.service", EXPORTER)
         self._machine.until(lambda: "gpu.json" in self._machine.run("ls", REGISTRATIONS), "a registration of ours")
 
     def _run_pods(self, socket: str) -> None:
@@ -292,12 +294,13 @@ class _Life:
                 client.start(client.create(client.run_pod(pod), container, pod))
 
     def _change_version(self, package: str) -> None:
-        first = self._machine.show(UNIT, "MainPID")
+        first, exporter = self._machine.show(UNIT, "MainPID"), self._machine.show(EXPORTER, "MainPID")
         told = self._told(*self._form.change, f"/root/{package}")
         self._tells(told, "hook servers still run the earlier version")
-        version = _version(package).partition("-")[0]
-        self._check("the version that answers", f'"{version}"' in self._version_that_answers(), True)
+        self._check("the version that answers", self._version_that_answers(), _version(package).partition("-")[0])
         self._check("the process is the old one", self._machine.show(UNIT, "MainPID") == first, False)
+        self._check("the exporter is the old one", self._machine.show(EXPORTER, "MainPID") == exporter, False)
+        self._machine.until(self._is_scraped, "a scrape by the exporter")
         self._verify(self._changed)
 
     def _refuse_a_bad_configuration(self) -> None:
@@ -362,14 +365,12 @@ class _Life:
         return self._machine.run(*self._form.query, PACKAGE)
 
     def _version_that_answers(self) -> str:
-        """Return what the running process says of itself."""
-        ask = (
-            "import http.client, socket; c = http.client.HTTPConnection('x'); c.sock = socket.socket(socket.AF_UNIX); "
-        )
-        ask += "c.sock.connect('/run/koord-runtimeproxy/admin.sock'); c.request('GET', '/version'); "
-        return self._machine.run(
-            "/usr/lib/runtimeproxy/bin/python3", "-c", f"{ask}print(c.getresponse().read().decode())"
-        )
+        """Return the version of the running process."""
+        return str(AdminClient(str(self._machine.path(ADMIN))).call("version")["version"])
+
+    def _is_scraped(self) -> bool:
+        fetch = f"{PYTHON} -c 'import urllib.request; urllib.request.urlopen(\"{METRICS}\")' && echo yes || true"
+        return "yes" in self._machine.run("sh", "-c", fetch)
 
     def _files(self) -> set[str]:
         """Return all paths of the machine but those of others."""

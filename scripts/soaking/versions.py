@@ -20,7 +20,7 @@ from typing import NamedTuple
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
 from scripts.soaking.endurance import FRONTS
@@ -74,7 +74,7 @@ def _installed(folder: Path) -> Path:
     ]
     archive = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "archive", f"--output={folder}/source.tar", REVISION]
     environ = os.environ | {"PYTHONPATH": str(library)}
-    told = [sys.executable, "-c", "from runtimeproxy.version import VERSION; print(VERSION)"]
+    told = [sys.executable, "-c", "from runtimeproxy.settings.version import VERSION; print(VERSION)"]
     try:
         for command in (archive, ["tar", "-xf", f"{folder}/source.tar", "-C", str(source)], pip):
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -124,11 +124,10 @@ async def _change(mode: str, rounds: int, folder: Path, library: Path) -> list[F
                 await node.known()
                 own[version.name] += await _own_values(node, containers, number)
                 if version is newer:
-                    hooks = await asyncio.to_thread(AdminClient(str(proxy.admin), WAIT_SECONDS).get, "/hooks")
-                    disabled += DISABLED in hooks["masked"]
                     client = AdminClient(str(proxy.admin), WAIT_SECONDS)
-                    body = {"reason": "a soak", "unregistered": True}
-                    await asyncio.to_thread(client.post, f"/hooks/{DISABLED}/disable", body)
+                    disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
+                    params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
+                    await asyncio.to_thread(client.again().call, "disable", **params)
             await load.each_kind_is_answered()
             dialler.end = True
         await store_equals(node.runtime, proxy)

@@ -1,15 +1,16 @@
-"""The questions about a proxy made of objects, without sockets: its state can be set, its answers come as a whole."""
+"""The methods of a proxy made of objects, without sockets: its state can be set, its answers are joined."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from runtimeproxy.admin.channel import Part
-from runtimeproxy.admin.queries import Sources, table
+from runtimeproxy.admin.protocol import Part, join
+from runtimeproxy.admin.queries import Sources, methods
 from runtimeproxy.core.store import Store
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.plugins.mask import Disabled
+from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.plugins.registration import Registration
 from runtimeproxy.settings import config
@@ -77,7 +78,7 @@ class FakeLogLevel:
 
 
 class Asked:
-    """A proxy, and the questions about it."""
+    """A proxy, and its methods."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -106,24 +107,34 @@ class Asked:
             runtime_fault=self._runtime_fault,
             clock=lambda: self.now,
         )
-        self.table = table(sources)
+        self.methods = methods(sources)
 
     def _runtime_fault(self) -> str:
         self.looks += 1
         return self.runtime_fault
 
-    def parts(self, name: str, **arguments: Any) -> Iterator[Part]:
-        parts = self.table[name](arguments)
+    def parts(self, name: str, **params: Any) -> Iterator[Part | None]:
+        """Return the parts of an answer as they are made. Raises Refused."""
+        method = self.methods[name]
+        parts = method.query(method.checked(name, params))
         assert isinstance(parts, Iterator)
-        return parts
+        for part in parts:
+            yield json.loads(part or "{}") if isinstance(part, bytes) else part
 
-    def ask(self, name: str, **arguments: Any) -> Part:
-        """Return an answer as the admin server joins it."""
+    def ask(self, name: str, **params: Any) -> Part:
+        """Return an answer as a client reads it."""
         body: Part = {}
-        for part in self.parts(name, **arguments):
-            for key, value in part.items():
-                body[key] = [*body[key], *value] if isinstance(value, list) and key in body else value
+        for part in self.parts(name, **params):
+            join(body, json.loads(json.dumps(part)))
         return body
+
+    async def switch(self, action: str, **params: Any) -> Part:
+        """Return the answer of a method that changes hook servers, requested by uid 0."""
+        method = self.methods[action]
+        parts = method.query(method.checked(action, params) | ({"by": "uid 0"} if method.signed else {}))
+        assert isinstance(parts, AsyncIterator)
+        (part,) = [part async for part in parts]
+        return dict(json.loads(json.dumps(part)))
 
     def checks(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok, a second after the last ones."""
@@ -133,11 +144,11 @@ class Asked:
 
     def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
         """Store a pod with containers, each with values in whatever can have some."""
-        told = {"key": CANARY}
-        pod = PodInfo(pod_id, name, f"uid-{pod_id}", namespace, labels=told, annotations=told, cgroup_parent=CANARY)
+        values = {"key": CANARY}
+        pod = PodInfo(pod_id, name, f"uid-{pod_id}", namespace, labels=values, annotations=values, cgroup_parent=CANARY)
         record = PodRecord(pod, pod)
         self.store.commit(Subject(record))
-        resources = Resources(cpuset_cpus=CANARY, unified=told)
+        resources = Resources(cpuset_cpus=CANARY, unified=values)
         for container_id in container_ids:
-            info = ContainerInfo(container_id, pod_id, "main", 0, told, resources, told, CANARY)
+            info = ContainerInfo(container_id, pod_id, "main", 0, values, resources, values, CANARY)
             self.store.commit(Subject(record, ContainerRecord(info, info)))

@@ -1,51 +1,37 @@
-"""The admin server inside a test: real sockets and a real channel, with a table of questions of the test's own."""
+"""The server of the control protocol on a real socket inside a test, with methods of the test's own."""
 
 import asyncio
-import os
+import json
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from runtimeproxy.admin.channel import Answers, Channel, Part, Query
-from runtimeproxy.admin.connections import Room
-from runtimeproxy.admin.server import Server
-from tests.fakes.server import stop_accepting
+from runtimeproxy.admin.protocol import Part, request
+from runtimeproxy.admin.server import Method, Server
 from tests.patience import SECONDS, until
 
 
 class Site:
-    """A server over a unix socket at ``path``."""
+    """A server over a unix socket at ``path``; private unless it is public."""
 
-    def __init__(self, folder: Path, queries: Mapping[str, Query], *, metrics_only: bool = False) -> None:
+    def __init__(
+        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, making: asyncio.Lock | None = None
+    ) -> None:
         self.path = str(folder / "admin.sock")
-        self._queries = queries
-        self._metrics_only = metrics_only
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(4096)
+        loop = asyncio.get_running_loop()
+        self.server = Server(loop, self._listener, methods, making or asyncio.Lock(), private=not public)
 
     async def __aenter__(self) -> Self:
-        ours, theirs = socket.socketpair()
-        self.answering = asyncio.create_task(Answers(self._queries).serve(ours))
-        channel = await Channel.over(theirs)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.path)
-        listener.listen(4096)
-        listener.setblocking(False)
-        server = Server(channel, os.getpid())
-        self.room = Room(listener, await server.http(metrics_only=self._metrics_only))
-        self._listener = listener
-        self._tasks = [asyncio.create_task(self.room.accept()), asyncio.create_task(channel.run()), self.answering]
+        self.server.start()
         return self
 
     async def __aexit__(self, *details: object) -> None:
-        await stop_accepting(self._listener)
-        for connection in tuple(self.room.open):
-            connection.transport.abort()
-        await until(lambda: not self.room.open)
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await self.server.stop()
         self._listener.close()
 
     def connect(self) -> socket.socket:
@@ -55,49 +41,52 @@ class Site:
         client.setblocking(False)
         return client
 
-    async def send(self, request: bytes) -> bytes:
-        """Send a request as it is; return all that comes until the server closes."""
+    async def ended(self) -> None:
+        """Wait until a connection is open, and then until none is."""
+        await until(lambda: self.server.clients)
+        await until(lambda: not self.server.clients)
+
+    async def send(self, octets: bytes) -> list[dict[str, Any]]:
+        """Send octets as they are and shut down writing; return the lines that come until the server closes."""
         loop = asyncio.get_running_loop()
-        with await asyncio.to_thread(self.connect) as client:  # it waits while the backlog is full
+        with self.connect() as client:
             with suppress(BrokenPipeError, ConnectionResetError):
-                await loop.sock_sendall(client, request)
+                await loop.sock_sendall(client, octets)
+                client.shutdown(socket.SHUT_WR)
             return await rest(client)
 
-    async def ask(self, target: str, method: str = "GET", body: bytes = b"") -> tuple[int, str]:
-        """Return status and body of an answer."""
-        status, _, text = answer(await self.send(request(target, method, body)))
-        return status, text
+    async def call(self, method: str, **params: Any) -> list[dict[str, Any]]:
+        """Return the lines of the answer to one request."""
+        return await self.send(request(method, params))
 
 
-def request(target: str, method: str = "GET", body: bytes = b"", *more: str) -> bytes:
-    """Return a request's bytes; ``more`` are header lines."""
-    length = [f"Content-Length: {len(body)}"] if body else []
-    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *length, *more, "", ""]).encode() + body
-
-
-async def rest(client: socket.socket) -> bytes:
-    """Return what comes on a non-blocking socket until its other end closes."""
-    pieces = []
+async def rest(client: socket.socket) -> list[dict[str, Any]]:
+    """Return the lines that come on a non-blocking socket until its other end closes."""
+    received = bytearray()
     async with asyncio.timeout(SECONDS):
         with suppress(ConnectionResetError):
-            while piece := await asyncio.get_running_loop().sock_recv(client, 65536):
-                pieces.append(piece)
-    return b"".join(pieces)
+            while octets := await asyncio.get_running_loop().sock_recv(client, 65536):
+                received += octets
+    return [json.loads(octets) for octets in received.splitlines()]
 
 
-def answer(octets: bytes) -> tuple[int, dict[str, str], str]:
-    """Return status, header fields and body of an answer."""
-    head, _, body = octets.partition(b"\r\n\r\n")
-    first, *lines = head.decode().split("\r\n")
-    fields = dict(line.split(": ", 1) for line in lines)
-    return int(first.split()[1]), fields, body.decode()
+async def next_line(client: socket.socket, received: bytearray) -> dict[str, Any]:
+    """Return the next line of a non-blocking socket; what follows it is left in ``received``."""
+    async with asyncio.timeout(SECONDS):
+        while b"\n" not in received:
+            octets = await asyncio.get_running_loop().sock_recv(client, 65536)
+            assert octets, "the server closed the connection"
+            received += octets
+    first, _, following = bytes(received).partition(b"\n")
+    received[:] = following
+    return dict(json.loads(first))
 
 
-def told(*parts: Part) -> Query:
-    """Return a query with these parts."""
-    return lambda arguments: iter(parts)
+def parts(*made: Part, public: bool = False) -> Method:
+    """Return a method with these parts."""
+    return Method(lambda params: iter(made), public=public)
 
 
-def echo(arguments: Mapping[str, Any]) -> Iterator[Part]:
-    """Answer with the question's arguments."""
-    yield {"asked": dict(arguments)}
+def echo(params: Mapping[str, Any]) -> Iterator[Part]:
+    """Answer with the parameters."""
+    yield {"params": dict(params)}

@@ -2,7 +2,16 @@
 
 import pytest
 
-from runtimeproxy.admin.health import CHECKS, PATIENCE_SECONDS, STALL_TOLD_SECONDS, Facts, PluginFacts, State, readiness
+from runtimeproxy.admin.health import (
+    CHECKS,
+    PATIENCE_SECONDS,
+    STALL_TOLD_SECONDS,
+    Facts,
+    PluginFacts,
+    State,
+    check_line,
+    readiness,
+)
 
 WELL = PluginFacts("well", fails_closed=True)
 SHORTLY = PluginFacts("a", True, PATIENCE_SECONDS - 1, "/run/a.sock: No such file or directory")
@@ -66,3 +75,15 @@ def test_each_plugin_that_is_away_is_told_once() -> None:
 
 def test_each_check_has_a_case() -> None:
     assert {name for _, name, _ in FAILED + DEGRADED} == set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "line"),
+    [
+        ("ok", "", "[+]loop ok"),
+        ("degraded", "slow", "[~]loop degraded: slow"),
+        ("failed", "hung", "[-]loop failed: hung"),
+    ],
+)
+def test_check_is_shown_as_a_line(state: str, reason: str, line: str) -> None:
+    assert check_line({"name": "loop", "state": state, "reason": reason}) == line

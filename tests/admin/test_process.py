@@ -1,141 +1,43 @@
-"""The admin server as a process of the daemon: when it starts, how it ends, what each of both survives of the other."""
+"""The admin and metrics sockets of the daemon: who can connect, what is served there, and what is left at the end."""
 
 import contextlib
 import errno
-import http.client
-import json
 import os
-import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtimeproxy.admin.protocol import Refused, request
+from tests.control import call
 from tests.system.proxy import PROGRAM, ROOT, ProxyProcess, wait_until
 
 pytestmark = pytest.mark.slow
 
 NOBODY = 65534
+WELL = {"checks": [{"name": "loop", "state": "ok", "reason": ""}], "schemaVersion": 1}
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path, timeout: float = 20.0) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def ask(path: Path, target: str) -> tuple[int, str]:
-    """Return status and body of a GET."""
-    with contextlib.closing(UnixConnection(path)) as connection:
-        connection.request("GET", target)
-        found = connection.getresponse()
-        return found.status, found.read().decode()
-
-
-def servers(pid: int) -> list[int]:
-    """Return the ids of the admin servers of a daemon."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"runtimeproxy.admin" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Yield a running proxy with both sockets; it must end without a fault in its log."""
-    with ProxyProcess(tmp_path, metrics_endpoint=str(tmp_path / "m" / "metrics.sock")) as started:
-        yield started
-
-
-def test_first_connection_starts_the_process_and_the_end_takes_it_along(tmp_path: Path) -> None:
+def test_daemon_serves_both_sockets_itself(tmp_path: Path) -> None:
     metrics = tmp_path / "m" / "metrics.sock"
-    with ProxyProcess(tmp_path, metrics_endpoint=str(metrics)) as proxy:
-        assert servers(proxy.pid) == []
-        assert ask(proxy.admin, "/livez") == (200, "ok")
-        (server,) = servers(proxy.pid)
-        status, text = ask(metrics, "/metrics")
-        assert (status, "\nruntimeproxy_connections_open 0.0\n" in text) == (200, True)
-        assert ask(metrics, "/version")[0] == 404
-        assert json.loads(ask(proxy.admin, "/version")[1])["pid"] == proxy.pid
-        assert servers(proxy.pid) == [server]
-    assert not Path(f"/proc/{server}").exists()
+    with contextlib.ExitStack() as clients, ProxyProcess(tmp_path, metrics_endpoint=str(metrics)) as proxy:
+        assert call(proxy.admin, "livez") == call(metrics, "livez") == WELL
+        assert ["connections_open", [], 0] in call(metrics, "metrics")["values"]
+        with pytest.raises(Refused, match="no such method; there are metrics, livez, readyz"):
+            call(metrics, "version")
+        assert call(proxy.admin, "version")["pid"] == proxy.pid
+        assert Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text() == ""
+        for octets in (b"", b"{", request("events", {"follow": True})):  # the end does not wait for them
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(proxy.admin))
+            client.sendall(octets)
     assert not proxy.admin.exists()
     assert not metrics.exists()
-
-
-def test_server_that_dies_is_started_by_the_next_request(proxy: ProxyProcess) -> None:
-    assert ask(proxy.admin, "/livez")[0] == 200
-    (first,) = servers(proxy.pid)
-    os.kill(first, signal.SIGKILL)
-    proxy.wait_for_log("the admin server ended (exit code -9); the next request starts it again")
-    assert servers(proxy.pid) == []
-    assert ask(proxy.admin, "/livez") == (200, "ok")
-    assert first not in servers(proxy.pid)
-
-
-def test_server_ends_with_a_daemon_that_is_killed(proxy: ProxyProcess) -> None:
-    assert ask(proxy.admin, "/livez")[0] == 200
-    (server,) = servers(proxy.pid)
-    proxy.kill()
-    wait_until(lambda: not Path(f"/proc/{server}").exists() or not alive(server), "the server ends")
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_server_is_left_by_the_signals_that_end_a_proxy(proxy: ProxyProcess) -> None:
-    assert ask(proxy.admin, "/livez")[0] == 200
-    (server,) = servers(proxy.pid)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(server, number)
-    assert ask(proxy.admin, "/livez")[0] == 200
-    assert servers(proxy.pid) == [server]
-
-
-def test_daemon_does_not_wait_for_a_server_that_hangs(proxy: ProxyProcess) -> None:
-    assert ask(proxy.admin, "/livez")[0] == 200
-    (server,) = servers(proxy.pid)
-    os.kill(server, signal.SIGSTOP)
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(proxy.socket))  # calls go on
-    began = time.monotonic()
-    proxy.stop()
-    assert time.monotonic() - began < 8
-    assert not Path(f"/proc/{server}").exists()
-
-
-def test_daemon_that_hangs_is_told_within_a_second_or_so(proxy: ProxyProcess) -> None:
-    assert ask(proxy.admin, "/livez")[0] == 200
-    os.kill(proxy.pid, signal.SIGSTOP)
-    try:
-        status, text = ask(proxy.admin, "/livez")
-        assert (status, "[-]loop failed: the proxy did not answer within 1 s" in text) == (503, True)
-        assert ask(proxy.admin, "/version")[0] == 503
-    finally:
-        os.kill(proxy.pid, signal.SIGCONT)
-    assert ask(proxy.admin, "/livez") == (200, "ok")
 
 
 def rights(path: Path) -> tuple[int, int, int]:
@@ -212,7 +114,7 @@ def test_two_proxies_of_one_directory_need_two_admin_sockets(tmp_path: Path) -> 
         assert not (tmp_path / "second.sock").exists()
         third = ProxyProcess(tmp_path, koord_runtimeproxy_endpoint=str(tmp_path / "second.sock"), admin_endpoint="none")
         with third:
-            assert ask(first.admin, "/livez")[0] == 200
+            assert call(first.admin, "livez") == WELL
 
 
 SUPERVISED = 'exec 103<&"$1" 104<&"$2"; shift 2; exec 3<&103 4<&104 103<&- 104<&-; LISTEN_PID=$$ exec "$@"'
@@ -231,16 +133,16 @@ def test_sockets_that_systemd_hands_over_are_served_and_stay(tmp_path: Path) -> 
         program = ["bash", "-c", SUPERVISED, "supervisor", *map(str, descriptors), *PROGRAM]
         environment = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "admin:runtimeproxy"}
         with ProxyProcess(tmp_path, program=program, pass_fds=descriptors, environment=environment) as proxy:
-            assert ask(tmp_path / "given-admin.sock", "/livez") == (200, "ok")
+            assert call(tmp_path / "given-admin.sock", "livez") == WELL
             assert not proxy.admin.exists()
             assert "listening on " + str(tmp_path / "given.sock") in proxy.output()
         assert (tmp_path / "given-admin.sock").exists()
 
 
-def test_daemon_imports_nothing_that_the_server_needs() -> None:
+def test_daemon_imports_nothing_of_the_exporter() -> None:
     program = (
         "import sys, runtimeproxy.app, runtimeproxy.cri.front;"
-        "sys.exit(' '.join({'aiohttp', 'prometheus_client', 'runtimeproxy.admin.server'} & set(sys.modules)))"
+        "sys.exit(' '.join({'aiohttp', 'prometheus_client', 'runtimeproxy.admin.exporter'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""

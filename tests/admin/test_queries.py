@@ -1,9 +1,10 @@
-"""What the daemon answers to each question, on objects; each answer is JSON and has no value of a request."""
+"""What each method answers, on objects; each answer is JSON and has no value of a request."""
 
 import itertools
 import json
 import os
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,9 @@ from typing import Any
 import pytest
 
 from runtimeproxy.admin import queries
-from runtimeproxy.admin.channel import Refused
 from runtimeproxy.admin.health import CHECKS
-from runtimeproxy.admin.queries import PAGE
-from runtimeproxy.admin.routes import LONGEST_PAGE
+from runtimeproxy.admin.protocol import Refused
+from runtimeproxy.admin.queries import LONGEST_PAGE, PAGE
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.loop_watchdog import Stall
@@ -114,8 +114,8 @@ async def test_whoever_disables_or_enables_sees_it_at_once() -> None:
     asked = Asked()
     asked.manager.add("a")
     asked.ask("readyz")
-    for action, state in (("disable", "degraded"), ("enable", "ok")):
-        await switched(asked, action, name="a", **({"reason": "hangs", "by": "uid 0"} if action == "disable" else {}))
+    for action, reason, state in (("disable", {"reason": "hangs"}, "degraded"), ("enable", {}, "ok")):
+        await asked.switch(action, name="a", **reason)
         (check,) = (check for check in asked.ask("readyz")["checks"] if check["name"] == "disabled_plugins")
         assert check["state"] == state
 
@@ -223,12 +223,6 @@ def test_rejected_files_are_told_with_their_reason() -> None:
 SHOWN = {"reason": "hangs", "by": "uid 0", "since": "1970-01-01T00:00:00.000Z", "until": None}
 
 
-async def switched(asked: Asked, question: str, **arguments: Any) -> dict[str, Any]:
-    (part,) = [part async for part in asked.table[question](arguments)]  # type: ignore[union-attr]
-    json.dumps(part)
-    return part
-
-
 async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
     asked = Asked()
     for name in "abc":
@@ -236,7 +230,7 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
     asked.manager.notes = ("a note",)
     asked.reach.absences = {"b": Absence(60.0, "gone")}
     asked.manager.disabled_with = {"b": "a"}
-    told = await switched(asked, "disable", name="b", reason="hangs", by="uid 0")
+    told = await asked.switch("disable", name="b", reason="hangs")
     assert (told.pop("notes"), told["sameSocketAs"]) == (["a note"], ["a"])
     hooks = asked.ask("hooks")
     assert [(hook["name"], hook["state"]) for hook in hooks["hooks"]] == [
@@ -248,15 +242,13 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
     assert (told["disabled"], told["policy"], told["timeoutSeconds"]) == (SHOWN, "Fail", 0.5)
     assert hooks["masked"] == []
     assert asked.checks() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
-    assert (await switched(asked, "enable", name="b"))["disabled"] is None
+    assert (await asked.switch("enable", name="b"))["disabled"] is None
     assert asked.checks() == {}
 
 
 async def test_name_that_is_not_registered_may_be_disabled() -> None:
     proxy = Asked()
-    shown = await switched(
-        proxy, "disable", name="x.json", reason="hangs", by="uid 0", unregistered=True, **{"for": "1h"}
-    )
+    shown = await proxy.switch("disable", name="x.json", reason="hangs", unregistered=True, **{"for": "1h"})
     assert (shown["state"], shown["endpoint"], shown["points"]) == ("disabled", None, [])
     assert shown["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
     hooks = proxy.ask("hooks")
@@ -275,9 +267,9 @@ async def test_name_of_a_registration_file_names_its_hook_server(registered: lis
     proxy = Asked()
     for name in registered:
         proxy.manager.add(name)
-    assert (await switched(proxy, "disable", name=given, reason="hangs", by="uid 0"))["name"] == meant
+    assert (await proxy.switch("disable", name=given, reason="hangs"))["name"] == meant
     assert list(proxy.manager.disabled) == [meant]
-    assert (await switched(proxy, "enable", name=given))["name"] == meant
+    assert (await proxy.switch("enable", name=given))["name"] == meant
     assert not proxy.manager.disabled
 
 
@@ -304,7 +296,7 @@ async def test_switch_that_cannot_be_is_refused(
     for name in registered:
         proxy.manager.add(name)
     with pytest.raises(Refused) as raised:
-        await switched(proxy, question, name="x", by="uid 0", **arguments)
+        await proxy.switch(question, name="x", **arguments)
     assert (raised.value.status, raised.value.text) == (status, text)
     assert not proxy.manager.disabled
 
@@ -369,50 +361,12 @@ def test_pages_go_on_after_the_token(shop: Asked) -> None:
 
 
 def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
-    told = []
+    told: list[Any] = []
     for part in shop.parts("store"):
         if not told:
             shop.store.drop("c1")
         told.append(part)
     assert "c1" not in json.dumps(told)
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
-
-
-def numbers(answer: dict[str, Any]) -> list[Any]:
-    events = answer.get("events", [])
-    return [(event["from"], event["to"]) if isinstance(event, dict) else event[0] for event in events]
-
-
-def evented(count: int) -> Asked:
-    """Return a proxy in which so much has happened."""
-    asked = Asked()
-    for _ in range(count):
-        asked.metrics.events.add(EventKind.DRAIN)
-    return asked
-
-
-@pytest.mark.parametrize(
-    ("since", "limit", "found"),
-    [
-        (0, 3, [1, 2, 3]),
-        (0, 200, list(range(1, 101))),
-        (97, 200, [98, 99, 100]),
-        (97, 2, [98, 99]),
-        (100, 200, []),
-        (10**9, 2, [1, 2]),
-    ],
-)
-def test_events_after_a_number(since: int, limit: int, found: list[int]) -> None:
-    answer = evented(100).ask("events", since=since, limit=limit)
-    assert numbers(answer) == found
-
-
-def test_events_that_are_gone_are_told_as_a_gap() -> None:
-    answer = evented(MOST_EVENTS + 600).ask("events", since=10, limit=2)
-    assert numbers(answer) == [(11, 600), 601, 602]
-    assert answer["events"][0]["kind"] == "gap"
 
 
 # -- log level -------------------------------------------------------------------------------------------------------
@@ -451,6 +405,34 @@ def test_wrong_log_level_is_refused(arguments: dict[str, str], text: str) -> Non
     assert asked.log_level.set == []
 
 
+# -- parameters ------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("store", {"limit": "canary"}, "limit is not a number from 0"),
+    ("store", {"limit": True}, "limit is not a number from 0"),
+    ("store", {"limit": 1.0}, "limit is not a number from 0"),
+    ("events", {"since": -1}, "since is not a number from 0"),
+    ("events", {"since": 1 << 53}, "since is not a number from 0"),
+    ("store", {"limit": 0}, "limit is not from 1 to 1000"),
+    ("store", {"limit": 1001}, "limit is not from 1 to 1000"),
+    ("events", {"limit": 4097}, "limit is not from 1 to 4096"),
+    ("events", {"kind": "canary"}, f"kind is not one of {', '.join(queries.KINDS)}"),
+    ("events", {"kind": ["edited"]}, f"kind is not one of {', '.join(queries.KINDS)}"),
+    ("events", {"follow": "canary"}, "follow is not true or false"),
+    ("disable", {"name": "x", "reason": "x", "unregistered": 1}, "unregistered is not true or false"),
+    ("store", {"pod": "canary\0"}, "pod is not a text of at most 512 characters"),
+    ("store", {"pod": "n" * 513}, "pod is not a text of at most 512 characters"),
+    ("enable", {"name": {"canary": 1}}, "name is not a text of at most 512 characters"),
+]
+
+
+@pytest.mark.parametrize(("method", "params", "text"), WRONG, ids=str)
+def test_wrong_parameter_is_refused_without_its_value(method: str, params: dict[str, Any], text: str) -> None:
+    with pytest.raises(Refused) as raised:
+        Asked().methods[method].checked(method, params)
+    assert (raised.value.status, raised.value.text) == (400, text)
+
+
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
@@ -478,7 +460,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in READING} | {"events
 
 def test_no_answer_has_a_value() -> None:
     asked = full()
-    text = json.dumps([asked.ask(name, **arguments) for name, arguments in ARGUMENTS.items()])
+    text = json.dumps([asked.ask(name, **params) for name, params in ARGUMENTS.items()])
     assert "envs.key" in text
     assert CANARY not in text
 
@@ -495,7 +477,9 @@ MOST_CALLS = 4_000
 def test_each_part_is_made_by_few_calls(monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any]) -> None:
     """A busy machine does not change their number. Rows, which are made for a time, take 10 us here."""
     monkeypatch.setattr(
-        queries, "time", SimpleNamespace(monotonic=itertools.count(0, 0.00001).__next__, time=lambda: NOON)
+        queries,
+        "time",
+        SimpleNamespace(**vars(time) | {"monotonic": itertools.count(0, 0.00001).__next__, "time": lambda: NOON}),
     )
     parts, calls = full().parts(name, **arguments), [0]
 

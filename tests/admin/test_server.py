@@ -1,180 +1,256 @@
-"""HTTP as the admin server answers it: each route's form, each error as one line, no value and no traceback."""
+"""The control protocol as it is answered on a socket: each form of a request, each error as one line, no value."""
 
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from runtimeproxy.admin import server
-from runtimeproxy.admin.channel import Part, Query, Refused
-from tests.admin.site import Site, answer, echo, request, told
+from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Part, Refused, line
+from runtimeproxy.admin.server import Method, Query
+from tests.admin.asked import Asked
+from tests.admin.site import Site, echo, next_line, parts
+
+END = {"schemaVersion": 1}
+NOBODY = 65534
+
+
+async def slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
+    for number in range(3):
+        await asyncio.sleep(0)
+        yield {"numbers": [number]}
+
+
+async def failing_slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
+    yield {"first": 1}
+    raise KeyError("canary")
 
 
 def raising(error: Exception) -> Query:
-    def query(arguments: Mapping[str, Any]) -> Iterator[Part]:
+    def query(params: Mapping[str, Any]) -> Iterator[Part]:
+        yield {"first": 1}
         raise error
 
     return query
 
 
-async def silent(arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
-    await asyncio.Event().wait()
-    yield {}
+def raising_early(params: Mapping[str, Any]) -> Iterator[Part]:
+    raise ValueError("canary")
 
 
-OK, SLOW = {"name": "loop", "state": "ok"}, {"name": "plugins", "state": "degraded", "reason": "a is away"}
-BAD = {"name": "runtime", "state": "failed", "reason": "it is away"}
-QUERIES: dict[str, Query] = {
-    "livez": told({"checks": [OK]}),
-    "readyz": told({"checks": [OK, SLOW]}),
-    "metrics": told({"runtime": "docker", "values": [["held_calls", [], 3]]}),
-    "version": told({"version": "1"}),
-    "configz": told({"options": [{"key": "a"}]}, {"options": [{"key": "b"}]}),
-    "hooks": raising(Refused(404, "there is no such hook server")),
-    "store": echo,
-    "loglevel": echo,
-    "disable": echo,
-    "enable": raising(ValueError("canary")),
+def number(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("is not a number")
+    return value
+
+
+METHODS: dict[str, Method] = {
+    "livez": parts({"checks": []}, public=True),
+    "none": parts(),
+    "joined": parts({"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None}),
+    "slowly": Method(slowly),
+    "echo": Method(echo, {"pod": str, "limit": number}, ("pod",)),
+    "signed": Method(echo, {"name": str}, signed=True),
+    "refusing": Method(raising(Refused(404, "there are a and b"))),
 }
-LISTED = "/livez, GET /readyz, GET /metrics, GET /version, GET /configz, GET /hooks, GET /store, GET /events, POST /log"
-LONG = "n" * 600
-ANSWERS: list[tuple[str, int, str]] = [
-    ("GET /livez", 200, "ok"),
-    ("GET /livez?verbose", 200, "[+]loop ok\nlivez check passed\n"),
-    ("GET /readyz?verbose=1", 200, "[+]loop ok\n[~]plugins degraded: a is away\nreadyz check passed\n"),
-    ("GET /readyz?verbose=0", 200, "ok"),
-    ("GET /version", 200, '{"schemaVersion":1,"version":"1"}\n'),
-    ("GET /configz", 200, '{"schemaVersion":1,"options":[{"key":"a"},{"key":"b"}]}\n'),
-    ("GET /store?pod=a%2Fb&limit=7", 200, '{"schemaVersion":1,"asked":{"pod":"a/b","limit":7}}\n'),
-    ("GET /hooks", 404, "there is no such hook server"),
-    ("GET /nothing", 404, LISTED),
-    ("GET /", 404, LISTED),
-    ("GET /livez/", 404, LISTED),
-    ("POST /livez", 405, "this path takes GET"),
-    ("HEAD /hooks", 405, ""),
-    ("DELETE /hooks/a/disable", 405, "this path takes POST"),
-    ("GET /loglevel", 405, "this path takes POST"),
-    ("GET /version?a=canary", 400, "unknown parameter: /version takes none"),
-    ("GET /store?canary=a", 400, "unknown parameter: /store takes pod, id, limit, after"),
-    ("GET /store?pod=a&pod=b", 400, "pod is there twice"),
-    ("GET /store?limit=canary", 400, "limit is not a number"),
-    ("GET /store?limit=-1", 400, "limit is not a number"),
-    ("GET /store?limit=", 400, "limit is not a number"),
-    ("GET /store?limit=1234567890123456", 400, "limit is not a number"),
-    ("GET /store?limit=0", 400, "limit is not from 1 to 1000"),
-    ("GET /store?limit=1001", 400, "limit is not from 1 to 1000"),
-    ("GET /events?limit=0", 400, "limit is not from 1 to 4096"),
-    ("GET /events?kind=canary", 400, "kind is not one of edited, no_effect, refused, failed, failed_open"),
-    ("GET /store?pod=a%00", 400, "pod is not a text of at most 512 characters"),
-    (f"GET /store?pod={LONG}", 400, "pod is not a text of at most 512 characters"),
-    ("GET /livez?verbose=canary", 400, "verbose is not 1 or 0"),
-    ('POST /loglevel {"level":"debug","for":"1m"}', 200, '"asked":{"level":"debug","for":"1m","by":"uid '),
-    ('POST /hooks/a.b/disable {"reason":"it hangs"}', 200, '"asked":{"reason":"it hangs","name":"a.b","by":"uid '),
-    ('POST /hooks/a/disable {"reason":"x","unregistered":"canary"}', 400, "unregistered is not true or false"),
-    ('POST /hooks/a/disable {"reason":"x","unregistered":true}', 200, '"unregistered":true,"name":"a","by":"uid '),
-    ("POST /loglevel", 400, "level is missing: /loglevel takes level, for"),
-    ("POST /loglevel {}", 400, "level is missing"),
-    ("POST /loglevel canary", 400, "the body is not a JSON object"),
-    ('POST /loglevel ["canary"]', 400, "the body is not a JSON object"),
-    (f"POST /loglevel {'[' * 4000}", 400, "the body is not a JSON object"),
-    ('POST /loglevel {"level":1}', 400, "level is not a text of at most 512 characters"),
-    ('POST /loglevel {"level":{"canary":1}}', 400, "level is not a text of at most 512 characters"),
-    ('POST /loglevel {"level":"a","level":"b"}', 400, "level is there twice"),
-    ('POST /loglevel {"canary":"a"}', 400, "unknown parameter: /loglevel takes level, for"),
-    ('POST /loglevel?level=canary {"level":"a"}', 400, "/loglevel takes a JSON object as its body, and no query"),
-    (f'POST /loglevel {{"level":"{"n" * 4096}"}}', 413, "the body is longer than 4096 bytes"),
-    ("POST /hooks/a/enable", 500, "enable: an error in the proxy; see its log"),
+
+
+def error(status: int, text: str) -> dict[str, Any]:
+    return {"error": {"status": status, "text": text}}
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("none", {}, [{"end": END}]),
+    ("joined", {}, [{"part": part} for part in ({"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None})]),
+    ("slowly", {}, [{"part": {"numbers": [number]}} for number in range(3)]),
+    ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"part": {"params": {"pod": "a\n\ud800", "limit": 7}}}]),
+    ("refusing", {}, [{"part": {"first": 1}}, error(404, "there are a and b")]),
 ]
 
 
-@pytest.mark.parametrize(("asked", "status", "text"), ANSWERS, ids=[asked[:50] for asked, *_ in ANSWERS])
-async def test_request_has_its_answer(tmp_path: Path, asked: str, status: int, text: str) -> None:
-    method, target, *body = asked.split(maxsplit=2)
-    async with Site(tmp_path, QUERIES) as site:
-        octets = await site.send(request(target, method, "".join(body).encode()))
-    found, fields, content = answer(octets)
-    assert (found, text in content, fields["Connection"]) == (status, True, "close")
-    assert "canary" not in octets.decode().replace(asked, "")
-    if status >= 400 and method != "HEAD":
-        assert fields["Content-Type"] == "application/json"
-        error = json.loads(content)
-        assert error.keys() == {"schemaVersion", "error"}
-        assert "\n" not in error["error"]
-
-
-async def test_wrong_method_is_told_the_right_one(tmp_path: Path) -> None:
-    async with Site(tmp_path, QUERIES) as site:
-        assert answer(await site.send(request("/hooks", "PUT")))[1]["Allow"] == "GET"
-
-
-@pytest.mark.parametrize(("query", "reason"), [(told({"checks": [OK, BAD]}), "it is away"), (silent, "did not answer")])
-async def test_failed_check_is_503_with_all_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: Query, reason: str
+@pytest.mark.parametrize(("method", "params", "answer"), ANSWERS)
+async def test_request_has_its_answer(
+    tmp_path: Path, method: str, params: dict[str, Any], answer: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(server, "HEALTH_SECONDS", 0.05)
-    async with Site(tmp_path, {"livez": query}) as site:
-        status, text = await site.ask("/livez")
-    assert (status, "failed: " in text, reason in text) == (503, True, True)
-    assert text.endswith("\nlivez check failed\n")
+    async with Site(tmp_path, METHODS) as site:
+        found = await site.call(method, **params)
+    last = [] if answer[-1].keys() & {"end", "error"} else [{"end": END}]
+    assert found == [{"id": 1, **each} for each in answer + last]
 
 
-async def test_error_inside_is_one_line_and_logged_without_its_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(server, "json_text", lambda answer: 1 / 0 if "version" in answer else b"{}")
-    async with Site(tmp_path, QUERIES) as site:
-        assert await site.ask("/version") == (500, "{}")
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a request failed"]
+@pytest.mark.parametrize("number", [7, 0, -1, "a", "", "\ud800\n"])
+async def test_id_is_repeated_in_each_line(tmp_path: Path, number: int | str) -> None:
+    octets = [
+        line(id=number, method="joined"),
+        line(id=number, method="refusing"),
+        line(id=number, method="no"),
+        line(id=number, method="none", params=[]),
+    ]
+    async with Site(tmp_path, METHODS) as site:
+        found = await site.send(b"".join(octets))
+    assert [each["id"] for each in found] == [number] * (4 + 2 + 1 + 1)
 
 
-async def test_client_that_leaves_within_its_answer_is_no_line_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def stream(request: web.Request, *_: Any) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        assert request.transport is not None
-        request.transport.abort()
-        await response.write(b"{}")
-        return response
-
-    monkeypatch.setattr(server, "stream", stream)
-    async with Site(tmp_path, {"events": told({"events": []})}) as site:
-        with suppress(ConnectionError):
-            await site.send(request("/events"))
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+@pytest.mark.parametrize("more", [{}, {"id": None}, {"id": [1]}, {"id": 1.5}, {"more": 1}])
+async def test_request_without_an_id_is_answered(tmp_path: Path, more: dict[str, Any]) -> None:
+    async with Site(tmp_path, METHODS) as site:
+        assert await site.send(line(method="none", **more)) == [{"id": None, "end": END}]
 
 
-GARBAGE = [
-    b"\0\n\n",
-    b"GET\r\n\r\n",
-    b"GET / HTTP/9.9\r\n\r\n",
-    b"\x16\x03\x01\x02\0\x01\0\n\n",
-    b"GET /\xff HTTP/1.1\r\n\r\n",
+async def test_connection_serves_requests_in_order(tmp_path: Path) -> None:
+    octets = [line(id=number, method="slowly" if number % 2 else "none") for number in range(20)]
+    async with Site(tmp_path, METHODS) as site:
+        found = await site.send(b"".join(octets))
+        assert [each["id"] for each in found if "end" in each] == [*range(20)]
+        with site.connect() as client:
+            for number in range(3):  # each after the answer before it
+                client.send(line(id=number, method="none"))
+                assert await next_line(client, bytearray()) == {"id": number, "end": END}
+
+
+async def test_requests_after_wrong_ones_are_answered(tmp_path: Path) -> None:
+    octets = b"\n" + line(method="no") + b"[]\n" + line(id=1, method="none")
+    async with Site(tmp_path, METHODS) as site:
+        assert (await site.send(octets))[-1] == {"id": 1, "end": END}
+
+
+async def test_last_line_needs_no_newline(tmp_path: Path) -> None:
+    async with Site(tmp_path, METHODS) as site:
+        assert await site.send(line(id=1, method="none") + b'{"id":2,"method":"none"}') == [
+            {"id": 1, "end": END},
+            {"id": 2, "end": END},
+        ]
+        assert await site.send(b"") == []
+
+
+async def test_requests_at_the_same_time_have_their_own_answers(tmp_path: Path) -> None:
+    calls = [(method, params, answer) for method, params, answer in ANSWERS] * 20
+    async with Site(tmp_path, METHODS) as site:
+        found = await asyncio.gather(*(site.call(method, **params) for method, params, _ in calls))
+    for lines, (_, _, answer) in zip(found, calls, strict=True):
+        assert lines[: len(answer)] == [{"id": 1, **each} for each in answer]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
+TAKES = "echo takes pod, limit"
+WRONG: list[tuple[bytes, int, str]] = [
+    (b"\n", 400, FORM),
+    (b"canary\n", 400, FORM),
+    (b"GET /canary HTTP/1.1\n", 400, FORM),
+    (b"\x16\x03\x01\xff\n", 400, FORM),
+    (b"[" * 16_000 + b"\n", 400, FORM),
+    (b'["canary"]\n', 400, FORM),
+    (b'"canary"\n', 400, FORM),
+    (line(params={"pod": "canary"}), 400, FORM),
+    (line(method=None), 400, FORM),
+    (b'{"method":"none","method":"canary"}', 400, FORM),
+    (b'{"method":"echo","params":{"pod":"a","pod":"canary"}}', 400, FORM),
+    (line(method=["canary"]), 400, FORM),
+    (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
+    (line(method="echo", params=["canary"]), 400, "echo: params is not a JSON object"),
+    (line(method="echo", params="canary"), 400, "echo: params is not a JSON object"),
+    (line(method="echo", params=None), 400, "echo: params is not a JSON object"),
+    (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {TAKES}"),
+    (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
+    (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
+    (line(method="echo"), 400, f"pod is missing: {TAKES}"),
+    (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {TAKES}"),
+    (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number"),
+    (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
 ]
 
 
-@pytest.mark.parametrize("octets", GARBAGE)
-async def test_what_is_not_http_is_refused_without_a_traceback_or_log_line(
-    tmp_path: Path, octets: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("octets", "status", "text"), WRONG, ids=[str(octets[:50]) for octets, *_ in WRONG])
+async def test_wrong_request_is_an_error_without_values(
+    tmp_path: Path, octets: bytes, status: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Site(tmp_path, QUERIES) as site:
-        status, _, text = answer(await site.send(octets))
-        assert (status in (400, 404), "Traceback" in text) == (True, False)
-        assert (await site.ask("/livez"))[0] == 200
-    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
+    async with Site(tmp_path, METHODS) as site:
+        assert await site.send(octets) == [{"id": None, **error(status, text)}]
+    assert caplog.records == []
 
 
-async def test_metrics_socket_answers_three_paths_only(tmp_path: Path) -> None:
-    async with Site(tmp_path, QUERIES, metrics_only=True) as site:
-        found = {route: (await site.ask(route))[0] for route in ("/livez", "/readyz", "/metrics")}
-        assert set(found.values()) == {200}
-        for target, method in (("/hooks", "GET"), ("/version", "GET"), ("/loglevel", "POST"), ("/store", "GET")):
-            status, text = await site.ask(target, method)
-            assert (status, json.loads(text)["error"]) == (404, "there are GET /livez, GET /readyz, GET /metrics")
+INSIDE: dict[str, Query] = {
+    "early": raising_early,
+    "late": raising(ValueError("canary")),
+    "file": raising(FileNotFoundError(2, "canary")),
+    "time": raising(TimeoutError("canary")),
+    "async": failing_slowly,
+    "unserializable": lambda params: iter([{"canary": {1}}]),
+    "too_long": lambda params: iter([{"text": "n" * PART_BYTES}]),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+async def test_error_inside_is_500_and_one_log_line(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Site(tmp_path, {name: Method(INSIDE[name]), "none": parts()}) as site:
+        found = await site.send(line(method=name) + line(id=2, method="none"))
+    assert found[-2:] == [
+        {"id": None, **error(500, f"{name}: an error in the proxy; see its log")},
+        {"id": 2, "end": END},
+    ]
+    assert "canary" not in json.dumps(found)
+    (record,) = caplog.records
+    assert (record.getMessage(), record.levelno) == (f"the request {name} failed", logging.ERROR)
+
+
+# -- who is served ---------------------------------------------------------------------------------------------------
+
+
+async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
+    methods = Asked().methods
+    public = {"metrics", "livez", "readyz"}
+    async with Site(tmp_path, methods, public=True) as site:
+        for name in methods:
+            last = (await site.call(name))[-1]
+            refused = error(404, "no such method; there are metrics, livez, readyz")
+            assert last == {"id": 1, **({"end": END} if name in public else refused)}
+
+
+async def test_signed_method_is_given_the_client(tmp_path: Path) -> None:
+    async with Site(tmp_path, METHODS) as site:
+        found = await site.call("signed", name="a")
+    assert found[0]["part"]["params"] == {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
+
+
+_AS_NOBODY = f"""
+import os, socket, sys
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+try:
+    client.sendall(b'{{"method": "livez"}}\\n')
+    client.shutdown(socket.SHUT_WR)
+except OSError:
+    pass  # refused already
+print(client.makefile("rb").readline().decode())
+"""
+
+
+@pytest.mark.engine  # it needs root
+@pytest.mark.parametrize("public", [True, False])
+async def test_other_user_is_served_on_a_public_socket_only(public: bool) -> None:
+    command = [sys.executable, "-c", _AS_NOBODY]
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to others
+        os.chmod(folder, 0o755)
+        async with Site(Path(folder), METHODS, public=public) as site:
+            os.chmod(site.path, 0o666)
+            run = await asyncio.to_thread(
+                subprocess.run, [*command, site.path], capture_output=True, text=True, check=True, timeout=30
+            )
+    refused = error(403, "only root may use the admin endpoint")
+    assert json.loads(run.stdout) == {"id": None, **({"part": {"checks": []}} if public else refused)}

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.version import VERSION
-from tests.admin.test_process import ask
+from runtimeproxy.settings.version import VERSION
 from tests.building.made import bare_tree, inside, libraries
+from tests.control import call
 from tests.docs import ROOT
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
@@ -91,9 +91,8 @@ async def test_proxy_serves_in_a_tree_without_anything(archive: Path, tmp_path: 
         proc = Path(f"/proc/{proxy.pid}")
         assert (proc / "comm").read_text() == "koord-runtime-p\n"
         assert (proc / f"task/{proxy.pid}/children").read_text() == ""
-        status, text = ask(proxy.admin, "/version")
-        answer = json.loads(text)
-        assert (status, answer["version"], answer["pid"]) == (200, VERSION, proxy.pid)
+        answer = call(proxy.admin, "version")
+        assert (answer["version"], answer["pid"]) == (VERSION, proxy.pid)
 
 
 PROXY = "--koord-runtimeproxy-endpoint={0}/served --remote-runtime-service-endpoint={0}/none --admin-endpoint=none"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from scripts.building import contents, installed, parts
 
 pytestmark = [pytest.mark.engine, pytest.mark.release]

@@ -30,8 +30,8 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
     """Yield a checkout with a commit, in a process with an unusual umask."""
     before = os.umask(0o077)
     made = tmp_path / "checkout"
-    (made / "runtimeproxy").mkdir(parents=True)
-    (made / "runtimeproxy/version.py").write_text("VERSION = '1'\n")
+    (made / "runtimeproxy/settings").mkdir(parents=True)
+    (made / "runtimeproxy/settings/version.py").write_text("VERSION = '1'\n")
     (made / "run").write_text("#!/bin/sh\n")
     (made / "run").chmod(0o700)
     (made / ".gitignore").write_text("ignored\n")
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): f"{path.stat().st_mode:o}" for path in folder.rglob("*") if path.is_file()}
 
 
-FILES = {".gitignore": "100644", "run": "100755", "runtimeproxy/version.py": "100644", BUILD_FILE: "100644"}
+FILES = {".gitignore": "100644", "run": "100755", "runtimeproxy/settings/version.py": "100644", BUILD_FILE: "100644"}
 
 
 def test_commit_is_extracted_and_named(checkout: Path, tmp_path: Path) -> None:

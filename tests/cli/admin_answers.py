@@ -1,15 +1,40 @@
-"""What a proxy answers commands, by docs/admin-api.yaml."""
+"""What a proxy answers commands, by docs/control-protocol.rst."""
 
+import json
 from typing import Any
 
+from runtimeproxy.admin import queries
 from runtimeproxy.admin.health import CHECKS
+from runtimeproxy.admin.protocol import join
+from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.canned_admin import Canned
 
 POD, CONTAINER = "3f2a11b09c22" + "0" * 52, "77ab" + "0" * 60
-READY = "".join([*(f"[+]{name} ok\n" for name in CHECKS), "readyz check passed\n"])
-DISABLED = "[~]disabled_plugins degraded: disabled by hand: cpuset\n"
-DEGRADED = f"[+]listening ok\n{DISABLED}[~]invalid_files degraded: rejected: x.json\nreadyz check passed\n"
-UNREADY = f"{DISABLED}[-]runtime failed: nothing listens at /run/c.sock\nreadyz check failed\n"
+
+
+def checks(**others: str) -> dict[str, Any]:
+    """Return an answer to readyz: all checks are ok, but for those with a state and reason."""
+    given = {name: text.partition(": ") for name, text in others.items()}
+    return {
+        "schemaVersion": 1,
+        "checks": [
+            {"name": name, "state": given[name][0] if name in given else "ok", "reason": given.get(name, ("",))[-1]}
+            for name in CHECKS
+        ],
+    }
+
+
+def figures(metrics: Metrics, started: float | None) -> dict[str, Any]:
+    """Return an answer to metrics, of a process that began at a time."""
+    body: dict[str, Any] = {}
+    for part in queries._series(metrics):
+        join(body, json.loads(json.dumps(part)))
+    return body | {"process": {} if started is None else {"process_start_time_seconds": started}}
+
+
+DISABLED = "degraded: disabled by hand: cpuset"
+DEGRADED = checks(disabled_plugins=DISABLED, invalid_files="degraded: rejected: x.json")
+UNREADY = checks(disabled_plugins=DISABLED, runtime="failed: nothing listens at /run/c.sock")
 
 CPUSET: dict[str, Any] = {
     "name": "cpuset",
@@ -46,7 +71,7 @@ HOOKS = {
     "masked": ["gone"],
 }
 
-POD_RECORD = {
+POD_RECORD: dict[str, Any] = {
     "id": POD,
     "namespace": "default",
     "name": "web-1",
@@ -58,7 +83,7 @@ POD_RECORD = {
     "read": False,
     "containers": [CONTAINER],
 }
-CONTAINER_RECORD = {
+CONTAINER_RECORD: dict[str, Any] = {
     "id": CONTAINER,
     "podId": POD,
     "name": "main",
@@ -69,9 +94,9 @@ CONTAINER_RECORD = {
     "owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"},
     "read": False,
 }
-STORE = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
+STORE: dict[str, Any] = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
 
-OF_POD = {"namespace": "default", "pod": "web-1", "podId": POD}
+OF_POD: dict[str, Any] = {"namespace": "default", "pod": "web-1", "podId": POD}
 EVENTS: list[dict[str, Any]] = [
     {"kind": "gap", "from": 1, "to": 5},
     {"number": 6, "time": "2026-11-25T10:11:00.000Z", "kind": "plugin_added", "hookServer": "cpuset"},
@@ -127,8 +152,8 @@ EVENTS: list[dict[str, Any]] = [
 ]
 
 CANNED: Canned = {
-    "/readyz": READY,
-    "/version": {
+    "readyz": checks(),
+    "version": {
         "schemaVersion": 1,
         "version": "1.0",
         "python": "3.11.2",
@@ -136,10 +161,10 @@ CANNED: Canned = {
         "pid": 7,
         "startedAt": "2026-11-25T10:00:00.000Z",
     },
-    "/hooks": HOOKS,
-    "/store": STORE,
-    "/events": EVENTS,
-    "/loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00.000Z"},
-    "/hooks/rdt/disable": {"schemaVersion": 1, **RDT, "notes": []},
-    "/hooks/rdt/enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None, "notes": []},
+    "hooks": HOOKS,
+    "store": STORE,
+    "events": EVENTS,
+    "loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00.000Z"},
+    "disable": {"schemaVersion": 1, **RDT, "notes": []},
+    "enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None, "notes": []},
 }

@@ -11,7 +11,6 @@ import pytest
 
 from runtimeproxy import app, cli
 from runtimeproxy.observe.logs import OWN_LOGGER
-from runtimeproxy.observe.starts import Starts
 from runtimeproxy.settings.config import Config
 
 Run = Callable[..., tuple[int, str, str]]
@@ -37,8 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
     ) -> tuple[int, str, str]:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(app, "run", lambda config, starts: does(config))
-        monkeypatch.setattr(Starts, "begin", lambda starts: None)  # the default socket's directory is not a test's
+        monkeypatch.setattr(app, "run", does)
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin.encode())))
         code = ENTRIES[program]()

@@ -1,4 +1,4 @@
-"""What the commands that ask the proxy print of its answers."""
+"""What the commands that call the proxy print of its answers."""
 
 import json
 import os
@@ -14,8 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
+from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands import status
-from tests.cli.admin_answers import CANNED, CONTAINER_RECORD, DEGRADED, EVENTS, OF_POD, POD, POD_RECORD, STORE, UNREADY
+from tests.cli.admin_answers import (
+    CANNED,
+    CONTAINER_RECORD,
+    DEGRADED,
+    EVENTS,
+    OF_POD,
+    POD,
+    POD_RECORD,
+    STORE,
+    UNREADY,
+    checks,
+)
 from tests.cli.conftest import Run
 from tests.docs import ROOT
 from tests.fakes.canned_admin import Handler, Server, serving
@@ -29,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def ask(run: Run, server: Server, command: str, **answers: Any) -> tuple[int, str, str]:
-    server.canned = {**server.canned, **{f"/{path}": answer for path, answer in answers.items()}}
+    server.canned = {**server.canned, **answers}
     return run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={server.server_address}")
 
 
@@ -42,14 +54,17 @@ def printed(run: Run, server: Server, command: str, **answers: Any) -> list[str]
 
 # -- status ------------------------------------------------------------------------------------------------------------
 
-LONG = "[-]runtime failed: " + "é" * 200 + "\n"
+UNREADABLE = "no answer: the answer to readyz cannot be read: is it a proxy of this version?"
 STATUSES = [
-    (CANNED["/readyz"], 0, "ready: 11 checks passed"),
+    (CANNED["readyz"], 0, "ready: 11 checks passed"),
     (DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
-    ((503, UNREADY), 1, "not ready (see runtimeproxy doctor): runtime, disabled_plugins: nothing liste..."),
-    ((503, LONG), 1, "not ready (see runtimeproxy doctor): runtime: " + "?" * 31 + "..."),
-    ((500, {"error": "the channel broke"}), 1, "not ready: the channel broke"),
-    ("nonsense", 3, "no answer: the answer of /readyz cannot be read: is it a proxy of this version?"),
+    (UNREADY, 1, "not ready (see runtimeproxy doctor): runtime, disabled_plugins: nothing liste..."),
+    (checks(runtime="failed: " + "é" * 200), 1, "not ready (see runtimeproxy doctor): runtime: " + "?" * 31 + "..."),
+    (Refused(500, "the channel broke"), 1, "not ready: the channel broke"),
+    ({}, 3, UNREADABLE),
+    ({"checks": [{"name": "loop"}]}, 3, UNREADABLE),
+    ({"checks": [{"name": "loop", "state": "unheard of", "reason": ""}]}, 3, UNREADABLE),
+    ({"checks": 5}, 3, UNREADABLE),
 ]
 
 
@@ -59,18 +74,13 @@ def test_status_is_one_line_of_at_most_80_characters(
 ) -> None:
     assert ask(run, server, "status", readyz=answer) == (code, f"{line}\n", "")
     assert len(line) <= status.LONGEST
-    assert server.asked[-1][2] == {"verbose": ""}
 
 
 def test_status_as_data_has_all_checks(run: Run, server: Server) -> None:
-    code, out, _ = ask(run, server, "status -o json", readyz=(503, UNREADY))
-    told = json.loads(out)
-    assert (code, told["status"], told["text"][:8]) == (1, "not ready", "runtime,")
-    assert told["checks"][0] == {
-        "name": "disabled_plugins",
-        "verdict": "degraded",
-        "reason": "disabled by hand: cpuset",
-    }
+    code, out, _ = ask(run, server, "status -o json", readyz=UNREADY)
+    printed = json.loads(out)
+    assert (code, printed["status"], printed["text"][:8]) == (1, "not ready", "runtime,")
+    assert printed["checks"] == UNREADY["checks"]
 
 
 # -- hook servers ------------------------------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ PreStartContainer
 def test_hook_ls_has_a_row_for_each_hook_server_file_and_mask(run: Run, server: Server) -> None:
     assert printed(run, server, "hook ls") == LS.splitlines()
     assert printed(run, server, "hook ls --no-headers")[0].startswith("1")
-    assert json.loads("\n".join(printed(run, server, "hook ls -o json"))) == CANNED["/hooks"]
+    assert json.loads("\n".join(printed(run, server, "hook ls -o json"))) == CANNED["hooks"]
 
 
 def test_hook_ls_without_hook_servers_is_a_head(run: Run, server: Server) -> None:
@@ -101,60 +111,55 @@ def test_hook_ls_without_hook_servers_is_a_head(run: Run, server: Server) -> Non
     assert printed(run, server, "hook ls", hooks=none)[0].split() == LS.splitlines()[0].split()
 
 
+DISABLED = "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}"
 SWITCHED = [
-    (
-        "hook disable rdt --reason=hangs",
-        "/hooks/rdt/disable",
-        {"reason": "hangs"},
-        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
-    ),
+    ("hook disable rdt --reason=hangs", "disable", {"name": "rdt", "reason": "hangs"}, DISABLED),
     (
         "hook disable rdt --reason 'it hangs' --for 1h",
-        "/hooks/rdt/disable",
-        {"reason": "it hangs", "for": "1h"},
-        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
+        "disable",
+        {"name": "rdt", "reason": "it hangs", "for": "1h"},
+        DISABLED,
     ),
     (
         "hook disable rdt.json --reason=hangs --unregistered",
-        "/hooks/rdt.json/disable",
-        {"reason": "hangs", "unregistered": True},
-        "rdt is disabled until 2026-11-25T11:20:00.000Z; sooner by: runtimeproxy hook enable rdt{flag}",
+        "disable",
+        {"name": "rdt.json", "reason": "hangs", "unregistered": True},
+        DISABLED,
     ),
-    ("hook enable rdt.json", "/hooks/rdt.json/enable", {}, "rdt is enabled"),
+    ("hook enable rdt.json", "enable", {"name": "rdt.json"}, "rdt is enabled"),
     (
         "log-level DEBUG --for 20m",
-        "/loglevel",
+        "loglevel",
         {"level": "debug", "for": "20m"},
         "the log level is debug until 2026-11-25T10:30:00.000Z, then as configured",
     ),
 ]
 
 
-@pytest.mark.parametrize(("command", "path", "body", "line"), SWITCHED)
-def test_change_is_posted_and_told(
-    run: Run, server: Server, command: str, path: str, body: dict[str, object], line: str
+@pytest.mark.parametrize(("command", "method", "params", "line"), SWITCHED)
+def test_change_is_requested_and_printed(
+    run: Run, server: Server, command: str, method: str, params: dict[str, object], line: str
 ) -> None:
-    server.canned = {path: CANNED[path.replace(".json", "")]}
     assert printed(run, server, command) == [line.format(flag=f" --admin-endpoint={server.server_address}")]
-    assert server.asked == [("POST", path, {}, body)]
+    assert server.requests == [(method, params)]
 
 
-def test_disabling_for_good_says_how_it_comes_back(run: Run, server: Server) -> None:
-    server.canned = {"/hooks/a%2Fb%20c/disable": {"schemaVersion": 1, "name": "a/b c", "disabled": {"until": None}}}
+def test_disabling_without_an_end_prints_how_to_enable(run: Run, server: Server) -> None:
+    answer = {"name": "a/b c", "disabled": {"until": None}}
     line = f"a/b c is disabled; back by: runtimeproxy hook enable 'a/b c' --admin-endpoint={server.server_address}"
-    assert printed(run, server, "hook disable 'a/b c' --reason=x") == [line]
+    assert printed(run, server, "hook disable 'a/b c' --reason=x", disable=answer) == [line]
 
 
 @pytest.mark.parametrize("command", ["hook disable '' --reason=x", "hook enable ''"])
 def test_empty_name_is_wrong_use(run: Run, server: Server, command: str) -> None:
     code, out, err = ask(run, server, command)
-    assert (code, out, server.asked) == (2, "", [])
+    assert (code, out, server.requests) == (2, "", [])
     assert "write the name of a hook server, as runtimeproxy hook ls shows it" in err
 
 
 def test_what_the_proxy_adds_to_a_change_is_told(run: Run, server: Server) -> None:
-    server.canned = {"/hooks/x/enable": {"schemaVersion": 1, "name": "x", "notes": ["it was not disabled"]}}
-    assert ask(run, server, "hook enable x") == (0, "x is enabled\n", "note: it was not disabled\n")
+    answer = {"name": "x", "notes": ["it was not disabled"]}
+    assert ask(run, server, "hook enable x", enable=answer) == (0, "x is enabled\n", "note: it was not disabled\n")
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -433,32 +438,30 @@ def test_pipe_that_is_closed_early_is_no_traceback(environ: dict[str, str], comm
 def test_name_that_cannot_be_written_is_escaped(
     server: Server, environ: dict[str, str], encoding: str, name: str
 ) -> None:
-    server.canned = {**server.canned, "/store": store({**POD_RECORD, "id": "00", "name": "名\x1b[31m\udc80"})}
+    server.canned = {**server.canned, "store": store({**POD_RECORD, "id": "00", "name": "名\x1b[31m\udc80"})}
     done = shell("p store ls", {**environ, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
     assert f"default/{name}\n" in done.stdout
 
 
-def go_on(handler: Handler) -> None:
-    """Tell one event, and a follower nothing more."""
-    handler.send_response(200)
-    handler.end_headers()
-    handler.wfile.write(json.dumps(EVENTS[1]).encode() + b"\n")
-    if "follow" in handler.path:
+def follow_silently(handler: Handler) -> None:
+    """Send one event, and a follower nothing more."""
+    handler.part(events=[EVENTS[1]])
+    if handler.params.get("follow"):
         handler.server.over.wait()
-    handler.close_connection = True
+    handler.end()
 
 
 @pytest.mark.slow
 def test_following_ends_with_who_reads_it(tmp_path: Path, environ: dict[str, str]) -> None:
-    with serving(tmp_path / "b", {}, go_on):
+    with serving(tmp_path / "b", {}, follow_silently):
         done = shell("p events -f | head -n 2", {**environ, "RUNTIMEPROXY_ADMIN_ENDPOINT": str(tmp_path / "b")})
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 2, "")
 
 
 @pytest.mark.slow
 def test_interrupt_ends_following_without_a_word(tmp_path: Path, environ: dict[str, str]) -> None:
-    with serving(tmp_path / "b", {}, go_on):
+    with serving(tmp_path / "b", {}, follow_silently):
         environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = str(tmp_path / "b")
         # A shell's background job ignores SIGINT, and so would what it starts.
         command = ["env", "--default-signal=INT", sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]

@@ -19,14 +19,19 @@ from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.errors import BackendError, ConfigError
 from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
 HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client")
-HEAVY += ("runtimeproxy.app", "runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers", "runtimeproxy.doctor")
+HEAVY += (
+    "runtimeproxy.app",
+    "runtimeproxy_hooks.tools.client",
+    "runtimeproxy_hooks.servers",
+    "runtimeproxy.cli.doctor",
+)
 LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
 
 
@@ -217,7 +222,7 @@ def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, cl
     code = (
         "import os, sys; from runtimeproxy import app, cli;"
         "files = lambda: [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
-        f"app.run = lambda config, starts: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
+        f"app.run = lambda config: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
         "sys.exit(cli.koord_runtime_proxy())"
     )
     shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<>/dev/zero" for fd in range(3))

@@ -13,7 +13,7 @@ from runtimeproxy.model.fields import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
-from runtimeproxy.rpc.connection import Peer
+from runtimeproxy.relay.rpc.connection import Peer
 from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from runtimeproxy.core.open_calls import KeyedQueue
-from runtimeproxy.eventloop import Deadlines
+from runtimeproxy.relay.eventloop import Deadlines
 from tests.fakes.clock import virtual_time
 
 pytestmark = virtual_time

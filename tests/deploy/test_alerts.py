@@ -82,7 +82,6 @@ UNREACHABLE = 'runtimeproxy_hook_unreachable{hook_server="gpu"}'
 DISABLED = 'runtimeproxy_hook_disabled{hook_server="gpu"}'
 DIALS, STALLS = "runtimeproxy_backend_dial_failures_total", "runtimeproxy_loop_stalls_total"
 LOG_LINES, STARTED = "runtimeproxy_log_lines_dropped_total", "process_start_time_seconds"
-CRASHES = "runtimeproxy_unclean_ends_total"
 FILES, HELD = "runtimeproxy_config_invalid_files", "runtimeproxy_held_oldest_seconds"
 OPEN_FILES, FILE_LIMIT = "process_open_fds", "process_max_fds"
 
@@ -97,9 +96,6 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("RestartLoop", 10, "three starts", {STARTED: "1 1 2 3 4x20"}, True),
     ("RestartLoop", 10, "two starts", {STARTED: "1 1 2 3x20"}, False),
     ("RestartLoop", 25, "three starts before", {STARTED: "1 1 2 3 4x30"}, False),
-    ("CrashLoop", 8, "a loop between two looks", {CRASHES: "2x5 152x20"}, True),
-    ("CrashLoop", 8, "two kills", {CRASHES: "0x3 1 2x20"}, False),
-    ("CrashLoop", 8, "the node's boot", {CRASHES: "9x3 0x20"}, False),
     ("Stalls", 8, "four", {STALLS: "0 1 2 3 4x20"}, True),
     ("Stalls", 8, "two", {STALLS: "0 0 1 2x20"}, False),
     ("OwnTimeHigh", 30, "two of a hundred are slow", buckets(OWN, "98", "100", "0.005", "0.02"), True),

@@ -18,7 +18,7 @@ from kubernetes_validate import utils
 
 from runtimeproxy.plugins import directory, registration
 from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks.__main__ import HOOKS, load
 from scripts.building import chart, sources
 from scripts.checks import manifests

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtimeproxy import exporter
+from runtimeproxy.admin import exporter
 from runtimeproxy.cli.commands.export import METRICS_ENDPOINT, export_command
 from runtimeproxy.observe.metric_table import METRICS, Kind
 from tests.deploy.files import (
@@ -105,7 +105,7 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
         assert (program, name) == ("/usr/bin/runtimeproxy", "export")
         export_command.make_context("export", flags.copy())
         listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
-        assert exporter.address(listen)[1] == 9654
+        assert exporter.place(listen)[1] == 9654
 
 
 SANDBOX = ["DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "MemoryMax="]
@@ -114,6 +114,13 @@ SANDBOX = ["DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "Ca
 def test_unit_has_no_right() -> None:
     assert [setting for setting in SANDBOX if not re.search(rf"^{setting}", UNIT, re.MULTILINE)] == []
     assert not re.search(r"^(User=root|AmbientCapabilities=.+)", UNIT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", ["debian/rules", "rpm/runtimeproxy.spec"])
+def test_upgrade_of_a_package_restarts_the_exporter(file: str) -> None:
+    """An exporter of another version may not understand the proxy that is restarted."""
+    restart = r"^.*(?:--restart-after-upgrade|try-restart\b.*) runtimeproxy-export\.service\b"
+    assert re.search(restart, (DEPLOY / file).read_text(), re.MULTILINE)
 
 
 def test_operation_has_the_socket_that_the_exporter_asks() -> None:

@@ -22,7 +22,7 @@ from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
-from runtimeproxy.rpc.connection import Peer
+from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.docker.daemon import until

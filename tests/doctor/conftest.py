@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.doctor import hookservers, runtime
+from runtimeproxy.cli.doctor import hookservers, runtime
 from tests.doctor.made import Made
 
 PATIENCE_SECONDS = 20.0

@@ -4,9 +4,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from runtimeproxy.doctor.machine import Machine
-from runtimeproxy.doctor.unix_sockets import UnixSocket
-from runtimeproxy.plugins.mask import MaskFile, path_in
+from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
+from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.settings import config
 
 KERNEL = "6.1.0-9-amd64"
@@ -26,7 +25,7 @@ class Made:
         """What the kernel tells of sockets and peers, each time that it is asked; nothing if it does not know how."""
         self.namespaces: list[set[str]] = []
         """The network namespaces of which it was asked."""
-        self.mask = MaskFile(path_in(str(folder / "state"), str(self.ours)))
+        self.mask = mask_file(str(folder / "state"), str(self.ours))
         self.flags: dict[str, str] = {"hook-timeout": "20s", "state-dir": str(folder / "state")}
         self.units: list[Sequence[str]] = []
         """What systemctl was asked."""

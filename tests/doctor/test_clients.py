@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.doctor import clients
+from runtimeproxy.cli.doctor import clients
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import CRIO_SOCKET
 from tests.doctor.made import Made

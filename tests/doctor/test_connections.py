@@ -2,9 +2,8 @@
 
 import pytest
 
-from runtimeproxy.doctor import connections
-from runtimeproxy.doctor.machine import Machine
-from runtimeproxy.doctor.unix_sockets import UnixSocket
+from runtimeproxy.cli.doctor import clients
+from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only, told
 from tests.fakes import registration
@@ -28,7 +27,7 @@ def test_proxy_and_known_clients_are_told_apart(made: Made) -> None:
     made.proxy(ends=[201, 202])
     made.process(OTHER, "/usr/bin/crictl", "ps", CANARY, sockets=[203, 9])
     made.process(51, "idle", sockets=[9])
-    assert sorted(told(connections.past_the_proxy(made.machine))) == [
+    assert sorted(told(clients.past_the_proxy(made.machine))) == [
         ("ok", f"the proxy (pid 70) has 2 connections to {made.runtime}"),
         ("warning", f"crictl (pid 50) has 1 connection to {made.runtime}, past the proxy"),
     ]
@@ -42,7 +41,7 @@ CLIENTS = [
     ("crictl", [201, END_AT_PROXY], "warning", ", past the proxy", "/etc/crictl.yaml"),
     ("docker", [201], "warning", ", past the proxy", "DOCKER_HOST"),
     ("unheard-of", [201], "warning", ", past the proxy", "who only reads may stay"),
-    *((name, [201], "ok", f": {why}", "") for name, why in connections.WELL.items() if name != "kubelet"),
+    *((name, [201], "ok", f": {why}", "") for name, why in clients.WELL.items() if name != "kubelet"),
 ]
 
 
@@ -52,7 +51,7 @@ def test_client_is_judged_by_its_name_and_its_other_connections(
 ) -> None:
     made.kernel = [kernel(made, 201)]
     made.process(OTHER, f"/usr/bin/{name}", sockets=sockets)
-    (finding,) = connections.past_the_proxy(made.machine)
+    (finding,) = clients.past_the_proxy(made.machine)
     said = f"{name} (pid 50) has 1 connection to {made.runtime}{words}"
     assert (finding.verdict.value, finding.why) == (verdict, said)
     assert to_do in finding.do
@@ -60,7 +59,7 @@ def test_client_is_judged_by_its_name_and_its_other_connections(
 
 def test_nobody_at_the_runtime_is_ok(made: Made) -> None:
     made.kernel = [kernel(made)]
-    assert only(connections.past_the_proxy, made) == ("ok", f"nobody is connected to {made.runtime}")
+    assert only(clients.past_the_proxy, made) == ("ok", f"nobody is connected to {made.runtime}")
 
 
 def test_connection_of_a_process_that_may_not_be_seen_is_unknown(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,21 +74,21 @@ def test_connection_of_a_process_that_may_not_be_seen_is_unknown(made: Made, mon
         return opened(machine, pid)
 
     monkeypatch.setattr(Machine, "open_sockets", open_sockets)
-    _, (verdict, why) = sorted(told(connections.past_the_proxy(made.machine)))
+    _, (verdict, why) = sorted(told(clients.past_the_proxy(made.machine)))
     assert (verdict, why) == ("unknown", f"1 connection to {made.runtime} of processes that cannot be seen here")
 
 
 def test_connection_that_ends_meanwhile_is_not_told(made: Made) -> None:
     made.kernel = [kernel(made, 201, 202), kernel(made, 201)]
     made.process(OTHER, "kubelet", sockets=[201, END_AT_PROXY])
-    assert only(connections.past_the_proxy, made)[0] == "ok"
+    assert only(clients.past_the_proxy, made)[0] == "ok"
 
 
 def test_each_network_namespace_is_asked_once(made: Made) -> None:
     made.kernel = [kernel(made)]
     for pid, network in ((1, "node"), (2, "node"), (3, "pod")):
         made.process(pid, "x", network=network)
-    assert only(connections.past_the_proxy, made)[0] == "ok"
+    assert only(clients.past_the_proxy, made)[0] == "ok"
     assert made.namespaces == [{"../../namespaces/node", "../../namespaces/pod"}]
 
 
@@ -103,12 +102,12 @@ def test_connections_that_the_proxy_can_have_are_ok(made: Made) -> None:
     connected(made, 3)
     made.proxy(ends=[201, 202, 203])
     why = f"{made.runtime} has 3 connections, no more than the proxy's own"
-    assert only(connections.past_the_proxy, made) == ("ok", why)
+    assert only(clients.past_the_proxy, made) == ("ok", why)
 
 
 def test_no_connection_is_ok_without_a_proxy(made: Made) -> None:
     why = f"{made.runtime} has 0 connections, no more than the proxy's own"
-    assert only(connections.past_the_proxy, made) == ("ok", why)
+    assert only(clients.past_the_proxy, made) == ("ok", why)
 
 
 def test_connections_beyond_the_proxy_are_told_with_suspects(made: Made) -> None:
@@ -120,19 +119,19 @@ def test_connections_beyond_the_proxy_are_told_with_suspects(made: Made) -> None
     made.process(51, "crictl")
     made.process(52, "unheard-of", sockets=[302])
     why = f"2 or more of 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
-    assert told(connections.past_the_proxy(made.machine)) == [("warning", why)]
+    assert told(clients.past_the_proxy(made.machine)) == [("warning", why)]
 
 
 def test_without_a_proxy_all_connections_go_past_it(made: Made) -> None:
     connected(made, 1)
-    verdict, why = only(connections.past_the_proxy, made)
+    verdict, why = only(clients.past_the_proxy, made)
     assert (verdict, why.startswith("1 or more of 1 connection to")) == ("warning", True)
     assert why.endswith("(may be: no known client is seen)")
 
 
 def at_nri(made: Made, name: str, endpoint: str, end: int) -> None:
     """Make a koordlet with a connection to the NRI socket, and a registration of an endpoint."""
-    nri = connections.NRI_SOCKET.replace("/var/run", "/run")
+    nri = clients.NRI_SOCKET.replace("/var/run", "/run")
     made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]]
     made.process(OTHER, "/koordlet", sockets=[end])
     made.registrations.mkdir(mode=0o755)
@@ -150,7 +149,7 @@ NRI = [
 @pytest.mark.parametrize(("name", "endpoint", "end", "verdict"), NRI)
 def test_registered_koordlet_at_nri_is_a_warning(made: Made, name: str, endpoint: str, end: int, verdict: str) -> None:
     at_nri(made, name, endpoint, end)
-    (finding,) = connections.nri(made.machine)
+    (finding,) = clients.nri(made.machine)
     assert finding.verdict.value == verdict
     assert ("-enable-nri-runtime-hook=false" in finding.do) is (verdict == "warning")
 
@@ -158,4 +157,4 @@ def test_registered_koordlet_at_nri_is_a_warning(made: Made, name: str, endpoint
 def test_koordlet_at_nri_is_unknown_without_peers(made: Made) -> None:
     at_nri(made, "koordlet.json", "/run/x.sock", 201)
     made.kernel = []
-    assert only(connections.nri, made)[0] == "unknown"
+    assert only(clients.nri, made)[0] == "unknown"

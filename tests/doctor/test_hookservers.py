@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.doctor import hookservers
-from runtimeproxy.doctor.findings import Finding, Verdict
-from runtimeproxy.plugins.mask import Disabled
+from runtimeproxy.cli.doctor import hookservers
+from runtimeproxy.cli.doctor.findings import Finding, Verdict
+from runtimeproxy.plugins.disabling import Disabled, written
 from tests.doctor.conftest import PATIENCE_SECONDS
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only, told
@@ -34,7 +34,7 @@ def test_no_directory_means_no_hook_server(made: Made) -> None:
 async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
     for name, socket in (("a", "/run/other.sock"), ("b", "/run/nobody.sock"), ("copy", "unix:///run//other.sock")):
         register(made, f"{name}.json", registration.text(socket, policy="Fail"))
-    made.mask.write({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)})
+    made.mask.write(written({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)}))
     disabled, copy, tried = await called(made)
     assert copy.why == "copy is disabled with a, which names the same socket, and was not called"
     assert "hook server 'b' at" in tried.why
@@ -62,8 +62,7 @@ async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: st
 
 async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made) -> None:
     register(made, "a.json", registration.text("/run/nobody.sock"))
-    made.mask.write({})
-    Path(made.mask.path).write_text("{")
+    made.mask.write(b"{")
     mask, tried = await called(made)
     assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
     assert tried.why.startswith("hook server 'a' at ")

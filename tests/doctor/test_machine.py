@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.doctor import machine as doctor_machine
-from runtimeproxy.doctor.machine import Machine, Process, denied
-from runtimeproxy.doctor.unix_sockets import at
+from runtimeproxy.cli.doctor import machine as doctor_machine
+from runtimeproxy.cli.doctor.machine import Machine, Process, at, denied
 from tests.doctor.made import Made
 
 NOBODY = 65534

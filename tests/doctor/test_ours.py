@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from runtimeproxy.doctor import ours
-from runtimeproxy.doctor.findings import Finding
-from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.cli.doctor import ours
+from runtimeproxy.cli.doctor.findings import Finding
+from runtimeproxy.cli.doctor.machine import Machine
 from tests.doctor.made import KERNEL, Made
 
 Make = Callable[[Made], object]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtimeproxy.doctor import connections, table
-from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.cli.doctor import clients, table
+from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.settings import config
 from tests.doctor.conftest import PATIENCE_SECONDS
 from tests.doctor.test_ours import told
@@ -37,10 +37,10 @@ def test_real_containerd_and_proxy_are_well(containerd: "Containerd", tmp_path: 
             past.connect(containerd.socket)
             us = f"(pid {os.getpid()}) has 1 connection to {containerd.socket}, past the proxy"
             wait_until(
-                lambda: us in str(list(connections.past_the_proxy(machine))),
+                lambda: us in str(list(clients.past_the_proxy(machine))),
                 "we are told by our pid",
-                lambda: str(list(connections.past_the_proxy(machine))),
+                lambda: str(list(clients.past_the_proxy(machine))),
             )
-            verdicts = dict(told(connections.past_the_proxy(machine)))
+            verdicts = dict(told(clients.past_the_proxy(machine)))
         assert verdicts["warning"].endswith(us)
         assert f"(pid {proxy.pid}) has " in verdicts["ok"]

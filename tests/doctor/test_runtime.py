@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import grpc
 import pytest
 
-from runtimeproxy.doctor import runtime
-from runtimeproxy.doctor.findings import Finding
-from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.cli.doctor import runtime
+from runtimeproxy.cli.doctor.findings import Finding
+from runtimeproxy.cli.doctor.machine import Machine
 from tests.docker.daemon import Daemon, reply
 from tests.doctor.made import Made
 from tests.doctor.test_ours import only

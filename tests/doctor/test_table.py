@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtimeproxy.doctor import table
-from runtimeproxy.doctor.findings import Check, Finding, Verdict, ok
-from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.cli.doctor import table
+from runtimeproxy.cli.doctor.findings import Check, Finding, Verdict, ok
+from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.errors import ConfigError
 from tests.docs import DOCS
 from tests.doctor.made import Made

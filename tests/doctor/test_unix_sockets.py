@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.doctor import unix_sockets
-from runtimeproxy.doctor.unix_sockets import UnixSocket, at, listed, told
+from runtimeproxy.cli.doctor import machine
+from runtimeproxy.cli.doctor.machine import UnixSocket, at, listed, told
 
 HERE = Path("/proc/self/ns/net")
 ERROR, DONE = 2, 3
@@ -64,7 +64,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[Unix
     kernel, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for datagram in datagrams:
         kernel.send(datagram)
-    monkeypatch.setattr(unix_sockets, "_opened", lambda namespace: asked)
+    monkeypatch.setattr(machine, "_opened", lambda namespace: asked)
     with kernel:
         yield from told([HERE])
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.doctor import users
-from runtimeproxy.doctor.unix_sockets import UnixSocket
+from runtimeproxy.cli.doctor import clients
+from runtimeproxy.cli.doctor.machine import UnixSocket
 from tests.doctor.made import Made
 
 CANARY = "canary-4711"
@@ -13,7 +13,7 @@ END = 900
 
 
 def told(made: Made) -> list[str]:
-    return list(users.users(made.machine))
+    return list(clients.users(made.machine))
 
 
 def kernel(made: Made, *ends: int) -> list[UnixSocket]:
@@ -107,8 +107,8 @@ def test_unit_that_does_not_run_is_told(made: Made, make: Callable[[Made], str],
     made.kernel = [kernel(made)]
     made.write("run/systemd/system/x", "")
     made.unit = make(made)
-    assert told(made) == [f"{unit}{origin} is configured to call it" for unit in users.UNITS]
-    assert [arguments[-1] for arguments in made.units] == list(users.UNITS)
+    assert told(made) == [f"{unit}{origin} is configured to call it" for unit in clients.UNITS]
+    assert [arguments[-1] for arguments in made.units] == list(clients.UNITS)
 
 
 def test_unit_of_another_runtime_is_nobody(made: Made) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from runtimeproxy.eventloop import Batch
+from runtimeproxy.relay.eventloop import Batch
 
 
 def test_writes_leave_with_the_last_call_and_followers_after_it() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from runtimeproxy.eventloop import run_in_daemon_thread
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 PATIENCE_SECONDS = 20
 
@@ -40,7 +40,7 @@ async def test_work_that_nobody_waits_for_any_more_ends_unheard() -> None:
 
 ENDS = """
 import asyncio, threading, time
-from runtimeproxy.eventloop import run_in_daemon_thread
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 async def main():
     asyncio.create_task(run_in_daemon_thread(threading.Event().wait))

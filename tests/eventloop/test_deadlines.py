@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from unittest.mock import patch
 
-from runtimeproxy.eventloop import Deadlines
+from runtimeproxy.relay.eventloop import Deadlines
 from tests.fakes.clock import virtual_time
 
 pytestmark = virtual_time

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.eventloop import Fiber, Pending
+from runtimeproxy.relay.eventloop import Fiber, Pending
 from tests.fakes.clock import virtual_time
 
 Steps = list[object]

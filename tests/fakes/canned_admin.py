@@ -1,109 +1,102 @@
-"""A small admin server: canned answers by path over a unix socket, or one of the ways in which a proxy can fail."""
+"""A small admin server: canned answers by method over a unix socket, or one of the ways in which a proxy can fail."""
 
-import json
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from json import loads
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-from runtimeproxy.admin.event_stream import matches
+from runtimeproxy.admin import queries
+from runtimeproxy.admin.protocol import SCHEMA_VERSION, Refused, line
 from runtimeproxy.admin.records import is_of_pod
 
 Json = Mapping[str, Any]
-Answer = Json | Sequence[Json] | str | tuple[int, Json | str] | Callable[["Handler"], None]
-"""An object; events, of which those behind ``since`` are told; a text; one of these with a status other than 200; or a
-way to fail."""
+Answer = Json | Sequence[Json] | Refused | Callable[["Handler"], None]
+"""An object, events, an error, or a way to fail."""
 Canned = Mapping[str, Answer]
-"""Answers by the path of a request."""
+"""Answers by the method of a request."""
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
-    """Answers as ``canned`` says; ``fault`` is tried first. Keeps what was asked."""
+    """Answers with ``canned``; ``fault`` is tried first. Keeps the requests."""
 
     daemon_threads = True
 
     def __init__(self, path: Path, canned: Canned, fault: "Fault | None" = None) -> None:
         self.canned = canned
         self.fault = fault
-        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
-        """Method, path, query and body of each request."""
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        """Method and parameters of each request."""
         self.over = threading.Event()
         super().__init__(str(path), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients may leave at any time."""
+        """Print nothing: clients may leave at any time."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One connection of a client."""
+class Handler(socketserver.StreamRequestHandler):
+    """One connection of a client; ``params`` are those of its last request."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
+    params: dict[str, Any]
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+    def handle(self) -> None:
+        for octets in self.rfile:
+            message = loads(octets)
+            method, self.params = message["method"], message["params"]
+            self.server.requests.append((method, self.params))
+            if self.server.fault is not None:
+                self.server.fault(self)
+                return
+            answer = self.server.canned.get(method, Refused(404, f"there is no {method}"))
+            if callable(answer):
+                answer(self)
+                return
+            if isinstance(answer, Refused):
+                self.error(answer)
+            elif isinstance(answer, Mapping):
+                self.part(**(_selected(answer, self.params) if method == "store" else answer))
+                self.end()
+            else:
+                self.events(answer)
+                if self.params.get("follow"):
+                    return
 
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        query = dict(parse_qsl(url.query, keep_blank_values=True))
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append((self.command, url.path, query, json.loads(body) if body else None))
-        if self.server.fault is not None:
-            self.server.fault(self)
-            return
-        answer = self.server.canned.get(url.path, (404, {"schemaVersion": 1, "error": f"there is no {url.path}"}))
-        if callable(answer):
-            answer(self)
-            return
-        status, content = answer if isinstance(answer, tuple) else (200, answer)
-        if isinstance(content, Mapping):
-            selected = _selected(content, query) if url.path == "/store" else content
-            self.send(status, "application/json", json.dumps(selected))
-        elif isinstance(content, str):
-            self.send(status, "text/plain", content)
-        else:
-            self.send_events(content, query)
+    def part(self, **part: Any) -> None:
+        self.wfile.write(line(id=1, part=part))
 
-    do_POST = do_GET
+    def end(self) -> None:
+        self.wfile.write(line(id=1, end={"schemaVersion": SCHEMA_VERSION}))
 
-    def send(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def error(self, refused: Refused) -> None:
+        self.wfile.write(line(id=1, error={"status": refused.status, "text": refused.text}))
 
-    def send_events(self, events: Sequence[Json], query: Mapping[str, str]) -> None:
-        """Send the events behind ``since`` in chunks; a follower gets those marked by ``later`` only."""
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        behind = [e for e in events if e.get("number", e.get("to")) > int(query.get("since", 0))]
-        wanted = [e for e in behind if bool(e.get("later")) == ("follow" in query) and matches({**e}, query)]
-        for event in wanted[: int(query.get("limit", 1000))]:
-            self.chunk(json.dumps({name: value for name, value in event.items() if name != "later"}).encode() + b"\n")
-        self.chunk(b"")
-
-    def chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+    def events(self, events: Sequence[Json]) -> None:
+        """Send the events after ``since``, each in a part. A follower gets those marked by ``later`` only; then the
+        connection ends as that of a proxy that is killed."""
+        follow = self.params.get("follow", False)
+        following = [e for e in events if e.get("number", e.get("to")) > self.params.get("since", 0)]
+        selected = [e for e in following if e["kind"] == "gap" or queries._matches(e, self.params)]
+        found = [e for e in selected if bool(e.get("later")) == follow]
+        self.part(events=[])
+        for event in found[: self.params.get("limit", queries.EVENTS)]:
+            self.part(events=[{name: value for name, value in event.items() if name != "later"}])
+        if not follow:
+            self.end()
 
 
-def _selected(store: Json, query: Mapping[str, str]) -> Json:
+def _selected(store: Json, params: Json) -> Json:
     """Return the records that ``pod`` and ``id`` select, one pod and one container a page."""
     pods, containers = store["pods"], store["containers"]
-    if "pod" in query:
-        pods = [pod for pod in pods if is_of_pod(query["pod"], pod["namespace"], pod["name"], pod["id"])]
+    if "pod" in params:
+        pods = [pod for pod in pods if is_of_pod(params["pod"], pod["namespace"], pod["name"], pod["id"])]
         containers = [one for one in containers if one["podId"] in [pod["id"] for pod in pods]]
-    pods = [pod for pod in pods if pod["id"].startswith(query.get("id", ""))]
-    containers = [one for one in containers if one["id"].startswith(query.get("id", ""))]
-    at = int(query.get("after", 0))
+    pods = [pod for pod in pods if pod["id"].startswith(params.get("id", ""))]
+    containers = [one for one in containers if one["id"].startswith(params.get("id", ""))]
+    at = int(params.get("after", 0))
     more = str(at + 1) if at + 1 < max(len(pods), len(containers)) else None
     return {**store, "pods": pods[at : at + 1], "containers": containers[at : at + 1], "next": more}
 
@@ -111,36 +104,38 @@ def _selected(store: Json, query: Mapping[str, str]) -> Json:
 Fault = Callable[[Handler], None]
 
 
-def hang_before_the_head(handler: Handler) -> None:
+def hang_before_the_answer(handler: Handler) -> None:
     handler.server.over.wait()
 
 
-def hang_in_the_head(handler: Handler) -> None:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+def hang_in_a_line(handler: Handler) -> None:
+    handler.wfile.write(b'{"id":1,"part":{')
     handler.server.over.wait()
 
 
-def hang_in_the_body(handler: Handler) -> None:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+def hang_after_a_part(handler: Handler) -> None:
+    handler.part()
     handler.server.over.wait()
 
 
-def cut_before_the_head(handler: Handler) -> None:
-    handler.close_connection = True
+def cut_before_the_answer(handler: Handler) -> None:
+    """Return, which closes the connection."""
 
 
-def cut_in_the_body(handler: Handler) -> None:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
-    handler.close_connection = True
+def cut_in_a_line(handler: Handler) -> None:
+    handler.wfile.write(b'{"id":1,"part":{')
 
 
-def speak_no_http(handler: Handler) -> None:
-    handler.wfile.write(b"\x00\x01SSH-2.0\r\n\r\n")
-    handler.close_connection = True
+def cut_after_a_part(handler: Handler) -> None:
+    handler.part()
+
+
+def speak_http(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
 def answer_no_json(handler: Handler) -> None:
-    handler.send(200, "application/json", "{not json}\n")
+    handler.wfile.write(b"{not json}\n")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
-from runtimeproxy.rpc.connection import Peer
+from runtimeproxy.relay.rpc.connection import Peer
 
 FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
 ALL_POINTS = tuple(point.name for point in HOOK_POINTS)

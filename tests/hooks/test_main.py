@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
 from runtimeproxy_hooks.lib.cgroups import ROOT

@@ -13,7 +13,7 @@ from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy.rpc import connection as unary
+from runtimeproxy.relay.rpc import connection as unary
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors

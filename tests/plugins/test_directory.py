@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.plugins import directory
-from runtimeproxy.plugins.registration import MAX_BYTES
-from runtimeproxy.plugins.registry import UnreadableFile
+from runtimeproxy.plugins.registration import MAX_BYTES, UnreadableFile
 from tests.relay.test_listener import nobodys_folder
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.plugins import disabling
-from runtimeproxy.plugins.disabling import Disabling
-from runtimeproxy.plugins.mask import MOST_NAMES, Disabled, MaskError
+from runtimeproxy.plugins.disabling import MOST_NAMES, Disabled, Disabling, MaskError, parse, written
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
@@ -33,15 +32,15 @@ class FakeFile:
         self.fault: Exception | None = None
         self.begun = self.writes = 0
 
-    def read(self) -> Mapping[str, Disabled]:
+    def read(self) -> tuple[bytes, object]:
         if self.fault:
             raise self.fault
-        return self.kept
+        return written(self.kept), 1
 
-    def write(self, disabled: Mapping[str, Disabled]) -> None:
+    def write(self, content: bytes) -> None:
         if self.fault:
             raise self.fault
-        self.kept = disabled
+        self.kept = parse(content)
         self.writes += 1
 
 
@@ -172,16 +171,16 @@ async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
 @at_once
 async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> None:
     kept = FakeFile(
-        over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
-        over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
-        soon=Disabled("hangs", BY, BEGIN, BEGIN + 5),
+        a_over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
+        a_over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
+        b_soon=Disabled("it", BY, BEGIN, BEGIN + 5),
         good=Disabled("gone", BY, BEGIN),
     )
     desk = Desk(kept)
     await desk.disabling.load()
-    assert desk.names == ["soon", "good"]
+    assert desk.names == ["b_soon", "good"]
     assert [line.getMessage() for line in log.records if line.levelname == "WARNING"][2:] == [
-        f"hook server soon is disabled until 2001-09-09T01:46:45.000Z (by {BY}, since 2001-09-09T01:46:40.000Z): hangs",
+        f"hook server b_soon is disabled until 2001-09-09T01:46:45.000Z (by {BY}, since 2001-09-09T01:46:40.000Z): it",
         f"hook server good is disabled (by {BY}, since 2001-09-09T01:46:40.000Z): gone",
     ]
     assert kept.writes == 0

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from runtimeproxy.errors import Reason
+from runtimeproxy.files import StateFile
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins import directory, manager
 from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
-from runtimeproxy.plugins.mask import MaskFile
+from runtimeproxy.plugins.directory import Watcher
+from runtimeproxy.plugins.disabling import MAX_BYTES
 from runtimeproxy.plugins.registration import FailurePolicy
-from runtimeproxy.plugins.watch import Watcher
 from tests.fakes import registration
 from tests.observe.events import shown_of
 from tests.patience import SECONDS, until
@@ -65,7 +66,7 @@ class Rig:
             timeout_seconds=2.0,
             metrics=self.metrics,
             client_factory=self._make,
-            mask=MaskFile(str(self.folder.parent / "state" / "mask.json")),
+            mask=StateFile(str(self.folder.parent / "state" / "mask.json"), MAX_BYTES, durable=False),
             poll_seconds=poll,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.plugins.watch import POLL_SECONDS, Watcher
+from runtimeproxy.plugins.directory import POLL_SECONDS, Watcher
 from tests.fakes.descriptors import no_descriptors
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from functools import partial
 import pytest
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.eventloop import batch
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import Connection, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.http1 import Send
 from tests.patience import read, until

@@ -22,8 +22,9 @@ from typing import IO
 import pytest
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.files import folder_fault
 from runtimeproxy.relay import listener as listener_module
-from runtimeproxy.relay.listener import Listener, folder_fault, inherited, listen
+from runtimeproxy.relay.listener import Listener, inherited, listen
 
 
 @pytest.fixture

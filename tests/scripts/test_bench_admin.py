@@ -23,14 +23,14 @@ LONG = Longest(25.0, 2.1, 0.0)
 
 def part(p99: int = 100, cpu: float = 50.0) -> Part:
     """Return 50 calls."""
-    return Part(Run([10] * 49 + [p99], 0.5), proxy=round(cpu * 1000 * 50), server=10**7, clients=10**8)
+    return Part(Run([10] * 49 + [p99], 0.5), proxy=round(cpu * 1000 * 50), clients=10**8)
 
 
 def a_round() -> Round:
     """Return a round that keeps all limits."""
     found = {(case, condition): part() for case in (SMALL, CREATE) for condition in CONDITIONS}
     turns = dict.fromkeys((ALONE, ONE, CROWD, EACH), KEPT)
-    return Round([found], 20.0, turns, KEPT, 0.3, 40 * MIB, 50 * MIB)
+    return Round([found], 20.0, turns, 0.3, 0.1, 40 * MIB)
 
 
 def with_part(case: cases.Case, condition: admin.Condition, changed: Part) -> Round:
@@ -49,10 +49,10 @@ MISSES = [
     (with_part(SMALL, ELSEWHERE, part(500)), []),
     (with_part(SMALL, ONE, part(cpu=53.1)), ["cri, Version: CPU of a call, 1 scraper more than nobody"]),
     (with_turns(CROWD), ["cri, longest turn's CPU, 100 clients"]),
-    (with_turns(EACH), ["cri, longest turn's CPU, each question"]),
-    (a_round()._replace(pause=LONG), ["cri, longest turn after the start, the admin server's start in it"]),
+    (with_turns(EACH), ["cri, longest turn's CPU, each request"]),
     (a_round()._replace(start=0.41), ["cri, start to first answer, with both sockets"]),
-    (a_round()._replace(daemon=61 * MIB, server=99 * MIB), ["cri, resident with 1,000 containers and 4,096 events"]),
+    (a_round()._replace(command=0.16), ["cri, first command after a start"]),
+    (a_round()._replace(resident=61 * MIB), ["cri, resident with 1,000 containers and 4,096 events"]),
 ]
 
 
@@ -70,11 +70,17 @@ def test_median_of_the_rounds_decides_and_the_control_is_told() -> None:
 def test_table_has_a_row_for_each_call_and_condition() -> None:
     rows = admin.figure_table([a_round()])
     assert len(rows) == 2 * len(CONDITIONS)
-    assert rows[0] == ("Version", "nobody asks", "10", "100", "50.0", "2", "20")
+    assert rows[0] == ("Version", "nobody asks", "10", "100", "50.0", "20")
 
 
-GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-SCRAPED = [(GOOD, 0), (GOOD[:-1], 1), (b"", 1), (GOOD.replace(b"200", b"503"), 1)]
+END = b'{"id":1,"end":{"schemaVersion":1}}\n'
+SCRAPED = [
+    (b'{"id":1,"part":{}}\n' + END, 0),
+    (END[:-1], 1),
+    (b"", 1),
+    (b"HTTP/1.1 200 OK\r\n", 1),
+    (b'{"id":1,"error":{"status":503,"text":"later"}}\n', 1),
+]
 
 
 @asynccontextmanager
@@ -82,7 +88,7 @@ async def answered_with(path: Path, answer: bytes) -> AsyncIterator[Clients]:
     """Return clients of a server that gives everybody the same answer and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        await reader.readline()
         writer.write(answer)
         writer.close()
 
@@ -101,7 +107,7 @@ async def test_scrape_without_a_whole_answer_is_counted(tmp_path: Path, answer: 
 
 
 async def test_end_of_a_stream_is_counted_as_failed(tmp_path: Path) -> None:
-    events = b'HTTP/1.1 200 OK\r\n\r\n{"number":1}\n{"number":2}\n'
+    events = b'{"id":1,"part":{"events":[{"number":1},{"number":2}]}}\n'
     async with answered_with(tmp_path / "admin.sock", events) as clients:
         await clients.follow(lambda: None)
     assert (clients.events, clients.failed) == (2, 1)
@@ -110,8 +116,13 @@ async def test_end_of_a_stream_is_counted_as_failed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_longest_turns_of_a_real_proxy_are_found() -> None:
     with served(cases.CRI, (DIRECT, HOOKED, HOOKS), module=(turns.__name__,)) as running:
-        pause, longest = admin.longest_turns(running, 0.002)
-    assert pause.cpu > 0 < pause.wall
+        longest = admin.longest_turns(running, 0.002)
     # The clocks are read one behind the other, and shown in whole microseconds.
     assert all(0 < found.cpu <= found.wall + 0.01 for found in longest.values())
     assert set(longest) == {ALONE, ONE, CROWD, EACH}
+
+
+@pytest.mark.slow
+def test_first_command_after_a_start_is_answered() -> None:
+    with served(cases.CRI, (DIRECT,)) as running:
+        assert min(admin.start_and_command(running, "start")) > 0

@@ -62,7 +62,7 @@ def test_page_is_made_from_its_table_and_checked(
 
 
 def test_pure_file_has_tests_of_its_own() -> None:
-    assert own_tests("runtimeproxy.wire.http2") == [Path("tests/wire/test_http2.py")]
+    assert own_tests("runtimeproxy.wire.json") == [Path("tests/wire/test_json.py")]
     assert [path.stem for path in own_tests("runtimeproxy.core.call")] == ["test_call", "test_call_memory"]
     assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there are no tests of its own"
 

@@ -15,15 +15,15 @@ from tests.deploy.files import RECORDED, metrics, table_name
 from tests.docs import DOCS, ROOT
 
 QUERIES = [gate.query for gate in (*gates.OF_PROXY, *gates.OF_HOOK_SERVER)]
-KNOWN = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS"}
+KNOWN = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", "process_start_time_seconds"}
 MEASURED: dict[str, Any] = {
     "day": "2026-11-26",
     "machine": "2 cores",
     "series of a node": 300,
     "bytes of a scrape": 30_000,
     "bytes of a scrape, gzip": 3_000,
-    "MiB of memory": {"proxy": 32.0, "admin server": 16.0, "exporter": 16.0},
-    "CPU ms of a scrape": {"proxy": 3.0, "admin server": 4.0, "exporter": 2.0},
+    "MiB of memory": {"proxy": 32.0, "exporter": 32.0},
+    "CPU ms of a scrape": {"proxy": 3.0, "exporter": 6.0},
     "seconds of a restart": 0.5,
     "MiB of the package": 36.0,
     "seconds to unpack": 1.5,
@@ -77,7 +77,7 @@ def test_fleet_is_ten_thousand_times_the_node() -> None:
     assert found["scrapes each 15 s"] == "200,000 samples, 20 MB a second"
     assert found["Prometheus"] == "11 GiB of memory, 1.0 cores"
     assert found["proxies"] == "312 GiB of memory in all; 2.0 cores in all for being scraped"
-    assert found["admin servers and exporters"] == "312 GiB of memory in all; 4.0 cores in all"
+    assert found["exporters"] == "312 GiB of memory in all; 4.0 cores in all"
 
 
 def test_roll_out_takes_its_turns_times_a_nodes_seconds() -> None:
@@ -124,7 +124,7 @@ WELL = {
     f'runtimeproxy_build_info{{{NODE}, version="2"}}': STEADY,
     f"up{{{NODE}}}": STEADY,
     f"runtimeproxy_ready{{{NODE}}}": STEADY,
-    f"runtimeproxy_unclean_ends_total{{{NODE}}}": "3+0x320",
+    f"process_start_time_seconds{{{NODE}}}": "3+0x300 4+0x20",
     f'{CALLS}{{version="2", outcome="agreed"}}': "5+0x320",
     f'{CALLS}{{version="1", outcome="agreed"}}': "5+0x320",
     'version:runtimeproxy_call_own_seconds:p99_5m{version="2"}': "0.001+0x320",
@@ -141,7 +141,7 @@ BAD = {
     "each node has the new version": {f'runtimeproxy_build_info{{{NODE}, version="1"}}': STEADY},
     "each node is scraped": {f"up{{{NODE}}}": "0+0x320"},
     "each proxy is ready": {f"runtimeproxy_ready{{{NODE}}}": "0+0x320"},
-    "none ended by itself": {f"runtimeproxy_unclean_ends_total{{{NODE}}}": "3+0x316 4+0x4"},
+    "none started more than once in the last hour": {f"process_start_time_seconds{{{NODE}}}": "3+0x314 4 5+0x6"},
     "no error of the proxy's own": {f'runtimeproxy_internal_errors_total{{{NODE}, operation="x"}}': FIRST},
     "its own time (p99) is below 5 ms": {
         'version:runtimeproxy_call_own_seconds:p99_5m{version="2"}': "0.02+0x320",

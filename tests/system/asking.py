@@ -1,4 +1,5 @@
-"""What the proxy tells who operates a node: every answer of the admin endpoint, every command's output, a report.
+"""What the proxy shows to who operates a node: every answer of the admin endpoint, every page of the exporter, every
+command's output, a report.
 
 A command finds its proxy by the variables of the environment; the journal is the proxy's log.
 """
@@ -6,21 +7,29 @@ A command finds its proxy by the variables of the environment; the journal is th
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+from urllib.parse import urlencode
 
-from runtimeproxy.admin.routes import ROUTES
-from tests.admin.test_process import UnixConnection, ask
-from tests.system.proxy import ROOT, ProxyProcess
+from runtimeproxy.admin import queries
+from runtimeproxy.admin.exporter import PAGES
+from runtimeproxy.admin.protocol import REQUEST_BYTES
+from tests import control, patience
+from tests.system.proxy import ROOT, ProxyProcess, wait_until
+from tests.system.proxy import answers as listens
 
 MAIN = (sys.executable, "-m", "runtimeproxy")
 SECONDS = 60.0
 SHOWN_ON_PURPOSE = "reason"
 """What an operator gives for others to see."""
+METHODS = queries.methods(MagicMock())
 
 
 def environment(proxy: ProxyProcess) -> dict[str, str]:
@@ -46,7 +55,6 @@ def begun(
 @contextmanager
 def following(proxy: ProxyProcess, *commands: str) -> Iterator[Path]:
     """Run commands during the block; yield the file with what they print, both outputs."""
-    ask(proxy.admin, "/livez")  # on a busy machine the admin server may need more than a command waits, at its start
     file = proxy.path / "followed"
     with file.open("w") as out:
         running = [begun(proxy, command, stdout=out, stderr=out) for command in commands]
@@ -75,24 +83,65 @@ def members(report: Path) -> dict[str, str]:
 
 
 def answers(admin: Path, hook_server: str, secret: str) -> Iterator[tuple[str, str]]:
-    """Ask every path with every method, well and wrong, a secret in all that is wrong; yield question and answer."""
-    for route in ROUTES:
-        path = route.path.replace("{name}", hook_server)
-        wrong = [f"{path}?{name}={secret}" for name in (*route.takes, secret)]
-        bodies = [
-            "",
-            secret,
-            *(json.dumps({name: secret}) for name in (*route.takes, secret) if name != SHOWN_ON_PURPOSE),
-        ]
-        for method in ("GET", "POST", "PUT"):
-            for target in (path, f"{path}?verbose", f"{path}/{secret}", f"/{secret}", *wrong):
-                for body in bodies if method == "POST" else bodies[:1]:
-                    yield f"{method} {target} {body}", _answer(admin, method, target, body)
+    """Call every method, well and wrong, a secret in all that is wrong; yield request and answer."""
+    needed = {"name": hook_server, "reason": "x", "level": "info"}
+    for name, method in METHODS.items():
+        well: dict[str, Any] = {parameter: needed[parameter] for parameter in method.needs}
+        found = control.lines(admin, _line(name, well | ({"follow": True, "limit": 1} if name == "events" else {})))
+        assert "end" in found[-1], (name, found)
+        yield f"{name} {well}", json.dumps(found)
+        names = [parameter for parameter in method.takes if parameter != SHOWN_ON_PURPOSE]
+        wrong: list[Any] = [secret, [secret], {**well, secret: secret}]
+        wrong += [{**well, parameter: value} for parameter in names for value in (secret, [secret], {secret: secret})]
+        wrong += [{parameter: secret for parameter in names if parameter != left} for left in method.needs]
+        for params in wrong:
+            yield f"{name} {params}", json.dumps(control.lines(admin, _line(name, params)))
+    for octets in (
+        _line(secret, {}),
+        _line("livez", {}, id=[secret]),
+        _line("livez", {}, **{secret: secret}),
+        json.dumps([secret]).encode() + b"\n",
+        f'{{"method": "livez", "{secret}\n'.encode(),
+        f"GET /{secret} HTTP/1.1\r\nHost: {secret}\r\n\r\n".encode(),
+        secret.encode(),
+        secret.encode() * (2 * REQUEST_BYTES // len(secret)),
+    ):
+        yield repr(octets[:100]), json.dumps(control.lines(admin, octets))
 
 
-def _answer(admin: Path, method: str, target: str, body: str) -> str:
-    with closing(UnixConnection(admin)) as connection:
-        with suppress(BrokenPipeError):  # the body of what is refused by its head is not read
-            connection.request(method, target, body)
-        answer = connection.getresponse()
-        return f"{answer.status} {answer.reason} {answer.headers} {answer.read().decode()}"
+def _line(method: str, params: Any, **more: Any) -> bytes:
+    return json.dumps({"id": 1, "method": method, "params": params, **more}).encode() + b"\n"
+
+
+def pages(proxy: ProxyProcess, secret: str) -> Iterator[tuple[str, str]]:
+    """Request every page of an exporter, well and wrong, a secret in all that is wrong; yield request and answer, and
+    the exporter's output."""
+    path, log = proxy.path / "export.sock", proxy.path / "export.log"
+    with log.open("w") as output:
+        command = f"export --admin-endpoint={proxy.admin} --listen=unix:{path}"
+        with begun(proxy, command, stdout=output, stderr=output) as exporter:
+            try:
+                wait_until(lambda: path.exists() and listens(path), "the exporter listens", log.read_text)
+                for target, page in PAGES.items():
+                    answer = _page(path, f"GET {target} HTTP/1.1")
+                    assert answer.startswith("HTTP/1.1 200 "), answer
+                    yield f"GET {target}", answer
+                    queries = [urlencode({name: secret}) for name in (*page.takes, secret)]
+                    targets = [f"{target}/{secret}", *(f"{target}?{query}" for query in (secret, *queries))]
+                    heads = [*(f"GET {each} HTTP/1.1" for each in targets), f"POST {target} HTTP/1.1"]
+                    for head in (*heads, f"{secret} {target} HTTP/1.1", f"GET {target} {secret}", secret):
+                        yield head, _page(path, f"{head}\r\nAuthorization: {secret}\r\n{secret}: {secret}")
+            finally:
+                exporter.terminate()
+    yield "the exporter's output", log.read_text()
+
+
+def _page(path: Path, head: str) -> str:
+    """Return the answer to a head, whose line Host is added."""
+    with socket.socket(socket.AF_UNIX) as client, client.makefile("rb") as received:
+        client.settimeout(patience.SECONDS)
+        client.connect(str(path))
+        client.sendall(f"{head}\r\nHost: node\r\n\r\n".encode())
+        answer = received.read().decode()
+    assert answer, head
+    return answer

@@ -1,12 +1,10 @@
-"""A directory on tmpfs for the file of original values, and its content as sqlite3's own shell reads it."""
+"""A directory on tmpfs for the file of original values, and its content."""
 
 import json
-import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,15 @@ def on_tmpfs() -> Iterator[Path]:
 
 def file_of(folder: Path, socket: Path) -> Path:
     """Return the file of a proxy that listens on a socket, if --originals-dir names the folder."""
-    return folder / (str(socket).strip("/").replace("/", "-") + ".originals")
+    return folder / (str(socket).strip("/").replace("/", "-") + ".original-values")
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
     """Return the kept values: pairs of values by field, by id."""
-    if not file.exists() or not file.stat().st_size:
+    if not file.exists():
         return {}
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:
-        if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-            return {}
-        found = connection.execute("SELECT id, text FROM kept").fetchall()
-    return {any_id.decode(): json.loads(text)[1] for any_id, text in found if any_id}
-
-
-def mode_of(file: Path) -> int:
-    return os.stat(file).st_mode & 0o777
+    found = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
+    return {json.loads(any_id): json.loads(text)[1] for any_id, text in found}
 
 
 def scale(response: Any) -> None:

@@ -127,7 +127,7 @@ async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
 
     def ids() -> set[str]:
         with suppress(RuntimeProxyError):  # it has just been started
-            pods, containers = subjects.records(AdminClient(str(proxy.admin), WAIT_SECONDS), {})
+            pods, containers = subjects.records(AdminClient(str(proxy.admin), WAIT_SECONDS))
             return {record["id"] for record in (*pods, *containers)}
         return set()
 

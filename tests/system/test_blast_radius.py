@@ -5,7 +5,6 @@ Where the engines behave alike containerd stands for both, unless scripts/soak r
 
 import asyncio
 import itertools
-import json
 import os
 import socket
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from runtimeproxy.admin.exposition import exposition
 from runtimeproxy.admin.health import PATIENCE_SECONDS
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookapi import api_pb2
@@ -26,8 +26,8 @@ from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from scripts.fleets import blast
 from scripts.fleets.blast import BACK_SECONDS, DISABLE, KINDS, MOVE, REPLACE, WAYS_BACK, Lost
-from tests.admin.test_process import ask
 from tests.amounts import SHARE_VARIABLE
+from tests.control import call
 from tests.deploy.files import ALERTS, metrics
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import Answer, HookCall
@@ -36,7 +36,7 @@ from tests.fakes.server import Server
 from tests.system.node import resources_answer, serving
 from tests.system.proxy import answers, wait_until
 from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
-from tests.system.test_disabling import posted, switch
+from tests.system.test_disabling import switch
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -122,7 +122,6 @@ BAD: dict[str, Callable[[str], Server]] = {
 def held(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
     """Run a node without a hook server."""
     with running(kind, engine, tmp_path_factory.mktemp("node"), lambda node: None) as made:
-        assert ask(made.proxy.admin, "/livez")[0] == 200  # starts the admin server
         yield made
 
 
@@ -162,23 +161,20 @@ class Trial:
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         """Return the events of calls that name the hook server, those of one kind or all."""
-        status, text = ask(self.node.proxy.admin, f"/events?hookServer={self.name}")
-        assert status == 200
-        found = map(json.loads, text.splitlines())
+        found = call(self.node.proxy.admin, "events", hookServer=self.name)["events"]
         return [event for event in found if "operation" in event and event["kind"] in (kind, kind or event["kind"])]
 
     def checks(self) -> list[str]:
-        """Return the checks of /readyz, and so of ``status``, that name the hook server."""
-        lines = ask(self.node.proxy.admin, "/readyz?verbose")[1].splitlines()
-        return [line.split()[0][3:] for line in lines if self.name in line]
+        """Return the checks of readyz, and so of ``status``, that name the hook server."""
+        checks = call(self.node.proxy.admin, "readyz")["checks"]
+        return [check["name"] for check in checks if self.name in check["reason"]]
 
     def counted(self, metric: str, **labels: str) -> float:
         """Return the sum of a metric's series with these labels."""
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
         name = METRICS[metric].shown if metric != "hook_call_duration_seconds" else f"{METRICS[metric].shown}_count"
-        lines = [
-            line for line in ask(self.node.proxy.admin, "/metrics")[1].splitlines() if line.startswith(f"{name}{{")
-        ]
+        text = exposition(call(self.node.proxy.admin, "metrics")).decode()
+        lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted))
 
     def spared(self) -> bool:
@@ -279,7 +275,7 @@ def the_ways_back(trial: Trial, record: Callable[[str, object], None]) -> None:
     until_it_holds(MOVE, lambda: file.rename(file.with_suffix(".aside")), trial.spared)
     trial.register()
     until_it_holds(DISABLE, lambda: switch(trial.node, "disable", trial.name, "--reason=it is bad"), trial.spared)
-    posted(trial.node.proxy, f"/hooks/{trial.name}/enable")
+    call(trial.node.proxy.admin, "enable", name=trial.name)
     with ExitStack() as stack:
         good = HookServer(trial.path, default=setting("good"))
         until_it_holds(REPLACE, lambda: stack.enter_context(serving(good)), trial.served)

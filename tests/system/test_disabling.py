@@ -1,6 +1,6 @@
 """A hook server under the policy Fail is disabled: calls go on without it, whatever becomes of it and of the proxy.
 
-Fault matrix H13. The mask's file: tests/plugins/test_mask.py; times: tests/plugins/test_disabling.py.
+Fault matrix H13. The mask's file: tests/plugins/test_disabling_mask.py; times: tests/plugins/test_disabling.py.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtimeproxy.model.hookpoints import BY_NAME
-from tests.admin.test_process import UnixConnection, ask
+from tests.control import call
 from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
@@ -104,15 +103,6 @@ async def test_next_create_passes_though_the_server_is_gone(
             assert len(hooks.calls) == 1
 
 
-def posted(proxy: ProxyProcess, target: str, **body: str) -> dict[str, Any]:
-    """Return the admin endpoint's answer, which must be good."""
-    with closing(UnixConnection(proxy.admin)) as connection:
-        connection.request("POST", target, json.dumps(body))
-        answer = connection.getresponse()
-        assert answer.status == 200
-        return dict(json.load(answer))
-
-
 async def test_server_is_not_asked_after_kills_of_the_proxy(
     front: Front, tmp_path: Path, runtime: Runtime, path: str
 ) -> None:
@@ -123,8 +113,7 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
         async with front.caller(proxy.socket) as caller:
             held = asyncio.ensure_future(caller.create(await caller.run_pod()))
             await hooks.wait_for_calls(POINT)
-            assert await asyncio.to_thread(ask, proxy.admin, "/livez") == (200, "ok")  # starts the admin server
-            told = await asyncio.to_thread(posted, proxy, "/hooks/hangs/disable", reason=REASON)
+            told = await asyncio.to_thread(call, proxy.admin, "disable", name="hangs", reason=REASON)
             await held
         assert (told["state"], told["disabled"]["reason"]) == ("disabled", REASON)
         assert written_down(*told["notes"])
@@ -139,10 +128,11 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
             changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {POINT}; it is disabled"
             await until(lambda: proxy.output().count(changed) == number + 1, "it is read", proxy.output)  # noqa: B023
             await create(front, proxy)
-        _, checks = await asyncio.to_thread(ask, proxy.admin, "/readyz?verbose")
-        assert "[~]disabled_plugins degraded: disabled by hand: hangs\n" in checks
+        checks = (await asyncio.to_thread(call, proxy.admin, "readyz"))["checks"]
+        disabled = {"name": "disabled_plugins", "state": "degraded", "reason": "disabled by hand: hangs"}
+        assert disabled in checks
         assert len(hooks.calls) == 1
-        told = await asyncio.to_thread(posted, proxy, "/hooks/hangs/enable")
+        told = await asyncio.to_thread(call, proxy.admin, "enable", name="hangs")
         assert told["disabled"] is None
         hooks.default = hookanswers.empty()
         await create(front, proxy)
@@ -200,7 +190,6 @@ def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engin
                 return str(client.create(pod_id, node.plain_container(f"c{next(made)}"), pod))
 
         assert "deadline" in node.failure(create).text
-        assert ask(node.proxy.admin, "/livez") == (200, "ok")  # starts the admin server
         denied = f"runtimeproxy: error: run as root: permission denied: {node.proxy.admin}\n"
         assert switch(node, *disable, user=AS_NOBODY) == (3, "", denied)
         assert "deadline" in node.failure(create).text

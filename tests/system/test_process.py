@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER

@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from tests.admin.test_process import ask
 from tests.amounts import Amount
+from tests.control import call
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
@@ -34,8 +34,8 @@ WORDS = "spoken-5d20c4"
 OURS = "runtimeproxy: "
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
-NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.server")
-"""What a daemon of neither mode imports, whatever it is asked."""
+NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.exporter")
+"""What a daemon of neither mode imports, whatever is requested of it."""
 
 
 async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
@@ -99,8 +99,8 @@ async def test_stderr_holds_no_value_and_nothing_foreign_is_imported(
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
         await Calls(caller, runtime, hooks).all_there_are()
-        for asked in ("/metrics", "/readyz", "/hooks", "/store", "/events"):
-            assert (await asyncio.to_thread(ask, proxy.admin, asked))[0] == 200
+        for method in ("metrics", "readyz", "hooks", "store", "events"):
+            await asyncio.to_thread(call, proxy.admin, method)
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
     assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
     assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
@@ -141,10 +141,12 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
 
 
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
-    """Return what commands print, the report's files and the admin endpoint's answers, each by what was asked."""
+    """Return what commands print, the report's files, the admin endpoint's answers and the exporter's pages, each by
+    what requested it."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
     told = {each: asking.printed(proxy, each.format(**names)) for each in LOOKS}
-    return told | asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
+    told |= asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
+    return told | dict(asking.pages(proxy, CANARY))
 
 
 TEXTS = {"secret": CANARY}

@@ -1,7 +1,5 @@
 """``runtimeproxy config``: check a configuration, show it with the origin of each value, print the defaults.
 
-Owns the commands' arguments and output.
-Must not know: what makes a value right; that is in ``settings``.
 Invariant: no command opens or makes a socket, a lock or a directory; only the configuration file is read.
 """
 
@@ -11,9 +9,8 @@ from functools import partial
 import click
 
 from runtimeproxy.cli.shared.configuration import configuration, configuration_file
-from runtimeproxy.cli.shared.exit_codes import FAILED
 from runtimeproxy.cli.shared.flags import Command, complete_value, flags_given, option_flags
-from runtimeproxy.cli.shared.output import TABLE, row_options, row_text
+from runtimeproxy.cli.shared.output import FAILED, TABLE, row_options, row_text
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option

@@ -1,8 +1,7 @@
-"""``runtimeproxy doctor``: run the checks and print what they found.
+"""``runtimeproxy doctor`` and ``runtimeproxy in-use``: what is wrong on the node, and who uses the proxy.
 
-Owns the columns of the output and the exit code.
-Must not know: what a check looks at; ``doctor`` is imported only when it is to run.
-Invariant: exit code 1 means that something was found; what is unknown or skipped is no finding.
+Invariants: exit code 1 of ``doctor`` means that something was found; what is unknown or skipped is no finding. Exit
+code 0 of ``in-use`` means that everything could be read, and that nobody uses the proxy.
 """
 
 import os
@@ -11,12 +10,10 @@ from collections import Counter
 import click
 
 from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.cli.shared.exit_codes import FAILED
-from runtimeproxy.cli.shared.findings import findings
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
-from runtimeproxy.cli.shared.output import TABLE, row_options, row_text
+from runtimeproxy.cli.shared.output import FAILED, TABLE, row_options, row_text
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.settings.options import OPTIONS
+from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 
 
 @click.command(
@@ -40,7 +37,9 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
         raise click.ClickException(str(error)) from None
     for line in settings.warnings:
         click.echo(f"warning: {line}", err=True)
-    rows = findings(settings)
+    from runtimeproxy.cli.doctor import table  # heavy: the clients of runtimes and hook servers
+
+    rows = table.rows(settings)
     if output == TABLE:
         told = [row | {"why": f"{row['why']}\n-> {row['do']}" if row["do"] else row["why"]} for row in rows]
         click.echo(row_text(told, ("check", "verdict", "why"), output, no_headers))
@@ -51,3 +50,30 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     not_checked = f"{verdicts['unknown']} unknown, {verdicts['skipped']} skipped"
     click.echo(f"runtimeproxy doctor: {found}; not checked: {not_checked}", err=True)
     return FAILED if verdicts["warning"] or verdicts["failed"] else 0
+
+
+_FLAGS = tuple(option for option in OPTIONS if option is FILE_OPTION or option.field == "listen_endpoint")
+
+
+@click.command(
+    "in-use", cls=Command, params=option_flags(_FLAGS), short_help="Tell who uses the proxy; ask before it is removed."
+)
+@row_options
+def in_use_command(output: str, no_headers: bool, **given: str | None) -> int:
+    """Print who is connected to the proxy, and which kubelet or cri-dockerd is configured to call it.
+
+    No proxy need run. A kubelet that does not run now is found by its unit, and by the files that the unit names.
+    The exit code is 1 if anybody uses the proxy; `kubelet-args` prints the way back. Run it as root, on the node.
+    """
+    try:
+        settings = configuration(flags_given(given), os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    from runtimeproxy.cli.doctor import clients, machine  # heavy: what doctor needs
+
+    rows = [{"user": line} for line in clients.users(machine.Machine(settings))]
+    if rows or output != TABLE:
+        click.echo(row_text(rows, ("user",), output, no_headers))
+    else:
+        click.echo(f"nobody uses {settings.listen_endpoint}")
+    return FAILED if rows else 0

@@ -1,21 +1,18 @@
 """``runtimeproxy events`` and ``hook trace``: what happened, from the proxy's ring of events.
 
-Owns which events are asked for, their columns, and following.
-Must not know: how events are kept.
 Invariant: each event that the proxy still has is printed once, in order; those that it lost are told as a gap.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 import click
 
-from runtimeproxy.cli.shared import names, times
-from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, ProxyCommand, Query
-from runtimeproxy.cli.shared.event_list import COLUMNS, Event, number, remembered, row
-from runtimeproxy.cli.shared.exit_codes import INTERRUPTED
-from runtimeproxy.cli.shared.output import JSON, TABLE, Table, row_options, structured_text
+from runtimeproxy.cli.shared import subjects
+from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, ProxyCommand
+from runtimeproxy.cli.shared.output import INTERRUPTED, JSON, TABLE, Table, parse_since, row_options, structured_text
+from runtimeproxy.cli.shared.subjects import COLUMNS, Event, number, remembered, row
 
 CALLS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "unhooked", "conflict", "slow"})
 """The kinds of events that are about a call."""
@@ -30,7 +27,7 @@ _pod_option = click.option(
     "--pod",
     metavar="POD",
     help="Only a pod's: NAME, NAMESPACE/NAME, or the start of its id.",
-    shell_complete=names.pods,
+    shell_complete=subjects.pods,
 )
 
 
@@ -54,7 +51,7 @@ def events_command(
     These are calls that were edited, refused or slow, or that a hook server failed; hook servers that came, changed or
     went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
     """
-    found = _Found(proxy, {"kind": kind, "pod": pod}, times.since(since), follow)
+    found = _Found(proxy, {"kind": kind, "pod": pod}, parse_since(since), follow)
     return _print(found, output, no_headers)
 
 
@@ -63,7 +60,7 @@ def events_command(
 @_since_option
 @_pod_option
 @click.option(
-    "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=names.hook_servers
+    "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=subjects.hook_servers
 )
 @row_options
 def trace_command(
@@ -80,7 +77,7 @@ def trace_command(
     A call that no hook server changed is not remembered. CALL is the id that the log lines of the call have. Times are
     UTC.
     """
-    found = _Found(proxy, {"pod": pod, "hookServer": hook_server}, times.since(since), follow, CALLS)
+    found = _Found(proxy, {"pod": pod, "hookServer": hook_server}, parse_since(since), follow, CALLS)
     return _print(found, output, no_headers)
 
 
@@ -90,7 +87,7 @@ class _Found:
     def __init__(
         self,
         proxy: AdminClient,
-        query: Query,
+        query: Mapping[str, str | None],
         since: int | datetime | None,
         follow: bool,
         kinds: frozenset[str] | None = None,
@@ -104,14 +101,14 @@ class _Found:
 
     def remembered(self) -> list[Event]:
         """Return what is printed at once."""
-        events = list(remembered(self._proxy, self._query, self._last))
+        events = list(remembered(self._proxy, **self._query, since=self._last))
         self._last = number(events[-1]) if events else self._last
         wanted = [event for event in events if self._is_wanted(event)]
         return wanted[-LAST:] if self.follow and self._since is None else wanted
 
     def coming(self) -> Iterator[Event]:
         """Yield more events as they come. Raises NoProxy at the proxy's end."""
-        for event in self._proxy.lines("/events", {**self._query, "since": self._last, "follow": 1}, follow=True):
+        for event in self._proxy.follow(**self._query, since=self._last):
             if number(event) > self._last and self._is_wanted(event):
                 yield event
         raise NoProxy("the proxy has ended")

@@ -1,7 +1,5 @@
 """``runtimeproxy explain``: what became of a pod or container, from the Store and the events.
 
-Owns which events belong to a pod or container, and the order of what is told.
-Must not know: how records and events are kept.
 Invariant: what the proxy cannot know, because it was before its start or is no longer remembered, is told as unknown.
 """
 
@@ -10,11 +8,10 @@ from typing import Any
 
 import click
 
-from runtimeproxy.cli.shared import event_list, names, subjects
+from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
-from runtimeproxy.cli.shared.event_list import Event
 from runtimeproxy.cli.shared.output import JSON, TABLE, YAML, output_option, row_text, structured_text
-from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, Subject, field_rows
+from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Event, Record, Subject, field_rows
 
 _READ = """\
 It was read from the runtime: it is older than the proxy, or an answer about it was lost.
@@ -22,7 +19,7 @@ Of a field "as asked" it is not known whether the kubelet asked for it or a hook
 
 
 @click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
-@click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
+@click.argument("subject", metavar="POD|CONTAINER", shell_complete=subjects.pods_and_containers)
 @output_option(TABLE, JSON, YAML)
 def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
@@ -30,11 +27,9 @@ def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     Fields are told by their names, without values; calls by the ids that their log lines have. POD is [NAMESPACE/]NAME,
     CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
     """
-    started = proxy.get("/version")["startedAt"]
+    started = proxy.call("version")["startedAt"]
     found = subjects.find(proxy, subject)
-    happened = [
-        event for event in event_list.remembered(proxy, {"pod": _pod(found, subject)}) if _is_about(event, found)
-    ]
+    happened = [event for event in subjects.remembered(proxy, pod=_pod(found, subject)) if _is_about(event, found)]
     if found is None and not any(event["kind"] != "gap" for event in happened):
         raise subjects.not_found(subject)
     if output == TABLE:
@@ -78,8 +73,8 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
         yield from _record_lines("Container", found, happened)
     yield ""
     if happened:
-        rows: list[Mapping[str, str | None]] = [event_list.row(event) for event in happened]
-        yield row_text(rows, event_list.COLUMNS, TABLE, False)
+        rows: list[Mapping[str, str | None]] = [subjects.row(event) for event in happened]
+        yield row_text(rows, subjects.COLUMNS, TABLE, False)
     else:
         yield "No hook server changed, refused or failed a call of it, as far as is remembered."
     yield ""

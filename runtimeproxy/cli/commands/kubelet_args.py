@@ -1,7 +1,5 @@
 """``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and how one goes back.
 
-Owns the tables of flags by Kubernetes version and mode, and of distributions, which docs/kubelet.rst shows too.
-Must not know: the node; it prints what is to be done and changes nothing.
 Invariant: the way back is printed with the way there.
 """
 

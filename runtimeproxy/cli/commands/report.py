@@ -1,7 +1,5 @@
 """``runtimeproxy report``: one file with what one attaches to an issue.
 
-Owns what is in the file, and how it is written.
-Must not know: what the sources say; each is kept as it comes.
 Invariants: a source that hangs stops nobody: after its time limit the manifest says so. The file is whole or not there,
 only its owner can read it, and it takes no other file's place unless that is asked for.
 """
@@ -27,17 +25,14 @@ import click
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.cli.shared.error_text import words
-from runtimeproxy.cli.shared.event_list import remembered
-from runtimeproxy.cli.shared.exit_codes import FAILED
-from runtimeproxy.cli.shared.findings import findings
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
-from runtimeproxy.cli.shared.versions import versions
+from runtimeproxy.cli.shared.output import FAILED, words
+from runtimeproxy.cli.shared.subjects import remembered
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import VERSION, versions
 
 FOLDER = "runtimeproxy-report"
 """The directory within the archive."""
@@ -81,7 +76,9 @@ def _json(value: Any) -> str:
 def _doctor(node: Node) -> str:
     if node.fault:
         raise ConfigError(node.fault)
-    return _json(findings(node.config))
+    from runtimeproxy.cli.doctor import table  # heavy: the clients of runtimes and hook servers
+
+    return _json(table.rows(node.config))
 
 
 def _versions(node: Node) -> str:
@@ -90,21 +87,23 @@ def _versions(node: Node) -> str:
     return _json({"distribution": None, **versions()})
 
 
-def _object(path: str) -> Callable[[Node], str]:
-    return lambda node: _json(node.proxy().get(path))
+def _answer(method: str) -> Callable[[Node], str]:
+    return lambda node: _json(node.proxy().call(method))
 
 
-def _health(path: str) -> Callable[[Node], str]:
-    return lambda node: node.proxy().health(path)
+def _metrics(node: Node) -> str:
+    from runtimeproxy.admin.exposition import exposition  # heavy: prometheus_client
+
+    return exposition(node.proxy().call("metrics")).decode()
 
 
 def _store(node: Node) -> str:
-    pods, containers = subjects.records(node.proxy(), {"limit": _PAGE})
+    pods, containers = subjects.records(node.proxy(), limit=_PAGE)
     return _json({"pods": pods, "containers": containers})
 
 
 def _events(node: Node) -> str:
-    return "".join(json.dumps(event) + "\n" for event in remembered(node.proxy(), {}))
+    return "".join(json.dumps(event) + "\n" for event in remembered(node.proxy()))
 
 
 def _journal(node: Node) -> str:
@@ -131,12 +130,12 @@ def _journal(node: Node) -> str:
 SOURCES = (
     Source("doctor.json", _doctor, DOCTOR_SECONDS),
     Source("versions.json", _versions),
-    Source("version.json", _object("/version")),
-    Source("livez.txt", _health("/livez")),
-    Source("readyz.txt", _health("/readyz")),
-    Source("configz.json", _object("/configz")),
-    Source("hooks.json", _object("/hooks")),
-    Source("metrics.txt", lambda node: node.proxy().text("/metrics")),
+    Source("version.json", _answer("version")),
+    Source("livez.json", _answer("livez")),
+    Source("readyz.json", _answer("readyz")),
+    Source("configz.json", _answer("configz")),
+    Source("hooks.json", _answer("hooks")),
+    Source("metrics.txt", _metrics),
     Source("events.ndjson", _events),
     Source("store.json", _store),
     Source("journal.txt", _journal),

@@ -1,7 +1,5 @@
 """``runtimeproxy run``: read the configuration, set up the log, hand over to the application.
 
-Owns what is refused before anything is opened, and the log's beginning.
-Must not know: how the proxy works; ``app`` is imported only when it is to run.
 Invariant: whatever is wrong with the configuration is a click.ClickException, raised before anything is opened.
 """
 
@@ -11,13 +9,11 @@ import os
 import click
 
 from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.cli.shared.error_text import words
-from runtimeproxy.cli.shared.exit_codes import FAILED
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.cli.shared.output import FAILED, words
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.imports import import_or_exit
 from runtimeproxy.observe import logs
-from runtimeproxy.observe.starts import Starts
+from runtimeproxy.settings.imports import import_or_exit
 from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
 
 _EPILOG = (
@@ -47,12 +43,10 @@ def _run(**given: str | None) -> int:
     try:
         for line in settings.warnings:
             _logger.warning("%s", line, extra={"kind": line})
-        starts = Starts(settings.listen_endpoint)
-        starts.begin()  # before the imports, which fail where a library is missing
         import_or_exit("runtimeproxy.app")  # heavy: the event loop, the readers, the hook protocol
         from runtimeproxy import app
 
-        return app.run(settings, starts)
+        return app.run(settings)
     except Exception as error:
         if not isinstance(error, ConfigError):
             _logger.debug("Running failed", exc_info=True)

@@ -1,19 +1,17 @@
-"""``runtimeproxy status``: whether the proxy is well, in one line that node-problem-detector reads too.
+"""``runtimeproxy status`` and ``runtimeproxy log-level``.
 
-Owns the line, and how it comes of the lines of /readyz.
-Must not know: what is checked.
-Invariant: whatever the proxy is like, stdout has one line of at most LONGEST printable ASCII characters.
+Invariants: ``status`` prints one line of at most LONGEST printable ASCII characters, whatever the proxy answers, for
+node-problem-detector. The level falls back by itself, so that no node logs at debug level permanently.
 """
 
-import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 
 import click
 
 from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, ProxyCommand
-from runtimeproxy.cli.shared.exit_codes import FAILED, NO_PROXY
-from runtimeproxy.cli.shared.output import JSON, TABLE, YAML, output_option, structured_text
+from runtimeproxy.cli.shared.output import FAILED, JSON, NO_PROXY, TABLE, YAML, output_option, structured_text
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.settings.options import LOG_LEVELS
 
 LONGEST = 80
 """Longest line in characters: what node-problem-detector takes of an output."""
@@ -22,19 +20,8 @@ _CUT = "..."
 _ADVICE = " (see runtimeproxy doctor)"
 """What is put before the reasons of checks if these are cut. The text about a proxy that does not answer begins with
 what to do."""
-_LINE = re.compile(r"\[([+~-])\](\S+) (?:ok|failed|degraded)(?:: (.*))?")
-_VERDICTS = {"-": "failed", "~": "degraded", "+": "ok"}
 _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
-"""The status for the worst verdict, the worst first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check of the proxy with its verdict: ok, degraded or failed."""
-
-    name: str
-    verdict: str
-    reason: str
+"""The status for the worst state of a check."""
 
 
 @click.command("status", cls=ProxyCommand, short_help="Say in one line whether the proxy is well.")
@@ -46,33 +33,38 @@ def status_command(proxy: AdminClient, output: str) -> int:
     answers within two seconds. JSON and YAML have all checks.
     """
     try:
-        checks = checks_in(proxy.health("/readyz"))
+        checks = proxy.call("readyz")["checks"]
+        found = sorted((c for c in checks if c["state"] != "ok"), key=lambda check: check["state"] != "failed")
+        status = _WORDS[found[0]["state"] if found else "ok"]
+        names, reasons = ", ".join(check["name"] for check in found), "; ".join(check["reason"] for check in found)
     except RuntimeProxyError as error:
         away = isinstance(error, NoProxy)
         _print("no answer" if away else "not ready", str(error), (), output)
         return NO_PROXY if away else FAILED
-    found = sorted((check for check in checks if check.verdict != "ok"), key=lambda check: check.verdict != "failed")
-    status = _WORDS[found[0].verdict if found else "ok"]
-    names, reasons = ", ".join(check.name for check in found), "; ".join(check.reason for check in found)
+    except (LookupError, TypeError):
+        _print("no answer", "the answer to readyz cannot be read: is it a proxy of this version?", (), output)
+        return NO_PROXY
     _print(status, f"{names}: {reasons}" if found else f"{len(checks)} checks passed", checks, output)
     return FAILED if found else 0
 
 
-def checks_in(text: str) -> tuple[Check, ...]:
-    """Return the checks that /readyz?verbose tells. Raises NoProxy if it tells none."""
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    checks = tuple(Check(match[2], _VERDICTS[match[1]], match[3] or "") for match in found if match)
-    if not checks:
-        raise NoProxy("the answer of /readyz cannot be read: is it a proxy of this version?")
-    return checks
-
-
-def _print(status: str, text: str, checks: tuple[Check, ...], output: str) -> None:
+def _print(status: str, text: str, checks: Sequence[Mapping[str, str]], output: str) -> None:
     if output != TABLE:
-        told = {"status": status, "text": text, "checks": [asdict(check) for check in checks]}
+        told = {"status": status, "text": text, "checks": list(checks)}
         click.echo(structured_text(told, output))
         return
     line = f"{status}: {text}"
     if len(line) > LONGEST:
         line = f"{status}{_ADVICE if checks else ''}: {text}"[: LONGEST - len(_CUT)] + _CUT
     click.echo("".join(c if c.isascii() and c.isprintable() else "?" for c in line))
+
+
+@click.command("log-level", cls=ProxyCommand, short_help="Change the level of the proxy's log for a while.")
+@click.argument("level", type=click.Choice(LOG_LEVELS, case_sensitive=False), metavar="|".join(LOG_LEVELS))
+@click.option("--for", "duration", metavar="DURATION", help="For how long, 24h at most.  [default: 10m]")
+@output_option(TABLE, JSON, YAML)
+def log_level_command(proxy: AdminClient, level: str, duration: str | None, output: str) -> None:
+    """Have the proxy log at another level; after a while it falls back to the configured one by itself."""
+    told = proxy.call("loglevel", **{"level": level, "for": duration})
+    line = f"the log level is {told['level']} until {told['until']}, then as configured"
+    click.echo(line if output == TABLE else structured_text(told, output))

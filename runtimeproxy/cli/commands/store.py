@@ -1,7 +1,5 @@
 """``runtimeproxy store``: the pods and containers that the proxy knows.
 
-Owns the commands' arguments and columns.
-Must not know: how records are kept.
 Invariant: names of fields are printed, and no value of one.
 """
 
@@ -9,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from runtimeproxy.cli.shared import names, subjects
+from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.shared.output import TABLE, row_options, row_text, structured_text
 from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, field_rows, pod_name
@@ -22,12 +20,12 @@ COLUMNS = ("id", "kind", "attempt", "set by", "name")
     "--pod",
     metavar="POD",
     help="Only this pod: NAME, NAMESPACE/NAME, or the start of its id.",
-    shell_complete=names.pods,
+    shell_complete=subjects.pods,
 )
 @row_options
 def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> None:
     """List the pods and containers that the proxy knows, with the hook servers that set containers' resources."""
-    pods, containers = subjects.records(proxy, {"pod": pod})
+    pods, containers = subjects.records(proxy, pod=pod)
     if output == TABLE:
         click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers))
     else:
@@ -35,7 +33,7 @@ def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> N
 
 
 @click.command("get", cls=ProxyCommand, short_help="Show what became of the fields of a pod or container.")
-@click.argument("subject", metavar="POD|CONTAINER", shell_complete=names.pods_and_containers)
+@click.argument("subject", metavar="POD|CONTAINER", shell_complete=subjects.pods_and_containers)
 @row_options
 def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> None:
     """Show the fields of a pod or a container that the kubelet asked for or that went to the runtime.

@@ -1,12 +1,8 @@
-"""The commands of ``runtimeproxy`` by name.
-
-Owns the names.
-Must not know: what a command does; each is a file of its own, which is imported when it is asked for.
-"""
+"""The commands of ``runtimeproxy`` by name."""
 
 from collections.abc import Mapping
 
-from runtimeproxy.cli.shared.lazy import LazyGroup
+from runtimeproxy.cli.shared.flags import LazyGroup
 
 PROGRAM = "runtimeproxy"
 
@@ -18,16 +14,16 @@ class Commands(LazyGroup):
         "run": "runtimeproxy.cli.commands.run:RUN",
         "config": "runtimeproxy.cli.commands.config:config_group",
         "kubelet-args": "runtimeproxy.cli.commands.kubelet_args:kubelet_args_command",
-        "version": "runtimeproxy.cli.commands.version:version_command",
-        "completion": "runtimeproxy.cli.commands.completion:completion_command",
+        "version": "runtimeproxy.cli.commands.program:version_command",
+        "completion": "runtimeproxy.cli.commands.program:completion_command",
         "doctor": "runtimeproxy.cli.commands.doctor:doctor_command",
-        "in-use": "runtimeproxy.cli.commands.in_use:in_use_command",
+        "in-use": "runtimeproxy.cli.commands.doctor:in_use_command",
         "status": "runtimeproxy.cli.commands.status:status_command",
         "hook": "runtimeproxy.cli.commands.hook:HOOK",
         "events": "runtimeproxy.cli.commands.events:events_command",
         "store": "runtimeproxy.cli.commands.store:store_group",
         "explain": "runtimeproxy.cli.commands.explain:explain_command",
-        "log-level": "runtimeproxy.cli.commands.log_level:log_level_command",
+        "log-level": "runtimeproxy.cli.commands.status:log_level_command",
         "top": "runtimeproxy.cli.commands.top:top_command",
         "report": "runtimeproxy.cli.commands.report:report_command",
         "export": "runtimeproxy.cli.commands.export:export_command",

@@ -1,7 +1,5 @@
 """``runtimeproxy top``: what the proxy does, on a terminal each second, else one frame.
 
-Owns what is asked of the proxy for a frame.
-Must not know: what is shown, and how.
 Invariant: an event is read once; a proxy that began anew is read from its beginning.
 """
 
@@ -13,7 +11,7 @@ from dataclasses import replace
 import click
 
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
-from runtimeproxy.cli.shared.event_list import Event, number, remembered
+from runtimeproxy.cli.shared.subjects import Event, number, remembered
 from runtimeproxy.cli.top.figures import Snapshot, is_error, samples_of, view
 from runtimeproxy.errors import RuntimeProxyError
 
@@ -63,15 +61,13 @@ class _Observer:
             raise RuntimeProxyError("the proxy's answer cannot be read: is it a proxy of this version?") from None
 
     def _look(self) -> Snapshot:
-        from prometheus_client.parser import text_string_to_metric_families
-
         proxy = self._proxy.again()
-        samples = samples_of(text_string_to_metric_families(proxy.text("/metrics")))
-        found = Snapshot(time.time(), samples, proxy.get("/hooks")["hooks"], proxy.health("/readyz"))
+        samples = samples_of(proxy.call("metrics"))
+        found = Snapshot(time.time(), samples, proxy.call("hooks")["hooks"], proxy.call("readyz")["checks"])
         if found.started != self._last.started:  # the numbers of a new process begin anew
             self._since = 0
             self._errors.clear()
-        for event in remembered(proxy, {}, self._since):
+        for event in remembered(proxy, self._since):
             self._since = number(event)
             if is_error(event):
                 self._errors.append(event)

@@ -1,12 +1,9 @@
-"""The questions of commands to the running proxy, over its admin socket.
+"""Requests of commands to the running proxy, over its admin socket (docs/control-protocol.rst).
 
-Owns finding the socket, the time limit of a command, and the words for a proxy that does not answer.
-Must not know: what an answer means.
 Invariant: within the time limit there is an answer, or NoProxy says what hangs, whatever listens at the socket.
 """
 
 import errno
-import json
 import os
 import select
 import shlex
@@ -14,34 +11,25 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import Any
 
 import click
 
+from runtimeproxy.admin.protocol import BAD_REQUEST, PART_BYTES, UNAVAILABLE, Answer, Part, Refused, join, request
 from runtimeproxy.cli.shared.configuration import configuration_file
-from runtimeproxy.cli.shared.exit_codes import FAILED
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.cli.shared.output import FAILED
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
-
 SECONDS = 2.0
-"""The time limit of a command in seconds: of all its questions, and of a stream until its first byte."""
-SCHEMA_VERSION = 1
-"""The form of the proxy's JSON objects that the commands read."""
-
-Query = Mapping[str, str | int | None]
-"""The query of a question; members that are None are left out."""
-
+"""The time limit of a command in seconds: of all its requests, and of a stream until its first line."""
 _STDOUT = 1
 _PAUSE_SECONDS = 0.01
+_RECEIVED_BYTES = 1 << 16
 _INTERRUPT_MILLISECONDS = 200
 """How late an interrupt is seen that came just before a wait: Python looks for one before and after it."""
-_BAD_REQUEST, _UNWELL = 400, 503
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
 _FLAGS = (_ADMIN_OPTION, FILE_OPTION)
 _NOT_CONNECTED = {
@@ -58,7 +46,7 @@ class NoProxy(RuntimeProxyError):
 
 
 class ProxyCommand(Command):
-    """A command that asks the running proxy: its function is given an ``AdminClient`` as ``proxy``."""
+    """A command that calls the running proxy: its function is given an ``AdminClient`` as ``proxy``."""
 
     def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **attributes: Any) -> None:
         super().__init__(name, params=[*(params or ()), *option_flags(_FLAGS)], **attributes)
@@ -88,10 +76,10 @@ def socket_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | N
 
 
 class AdminClient:
-    """The running proxy as one command asks it: a connection for each question, one time limit for all of them.
+    """The running proxy, for one command: a connection for each request, one time limit for all of them.
 
-    Each question raises NoProxy, click.ClickException if the proxy calls it wrong, and RuntimeProxyError for any other
-    error that the proxy tells.
+    Each request raises NoProxy, click.ClickException if a parameter is wrong, and RuntimeProxyError for any other
+    error that the proxy returns.
     """
 
     flags = ""
@@ -106,152 +94,123 @@ class AdminClient:
         """Return a client of the same proxy, with a time limit of its own."""
         return AdminClient(self._path, self._seconds)
 
-    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """Return what a JSON endpoint tells."""
-        with self._asked("GET", _target(path, query or {})) as answer:
-            return _object(_told(answer).read())
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Return the whole answer to a request; parameters that are None are left out."""
+        answer, body = Answer(), Part()
+        with self._requested(method, params) as lines:
+            while not answer.complete:
+                join(body, answer.take(lines.next(self._due)))
+        return body
 
-    def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """Have the proxy change something, and return what it tells; members that are None are left out."""
-        given = {name: value for name, value in body.items() if value is not None}
-        with self._asked("POST", path, json.dumps(given)) as answer:
-            return _object(_told(answer).read())
-
-    def text(self, path: str) -> str:
-        """Return the text of an endpoint as it came."""
-        with self._asked("GET", path) as answer:
-            return _told(answer).read().decode(errors="replace")
-
-    def health(self, path: str) -> str:
-        """Return the lines of a health endpoint, whether it says well or not."""
-        with self._asked("GET", f"{path}?verbose") as answer:
-            return (answer if answer.status == _UNWELL else _told(answer)).read().decode(errors="replace")
-
-    def lines(self, path: str, query: Query, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield the objects of an NDJSON endpoint; with ``follow`` as they come, without a time limit."""
-        with self._asked("GET", _target(path, query), endless=follow) as answer:
-            while (line := _told(answer).readline()).endswith(b"\n"):
-                if not isinstance(found := json.loads(line), dict):
-                    raise ValueError
-                yield found
-            if line or answer.length:
-                raise ConnectionError  # cut
+    def follow(self, **params: Any) -> Iterator[dict[str, Any]]:
+        """Yield the events to come until the proxy ends, without a time limit after the first line."""
+        answer = Answer()
+        with self._requested("events", {**params, "follow": True}) as lines:
+            yield from answer.take(lines.next(self._due)).get("events", ())
+            with suppress(ConnectionError):
+                while not answer.complete:
+                    yield from answer.take(lines.next(None)).get("events", ())
 
     @contextmanager
-    def _asked(
-        self, method: str, target: str, body: str | None = None, *, endless: bool = False
-    ) -> Iterator["HTTPResponse"]:
-        """Yield the answer whose head has come; reading its body is bounded too, unless it is endless."""
-        from http import client as http  # slow
-
-        stage = "before its answer"
+    def _requested(self, method: str, params: Mapping[str, Any]) -> Iterator["_Lines"]:
+        """Send a request; yield the lines of its answer."""
+        lines = self._connected()
         try:
-            with self._connected() as connected:
-                connection = http.HTTPConnection("localhost")
-                connection.sock = connected
-                headers = {"Connection": "close"} | ({} if body is None else {"Content-Type": "application/json"})
-                with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse by the head, and read no body
-                    connection.request(method, target, body, headers)
-                answer = connection.getresponse()
-                stage = "within its answer"
-                connected.due = None if endless else self._due
-                with answer:
-                    yield answer
+            lines.send(request(method, params), self._due)
+            yield lines
+        except Refused as refused:
+            raise _ERRORS.get(refused.status, RuntimeProxyError)(refused.text) from None
         except TimeoutError:
-            hangs = "took the connection and does not answer" if stage == "before its answer" else f"hangs {stage}"
+            hangs = "hangs within its answer" if lines.began else "took the connection and does not answer"
             raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None
-        except (ConnectionError, http.IncompleteRead):
+        except ConnectionError:
+            stage = "within its answer" if lines.began else "before its answer"
             raise NoProxy(f"the proxy broke off {stage}: {self._path}") from None
-        except (http.HTTPException, ValueError, RecursionError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise NoProxy(f"the answer cannot be read: is it a proxy of this version? ({self._path})") from None
+        finally:
+            lines.sock.close()
 
-    def _connected(self) -> "_Socket":
+    def _connected(self) -> "_Lines":
         """Return a connection to the proxy. Raises NoProxy."""
         if self._path is None:
             raise NoProxy(f"the proxy has no admin endpoint: {_ADMIN_OPTION.flag} is none")
-        connected = _Socket(socket.AF_UNIX)
-        connected.due = self._due
+        lines = _Lines()
         try:
-            connected.connect(self._path)
+            lines.connect(self._path, self._due)
         except TimeoutError:
-            connected.close()
+            lines.sock.close()
             raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
         except OSError as error:
-            connected.close()
+            lines.sock.close()
             words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
             raise NoProxy(words.format(self._path)) from None
-        return connected
+        return lines
 
     def _waited(self) -> str:
         return f"(waited {self._seconds:g} s)"
 
 
-class _Socket(socket.socket):
-    """A socket of which no step ends later than ``due`` on the monotonic clock. Without that limit it waits as long as
-    somebody reads standard output."""
+class _Lines:
+    """A connection that is read by lines. No step ends later than ``due`` on the monotonic clock; without that limit it
+    waits as long as standard output has a reader."""
 
-    due: float | None = None
+    def __init__(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.began = False
+        """Whether a part of the answer came."""
+        self._received = bytearray()
 
-    def connect(self, address: Any) -> None:
+    def connect(self, path: str, due: float) -> None:
+        """Connect. Raises OSError."""
         while True:
-            self._limit()
+            self._limit(due)
             try:
-                return super().connect(address)
+                return self.sock.connect(path)
             except BlockingIOError:  # the backlog is full: that can only be tried again
                 time.sleep(_PAUSE_SECONDS)
 
-    def sendall(self, *given: Any) -> None:
-        self._limit()
-        super().sendall(*given)
+    def send(self, octets: bytes, due: float) -> None:
+        """Send all. Raises OSError."""
+        self._limit(due)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already, and read no more
+            self.sock.sendall(octets)
 
-    def recv_into(self, *given: Any) -> int:
-        self._limit()
-        if self.due is None:
-            self._wait_with_reader()
-        return super().recv_into(*given)
+    def next(self, due: float | None) -> bytes:
+        """Return the next line. Raises OSError, ValueError for a line that is too long."""
+        searched = 0
+        while (end := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
+            if searched > PART_BYTES:
+                raise ValueError
+            if due is None:
+                self._wait_with_reader()
+            self._limit(due)
+            octets = self.sock.recv(_RECEIVED_BYTES)
+            if not octets:
+                raise ConnectionResetError
+            self._received += octets
+            self.began = True
+        line = bytes(self._received[: end + 1])
+        del self._received[: end + 1]
+        return line
 
     def _wait_with_reader(self) -> None:
         """Wait for bytes, and end the command if what reads its output goes, as ``head`` does."""
         poll = select.poll()
-        poll.register(self, select.POLLIN)
-        poll.register(_STDOUT, 0)  # errors and hang-ups are told unasked
+        poll.register(self.sock, select.POLLIN)
+        poll.register(_STDOUT, 0)  # errors and hang-ups are always reported
         while not (ready := poll.poll(_INTERRUPT_MILLISECONDS)):
             pass
         if any(file == _STDOUT for file, _ in ready):
             raise click.exceptions.Exit(FAILED)
 
-    def _limit(self) -> None:
-        left = None if self.due is None else self.due - time.monotonic()
+    def _limit(self, due: float | None) -> None:
+        left = None if due is None else due - time.monotonic()
         if left is not None and left <= 0:
             raise TimeoutError
-        self.settimeout(left)
+        self.sock.settimeout(left)
 
 
-_ERRORS: Mapping[int, type[Exception]] = {_BAD_REQUEST: click.ClickException, _UNWELL: NoProxy}
+_ERRORS: Mapping[int, type[Exception]] = {BAD_REQUEST: click.ClickException, UNAVAILABLE: NoProxy}
 """What an error's status means, if not that the proxy will not do it."""
-
-
-def _target(path: str, query: Query) -> str:
-    given = urlencode({name: value for name, value in query.items() if value is not None})
-    return f"{path}?{given}" if given else path
-
-
-def _told(answer: "HTTPResponse") -> "HTTPResponse":
-    """Return an answer that is no error. Raises click.ClickException, NoProxy or RuntimeProxyError with the proxy's
-    words."""
-    if answer.status < _BAD_REQUEST:
-        return answer
-    body = answer.read()
-    try:
-        words = str(json.loads(body)["error"])
-    except (ValueError, LookupError, TypeError):  # not the proxy's own words
-        words = f"the proxy answers {answer.status} {answer.reason}"
-    raise _ERRORS.get(answer.status, RuntimeProxyError)(words)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Return an object of the known form. Raises ValueError for any other body."""
-    found = json.loads(body)
-    if not isinstance(found, dict) or found.get("schemaVersion") != SCHEMA_VERSION:
-        raise ValueError
-    return found

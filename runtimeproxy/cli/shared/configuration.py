@@ -1,7 +1,5 @@
 """The configuration that a command has: its flags, the environment and the file.
 
-Owns reading the file.
-Must not know: what makes a value right; ``settings`` has that.
 Invariant: only the configuration file and the groups of the system are read; nothing is made or opened for writing.
 """
 

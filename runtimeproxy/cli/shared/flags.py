@@ -1,8 +1,6 @@
-"""The flags of commands, made from the table of options.
+"""The flags of commands, made from the table of options, and groups of commands that are loaded when they are called.
 
-Owns how an option becomes a flag, what a shell offers for its value, and what is said of a wrong one.
-Must not know: what a value means; the table of options has that.
-Invariant: each option has the same flag in every command that takes it.
+Invariants: each option has the same flag in every command that has it. Making a group imports none of its commands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,10 +9,36 @@ from typing import TYPE_CHECKING
 
 import click
 
+from runtimeproxy.settings.imports import import_or_exit
 from runtimeproxy.settings.options import LOG_FORMATS, LOG_LEVELS, MODE_OPTION, Mode, Option
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+class LazyGroup(click.Group):
+    """A group with its commands by name, each as ``MODULE:VARIABLE``."""
+
+    PLACES: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.PLACES)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click suggests none of the commands that it has not loaded
+            raise click.NoSuchCommand(error.command_name, possibilities=self.PLACES, ctx=ctx) from None
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.PLACES:
+            return None
+        module, _, variable = self.PLACES[cmd_name].partition(":")
+        found: click.Command = getattr(import_or_exit(module), variable)
+        return found
+
 
 _PATHS = ("SOCKET", "DIR", "FILE")
 _WORDS = {MODE_OPTION.name: tuple(mode.value for mode in Mode), "log-level": LOG_LEVELS, "log-format": LOG_FORMATS}

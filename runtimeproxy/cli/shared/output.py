@@ -1,18 +1,69 @@
-"""The output of commands: rows as a table, JSON or YAML.
+"""What commands print and how they end: tables, JSON and YAML, times, errors, exit codes.
 
-Owns the flags ``-o`` and ``--no-headers``, and how rows become text.
-Must not know: what the rows are about.
-Invariant: the output is plain, without colour and control characters, wherever it goes.
+Invariants: the text of a foreign exception, which may quote a value, is never printed. A time
+is UTC wherever it is printed.
 """
 
 import json
+import re
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.settings import imports
+
+FAILED = 1
+"""Running failed, or something was found."""
+WRONG_USE = 2
+"""The command line, the environment or the file is wrong, and nothing was opened."""
+NO_PROXY = 3
+"""No proxy answers."""
+INTERRUPTED = imports.INTERRUPTED
+"""Ended by SIGINT, as shells tell it."""
+
+
+STATES = {"closed": "ok", "open": "breaker open", "half_open": "breaker half open"}
+"""The words for a breaker's states."""
+
+
+_SPAN = re.compile(r"([0-9]{1,6})(s|m|h)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours"}
+
+
+def clock(time: str) -> str:
+    """Return a time of the proxy's answers as ``MM-DD HH:MM:SS``."""
+    return time[5:19].replace("T", " ")
+
+
+def parse_since(text: str | None) -> int | datetime | None:
+    """Return the number of an event, or the time so long ago. Raises click.UsageError for any other text."""
+    if text is None or (text.isascii() and text.isdigit()):
+        return None if text is None else int(text)
+    span = _SPAN.fullmatch(text)
+    if span is None:
+        raise click.UsageError(f"--since: {text!r} is neither an event's number nor a duration like 30s, 10m or 2h")
+    return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+
+
+def words(error: Exception) -> str:
+    """Return the message about an error for the user. The text of a foreign exception may quote a value, so only its
+    class and its place are shown."""
+    if isinstance(error, RuntimeProxyError | OSError):
+        return str(error)
+    if isinstance(error, ImportError) and error.name:
+        return f"the library {error.name} cannot be loaded: it is missing or damaged; install runtimeproxy again"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "; ".join(
+        [f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}", *getattr(error, "__notes__", ())]
+    )
+
 
 TABLE, JSON, YAML = "table", "json", "yaml"
 NOT_SET = "-"

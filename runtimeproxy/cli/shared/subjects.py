@@ -1,18 +1,24 @@
-"""Pods and containers of the Store, as commands name and show them.
+"""Pods, containers, hook servers and events of the running proxy, as commands name, complete and print them.
 
-Owns what a name or the start of an id means, and the words for what became of a field.
-Must not know: the Store itself.
-Invariant: a text means one pod or container, or an error that lists those that it could mean.
+Invariants: a text means one pod or container, or an error that lists those that it could mean. An event is described by
+names and reasons, never by a value of a request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtimeproxy.cli.shared.admin_client import AdminClient, Query
+from runtimeproxy.cli.shared import output
+from runtimeproxy.cli.shared.admin_client import AdminClient, socket_path
+from runtimeproxy.cli.shared.flags import flags_given
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.observe.events import MOST_EVENTS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 FIELD_COLUMNS = ("field", "sent", "set by")
 ID_CHARACTERS = 13
@@ -45,13 +51,13 @@ class Subject:
         return "/".join(names)
 
 
-def records(proxy: AdminClient, query: Query) -> tuple[list[Record], list[Record]]:
+def records(proxy: AdminClient, **query: Any) -> tuple[list[Record], list[Record]]:
     """Return the pods and the containers that the proxy knows, all pages of them."""
     pods: list[Record] = []
     containers: list[Record] = []
     after: str | None = None
     while True:
-        page = proxy.get("/store", {**query, "after": after})
+        page = proxy.call("store", **query, after=after)
         pods += page["pods"]
         containers += page["containers"]
         after = page["next"]
@@ -101,7 +107,7 @@ def _became(name: str, asked: set[str], sent: set[str], changed: set[str]) -> st
 
 def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
     parts = text.split("/")
-    pods, containers = records(proxy, {"pod": "/".join(parts[:2])})
+    pods, containers = records(proxy, pod="/".join(parts[:2]))
     by_id = {pod["id"]: pod for pod in pods}
     if len(parts) > 2:
         for one in containers:
@@ -112,11 +118,128 @@ def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
     for pod in named or [pod for pod in pods if pod["id"].startswith(text)]:
         yield Subject(pod, None, [one for one in containers if one["podId"] == pod["id"]])
     if not named:
-        for one in records(proxy, {"id": text})[1]:
+        for one in records(proxy, id=text)[1]:
             if one["id"].startswith(text):
                 yield Subject(_pod_of(proxy, one), one)
 
 
 def _pod_of(proxy: AdminClient, container: Record) -> Record | None:
-    pods, _ = records(proxy, {"id": container["podId"]})
+    pods, _ = records(proxy, id=container["podId"])
     return next((pod for pod in pods if pod["id"] == container["podId"]), None)
+
+
+COLUMNS = ("time", "kind", "call", "detail")
+
+Event = Mapping[str, Any]
+
+
+def remembered(proxy: AdminClient, since: int = 0, **wanted: str | None) -> list[Event]:
+    """Return the events after a number that the proxy still has, of those that ``wanted`` selects."""
+    events = proxy.call("events", since=since, limit=MOST_EVENTS, **wanted)["events"]
+    return [event for event in events if number(event) > since]
+
+
+def number(event: Event) -> int:
+    """Return an event's number; a gap's is that of its last event."""
+    return int(event["number"] if "number" in event else event["to"])
+
+
+def row(event: Event) -> dict[str, str | None]:
+    """Return an event in the columns."""
+    return {
+        "time": output.clock(event["time"]) if "time" in event else None,
+        "kind": event["kind"],
+        "call": event.get("call"),
+        "detail": detail(event) or None,
+    }
+
+
+def detail(event: Event) -> str:
+    """Return in words what an event has beside its columns."""
+    if event["kind"] == "gap":
+        return f"events {event['from']} to {event['to']} are no longer there"
+    subject = "/".join(event[name] for name in ("namespace", "pod", "container") if event.get(name))
+    about = " ".join(part for part in (event.get("operation"), subject) if part)
+    who = " at ".join(event[name] for name in ("hookServer", "hook") if event.get(name))
+    parts = [about, who, event.get("reason"), _fields(event.get("fields") or ()), event.get("text")]
+    return ": ".join(part for part in parts if part) + _times(event.get("seconds") or {})
+
+
+def _fields(fields: Sequence[Mapping[str, str]]) -> str:
+    """Return the fields by the hook server that set them."""
+    owners: dict[str | None, list[str]] = {}
+    for field in fields:
+        owners.setdefault(field.get("hookServer"), []).append(field["field"])
+    return "; ".join(
+        f"{owner} set {', '.join(names)}" if owner else ", ".join(names) for owner, names in owners.items()
+    )
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    """Return how long a call took, and how much of that was in hook servers."""
+    in_hooks = seconds.get("hooks", 0.0) + seconds.get("post", 0.0)
+    return f" ({sum(seconds.values()) * 1000:.1f}ms, hooks {in_hooks * 1000:.1f}ms)" if seconds else ""
+
+
+SECONDS = 0.3
+_DISABLED = "disabled"
+_FLAGS = ("admin_endpoint", "config")
+
+Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
+"""What click calls with the text that was begun."""
+
+
+def _completion(names: Callable[[AdminClient, str], Iterable[str]]) -> Completion:
+    """Return a completion by the names that a function gets from the proxy for the text that was begun."""
+
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> "list[CompletionItem[str]]":
+        from click.shell_completion import CompletionItem
+
+        try:
+            flags = flags_given({name: context.params.get(name) for name in _FLAGS})
+            proxy = AdminClient(socket_path(flags, os.environ), SECONDS)
+            return [CompletionItem(name) for name in sorted(names(proxy, begun)) if name.startswith(begun)]
+        except Exception:  # a line that is being typed is no place for an error
+            return []
+
+    return complete
+
+
+def _hook_servers(proxy: AdminClient, begun: str) -> Iterator[str]:
+    told = proxy.call("hooks")
+    yield from (hook["name"] for hook in told["hooks"])
+    yield from told["masked"]
+
+
+def _enabled(proxy: AdminClient, begun: str) -> Iterator[str]:
+    return (hook["name"] for hook in proxy.call("hooks")["hooks"] if hook["state"] != _DISABLED)
+
+
+def _disabled(proxy: AdminClient, begun: str) -> Iterator[str]:
+    told = proxy.call("hooks")
+    yield from (hook["name"] for hook in told["hooks"] if hook["state"] == _DISABLED)
+    yield from told["masked"]
+
+
+def _pods(proxy: AdminClient, begun: str) -> Iterator[str]:
+    return (pod_name(pod) for pod in records(proxy)[0])
+
+
+def _subjects(proxy: AdminClient, begun: str) -> Iterator[str]:
+    """Yield the pods; of a pod that is written out the containers; of an id that is begun those that go on so."""
+    pods, containers = records(proxy)
+    names = {pod["id"]: pod_name(pod) for pod in pods}
+    yield from names.values()
+    for container in containers:
+        pod = names.get(container["podId"])
+        if pod is not None and begun.startswith(f"{pod}/"):
+            yield f"{pod}/{container['name']}"
+    if begun:
+        yield from (record["id"] for record in (*pods, *containers))
+
+
+hook_servers = _completion(_hook_servers)
+enabled_hook_servers = _completion(_enabled)
+disabled_hook_servers = _completion(_disabled)
+pods = _completion(_pods)
+pods_and_containers = _completion(_subjects)

@@ -1,22 +1,22 @@
 """What ``runtimeproxy top`` shows, from what the proxy said at two moments.
 
-Owns the rates and latencies of an interval, and which events are errors.
-Must not know: the terminal, the socket, the clock.
 Invariant: the figures of an interval are differences between two answers of one process; where that began anew, or
 there is one answer only, they are those since its start.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 from typing import Any
 
+from runtimeproxy.admin.health import check_line
 from runtimeproxy.observe.events import PARTS
-from runtimeproxy.observe.histogram import quantile
-from runtimeproxy.observe.metric_table import PREFIX
+from runtimeproxy.observe.metric_table import METRICS, PREFIX, quantile
 
 Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
-"""The samples of /metrics by their shown names: labels and value of each."""
+"""The samples of the metrics by their shown names: labels and value of each."""
 
 OUTCOMES = ("agreed", "failed", "refused", "unsettled", "ended")
 GOOD_OUTCOMES = ("agreed", "ended")
@@ -32,14 +32,14 @@ _START = "process_start_time_seconds"
 class Snapshot:
     """What the proxy said at one moment, ``at`` seconds since 1970.
 
-    ``hooks`` is of /hooks, ``ready`` of /readyz?verbose, ``errors`` are the latest events that are errors, oldest
+    ``hooks`` has the hook servers, ``ready`` the checks of readyz, ``errors`` the latest events that are errors, oldest
     first. ``missing`` says what could not be got this time, with the figures before.
     """
 
     at: float
     samples: Samples
     hooks: Sequence[Mapping[str, Any]] = ()
-    ready: str = ""
+    ready: Sequence[Mapping[str, str]] = ()
     errors: Sequence[Mapping[str, Any]] = ()
     missing: str = ""
 
@@ -148,11 +148,12 @@ def view(earlier: Snapshot | None, later: Snapshot) -> View:
     )
 
 
-def readiness(text: str) -> tuple[bool | None, Sequence[str]]:
-    """Return whether an answer of /readyz?verbose says ready, and its lines that are not well, failed ones first."""
-    lines = text.splitlines()
-    notes = [line for sign in ("[-]", "[~]") for line in lines if line.startswith(sign)]
-    return lines[-1].endswith("passed") if lines else None, notes
+def readiness(checks: Sequence[Mapping[str, str]]) -> tuple[bool | None, Sequence[str]]:
+    """Return whether the proxy is ready, None if that is not known, and a line for each check that did not pass, failed
+    ones first."""
+    failed = [check_line(check) for check in checks if check["state"] == "failed"]
+    degraded = [check_line(check) for check in checks if check["state"] == "degraded"]
+    return not failed if checks else None, failed + degraded
 
 
 def is_error(event: Mapping[str, Any]) -> bool:
@@ -239,10 +240,17 @@ def _grown(before: Samples, now: Samples, name: str, *labels: str) -> defaultdic
     return grown
 
 
-def samples_of(families: Iterable[Any]) -> Samples:
-    """Return the samples of prometheus_client's families by their names."""
+def samples_of(answer: Mapping[str, Any]) -> Samples:
+    """Return the samples in an answer to metrics; those of a histogram's buckets are cumulative, as in Prometheus."""
     samples: defaultdict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-    for family in families:
-        for sample in family.samples:
-            samples[sample.name].append((sample.labels, sample.value))
+    for name, value in answer["process"].items():
+        samples[name].append(({}, value))
+    for name, given, value in answer["values"]:
+        metric = METRICS[name]
+        samples[metric.shown].append((metric.labelled(given, answer["runtime"]), value))
+    for name, given, counts, _ in answer["histograms"]:
+        metric = METRICS[name]
+        labels = metric.labelled(given, answer["runtime"])
+        for bound, count in zip((*metric.buckets, inf), accumulate(counts), strict=True):
+            samples[f"{metric.shown}_bucket"].append(({**labels, "le": str(bound)}, count))
     return samples

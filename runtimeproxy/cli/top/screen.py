@@ -1,7 +1,5 @@
 """How ``runtimeproxy top`` looks: from the figures to rich's tables.
 
-Owns columns, colours, and what is left out where the terminal is small.
-Must not know: where the figures come from, when they are drawn.
 Invariant: a frame is no higher than the terminal, and no text of the proxy's can control the terminal.
 """
 
@@ -13,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtimeproxy.cli.shared.breaker_words import STATES
+from runtimeproxy.cli.shared.output import STATES
 from runtimeproxy.cli.top.figures import GOOD_OUTCOMES, GOOD_STATE, OUTCOMES, Error, HookServer, Operation, View
 from runtimeproxy.observe.metric_table import SECONDS
 

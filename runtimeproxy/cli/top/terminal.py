@@ -1,7 +1,5 @@
 """``runtimeproxy top`` on a terminal: a frame each second.
 
-Owns the loop, the keys, the signals, the terminal's state.
-Must not know: what is shown, how it is got.
 Invariant: however it ends, the terminal is as it was before; a proxy that hangs does not stop the keys.
 """
 

@@ -12,13 +12,14 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from runtimeproxy.cli.commands.completion import INSTALL
+from runtimeproxy.admin.protocol import Refused
+from runtimeproxy.cli.commands.program import INSTALL
 from runtimeproxy.cli.commands.table import PROGRAM, Commands, command_group
-from runtimeproxy.cli.shared import admin_client, names
+from runtimeproxy.cli.shared import admin_client, subjects
 from tests.cli.admin_answers import CANNED, CONTAINER, POD
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Canned, hang_before_the_head, hang_in_the_body, serving, speak_no_http
+from tests.fakes.canned_admin import Canned, hang_before_the_answer, hang_in_a_line, serving, speak_http
 
 READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 """What reads a script without running it."""
@@ -108,7 +109,7 @@ NAMED = [
 @pytest.fixture
 def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], set[str]]:
     """Return a function that tells what is offered for a line, with a shell that waits as long as it takes."""
-    monkeypatch.setattr(names, "SECONDS", PATIENCE)
+    monkeypatch.setattr(subjects, "SECONDS", PATIENCE)
 
     def offered(line: str) -> set[str]:
         *before, begun = line.split(" ")
@@ -133,11 +134,11 @@ def test_proxy_of_the_flag_on_the_line_is_asked(offered: Callable[[str], set[str
 
 
 WITHOUT: dict[str, Canned] = {
-    "it hangs": {"/hooks": hang_before_the_head},
-    "it dribbles": {"/hooks": hang_in_the_body},
-    "it fails": {"/hooks": (500, "no")},
-    "it is no proxy": {"/hooks": speak_no_http},
-    "its form is another": {"/hooks": {"schemaVersion": 1}},
+    "it hangs": {"hooks": hang_before_the_answer},
+    "it hangs in a line": {"hooks": hang_in_a_line},
+    "it fails": {"hooks": Refused(500, "no")},
+    "it is no proxy": {"hooks": speak_http},
+    "its form is another": {"hooks": {}},
 }
 
 
@@ -159,12 +160,12 @@ def test_without_a_proxy_nothing_is_offered(told: Told, tmp_path: Path, endpoint
 
 def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
     """Time is the claim; an idle import takes longer than the wait, so it is measured within the process."""
-    with serving(tmp_path / "admin.sock", {"/hooks": hang_before_the_head}):
+    with serving(tmp_path / "admin.sock", {"hooks": hang_before_the_answer}):
         context = click.Context(click.Command("x"))
         context.params = {"admin_endpoint": f"{tmp_path}/admin.sock"}
         began = time.monotonic()
-        assert names.hook_servers(context, click.Argument(["name"]), "") == []
-        assert names.SECONDS <= time.monotonic() - began < admin_client.SECONDS
+        assert subjects.hook_servers(context, click.Argument(["name"]), "") == []
+        assert subjects.SECONDS <= time.monotonic() - began < admin_client.SECONDS
 
 
 @pytest.mark.slow

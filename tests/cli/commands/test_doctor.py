@@ -9,10 +9,10 @@ import grpc
 import pytest
 import yaml
 
+from runtimeproxy.cli.doctor import table
+from runtimeproxy.cli.doctor.findings import Check, Finding, failed, ok, skipped, unknown, warning
+from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.cli.shared import output
-from runtimeproxy.doctor import table
-from runtimeproxy.doctor.findings import Check, Finding, failed, ok, skipped, unknown, warning
-from runtimeproxy.doctor.machine import Machine
 from tests.cli.conftest import Run
 from tests.doctor.made import Made
 from tests.fakes import registration

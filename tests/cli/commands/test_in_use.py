@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtimeproxy.doctor import users
-from runtimeproxy.doctor.machine import Machine
+from runtimeproxy.cli.doctor import clients
+from runtimeproxy.cli.doctor.machine import Machine
 from tests.cli.conftest import Run
 
 IN_USE = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
@@ -17,7 +17,7 @@ def set_users(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
         assert machine.config.listen_endpoint == "/x.sock"
         yield from lines
 
-    monkeypatch.setattr(users, "users", found)
+    monkeypatch.setattr(clients, "users", found)
 
 
 def test_nobody_is_exit_code_0(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +37,6 @@ def test_what_cannot_be_looked_at_is_an_error(run: Run, monkeypatch: pytest.Monk
     def away(machine: Machine) -> Iterator[str]:
         raise OSError(0, "systemctl show does not answer")
 
-    monkeypatch.setattr(users, "users", away)
+    monkeypatch.setattr(clients, "users", away)
     code, out, err = run(*IN_USE)
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)

@@ -12,13 +12,15 @@ import pytest
 
 from runtimeproxy.cli.commands import report
 from runtimeproxy.cli.commands.report import FOLDER, MANIFEST, SOURCES, Source
+from runtimeproxy.observe.metrics import Metrics
+from tests.cli.admin_answers import UNREADY, figures
 from tests.cli.conftest import Run
-from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
+from tests.fakes.canned_admin import Answer, hang_before_the_answer, serving
 
 ADMIN = (
     "version.json",
-    "livez.txt",
-    "readyz.txt",
+    "livez.json",
+    "readyz.json",
     "configz.json",
     "hooks.json",
     "metrics.txt",
@@ -30,19 +32,20 @@ Write = Callable[..., tuple[int, str, str]]
 JOURNAL = '#!/bin/sh\nif [ "$5" = --unit=runtimeproxy ]; then echo "a line"; fi\n'
 RECORDS = [{"id": str(number)} for number in range(3)]
 OBJECTS: dict[str, dict[str, object]] = {
-    **{"/version": {"version": "1"}, "/configz": {"options": []}, "/hooks": {"hooks": []}},
-    "/store": {"pods": RECORDS, "containers": RECORDS[:1]},
+    **{"version": {"version": "1"}, "configz": {"options": []}, "hooks": {"hooks": []}},
+    "store": {"pods": RECORDS, "containers": RECORDS[:1]},
 }
 EVENTS = [{"number": 1, "kind": "edited"}, {"kind": "gap", "from": 2, "to": 900}, {"number": 901, "kind": "sync"}]
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
-    """Yield what a proxy answers by path, at admin.sock."""
+    """Yield what a proxy answers by method, at admin.sock."""
+    metrics = Metrics(lambda: 0.0, "Containerd")
+    metrics.gauge("held_calls", 3)
     canned: dict[str, Answer] = {
-        **{path: {"schemaVersion": 1, **told} for path, told in OBJECTS.items()},
-        **{"/livez": "livez check passed\n", "/readyz": (503, "readyz check failed\n"), "/metrics": "a 1\n"},
-        "/events": EVENTS,
+        **OBJECTS,
+        **{"livez": {"checks": []}, "readyz": UNREADY, "metrics": figures(metrics, 1000.0), "events": EVENTS},
     }
     with serving(tmp_path / "admin.sock", canned):
         yield canned
@@ -81,11 +84,8 @@ def test_report_has_what_every_source_says(write: Write, tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     found = contents(path)
     assert list(found) == [MANIFEST, *(source.name for source in SOURCES)]
-    assert (found["metrics.txt"], found["readyz.txt"], found["journal.txt"]) == (
-        "a 1\n",
-        "readyz check failed\n",
-        "a line\n",
-    )
+    assert "\nruntimeproxy_held_calls 3.0\n" in found["metrics.txt"]
+    assert (json.loads(found["readyz.json"]), found["journal.txt"]) == (UNREADY, "a line\n")
     assert [json.loads(line) for line in found["events.ndjson"].splitlines()] == EVENTS
     assert json.loads(found["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
     assert {row["check"] for row in json.loads(found["doctor.json"])} >= {"socket", "runtime"}
@@ -104,7 +104,7 @@ def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: dict[str, Answer], tmp_path: Path) -> None:
-    proxy |= {"/metrics": hang_before_the_head, "/hooks": hang_before_the_head}
+    proxy |= {"metrics": hang_before_the_answer, "hooks": hang_before_the_answer}
     code, out, _ = write()
     assert (code, "does not answer (waited 2 s)" in out) == (1, True)
     found = contents(tmp_path / "report.tar.gz")

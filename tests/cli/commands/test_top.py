@@ -14,15 +14,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands import top
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.observe.metrics import Metrics
+from tests.cli.admin_answers import checks, figures
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Answer, hang_before_the_head, serving
+from tests.fakes.canned_admin import Answer, hang_before_the_answer, serving
 
 SECONDS = 30.0
 """How long a test waits for what must come."""
@@ -30,27 +33,28 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 ALTERNATE, MAIN = "\x1b[?1049h", "\x1b[?1049l"
 
 
-def exposition(started: float = 1000.0, failed: int = 0) -> str:
+def metrics(started: float = 1000.0, failed: int = 0) -> dict[str, Any]:
+    """Return an answer to metrics."""
     found = Metrics(lambda: 0.0, "Containerd")
     found.gauge("build_info", 1, "0.9.0", "3.11.2")
     found.count("calls", "CreateContainer", "agreed")
     for _ in range(failed):
         found.count("calls", "CreateContainer", "failed")
-    return "\n".join([*found.figures(), f"process_start_time_seconds {started}", ""])
+    return figures(found, started)
 
 
-BROKEN = (500, {"schemaVersion": 1, "error": "it is broken"})
+BROKEN = Refused(500, "it is broken")
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
-    """Yield what a proxy answers by path, at admin.sock."""
+    """Yield what a proxy answers by method, at admin.sock."""
     hook = {"name": "gpu", "state": "closed", "policy": "Fail", "lastError": None}
     canned: dict[str, Answer] = {
-        "/metrics": exposition(),
-        "/hooks": {"schemaVersion": 1, "hooks": [hook]},
-        "/readyz": "[+]listening ok\nreadyz check passed\n",
-        "/events": [],
+        "metrics": metrics(),
+        "hooks": {"hooks": [hook]},
+        "readyz": checks(),
+        "events": [],
     }
     with serving(tmp_path / "admin.sock", canned):
         yield canned
@@ -79,24 +83,29 @@ def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(
     proxy: dict[str, Answer], tmp_path: Path
 ) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
-    proxy["/events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
+    proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
     assert [event["number"] for event in observer.look().errors] == [1]
-    proxy["/events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
+    proxy["events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
     assert len(observer.look().errors) == top._KEPT_ERRORS
     assert [event["number"] for event in observer.look().errors][-1] == 1499
-    proxy["/metrics"] = exposition(started=2000.0)
-    proxy["/events"] = [{"number": 1, "kind": "stall"}]
+    proxy["metrics"] = metrics(started=2000.0)
+    proxy["events"] = [{"number": 1, "kind": "stall"}]
     assert [event["kind"] for event in observer.look().errors] == ["stall"]
 
 
-UNREADABLE: list[tuple[str, Answer]] = [("/metrics", "a{\n"), ("/hooks", {"schemaVersion": 1})]
+UNREADABLE: list[tuple[str, Answer]] = [
+    ("metrics", {}),
+    ("metrics", {**metrics(), "values": [["unheard_of", [], 1]]}),
+    ("hooks", {}),
+    ("readyz", {}),
+]
 
 
-@pytest.mark.parametrize(("path", "answer"), UNREADABLE)
+@pytest.mark.parametrize(("method", "answer"), UNREADABLE)
 def test_answer_of_another_version_is_told(
-    run: Run, proxy: dict[str, Answer], tmp_path: Path, path: str, answer: Answer
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, method: str, answer: Answer
 ) -> None:
-    proxy[path] = answer
+    proxy[method] = answer
     code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
     assert (code, out) == (1, "")
     assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
@@ -105,7 +114,7 @@ def test_answer_of_another_version_is_told(
 def test_proxy_that_goes_away_leaves_its_last_figures(proxy: dict[str, Answer], tmp_path: Path) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
     before = observer.look()
-    proxy["/hooks"] = BROKEN
+    proxy["hooks"] = BROKEN
     after = observer.look_again()
     assert (after.samples, after.missing) == (before.samples, "it is broken")
 
@@ -191,9 +200,9 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
 def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("since its start")
-        proxy["/metrics"] = exposition(failed=42)
+        proxy["metrics"] = metrics(failed=42)
         shown.until("42")
-        proxy["/hooks"] = BROKEN
+        proxy["hooks"] = BROKEN
         shown.until("it is broken")
         shown.type("q")
         assert shown.ended() == 0
@@ -214,7 +223,7 @@ def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
 def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("ERRORS, UTC")
-        proxy["/metrics"] = hang_before_the_head
+        proxy["metrics"] = hang_before_the_answer
         shown.until("no answer")
         shown.type("q")
         assert shown.ended() == 0

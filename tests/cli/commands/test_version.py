@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cli.shared.versions import BUILD, LIBRARIES
-from runtimeproxy.version import VERSION
+from runtimeproxy.settings.version import BUILD, LIBRARIES, VERSION
 from tests.cli.conftest import Run
 from tests.docs import ROOT
 

@@ -1,4 +1,4 @@
-"""Where the proxy's admin socket is, and the questions that no command of the tables asks."""
+"""Where the proxy's admin socket is, and the answers that no command of the tables gets."""
 
 import queue
 import signal
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from click import ClickException
 
+from runtimeproxy.admin.protocol import PART_BYTES, Refused
 from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, socket_path
 from runtimeproxy.errors import ConfigError
 from tests.cli.conftest import Run
-from tests.fakes.canned_admin import Fault, Handler, hang_before_the_head, serving
+from tests.fakes.canned_admin import Fault, Handler, hang_before_the_answer, serving
 
 FLAG, VARIABLE, FILE = {"admin-endpoint": "unix:///flag"}, {"RUNTIMEPROXY_ADMIN_ENDPOINT": "/variable"}, "/file"
 PLACES: list[tuple[dict[str, str], dict[str, str], str, str]] = [
@@ -42,71 +43,86 @@ def test_broken_configuration_leads_to_the_flag(run: Run, tmp_path: Path) -> Non
 
 def test_proxy_without_an_admin_endpoint_is_none_to_ask() -> None:
     with pytest.raises(NoProxy, match="the proxy has no admin endpoint: --admin-endpoint is none"):
-        AdminClient(None).get("/hooks")
+        AdminClient(None).call("hooks")
 
 
-def test_text_is_as_it_came(tmp_path: Path) -> None:
-    with serving(tmp_path / "a", {"/metrics": "a 1\nb 2\n"}):
-        assert AdminClient(str(tmp_path / "a")).text("/metrics") == "a 1\nb 2\n"
-
-
-def test_refusal_that_does_not_wait_for_the_body_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(handler: Handler) -> None:
-        handler.close_connection = True
-        handler.send(400, "application/json", '{"error": "too much"}')
-
-    monkeypatch.setattr(Handler, "do_POST", refuse)
-    with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
-        AdminClient(str(tmp_path / "a")).post("/loglevel", {"level": "n" * (1 << 22)})
-
-
-UNREAD = ["[]", '{"schemaVersion": 2}', "{}", "[" * 100_000, "\x00"]
-
-
-@pytest.mark.parametrize("text", UNREAD)
-def test_answer_of_another_form_cannot_be_read(tmp_path: Path, text: str) -> None:
+def test_answer_is_joined_from_its_parts(tmp_path: Path) -> None:
     def answer(handler: Handler) -> None:
-        handler.send(200, "application/json", text)
+        for number in range(3):
+            handler.part(rows=[number], next=number)
+        handler.end()
 
-    with serving(tmp_path / "a", {}, answer), pytest.raises(NoProxy, match="the answer cannot be read"):
-        AdminClient(str(tmp_path / "a")).get("/hooks")
-
-
-LINES = ["5\n", "nonsense\n", "[]\n"]
-
-
-@pytest.mark.parametrize("text", LINES)
-def test_line_that_is_no_event_cannot_be_read(tmp_path: Path, text: str) -> None:
-    with serving(tmp_path / "a", {"/events": text}), pytest.raises(NoProxy, match="the answer cannot be read"):
-        list(AdminClient(str(tmp_path / "a")).lines("/events", {}))
+    with serving(tmp_path / "a", {}, answer) as server:
+        found = AdminClient(str(tmp_path / "a")).call("store", pod="a", id=None, limit=7)
+    assert found == {"rows": [0, 1, 2], "next": 2, "schemaVersion": 1}
+    assert server.requests == [("store", {"pod": "a", "limit": 7})]
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}\n{"b"', '{"a": 1}'])
-def test_lines_that_were_cut_are_told(tmp_path: Path, text: str) -> None:
-    with (
-        serving(tmp_path / "a", {"/events": text}),
-        pytest.raises(NoProxy, match="the proxy broke off within its answer"),
-    ):
-        list(AdminClient(str(tmp_path / "a")).lines("/events", {}))
+def test_refusal_of_an_unread_request_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
+    with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
+        AdminClient(str(tmp_path / "a")).call("loglevel", level="n" * (1 << 22))
+
+
+UNREAD = [
+    *[b"[]\n", b"{}\n", b"\x00\n", b"[" * 100_000 + b"\n", b'{"error":"no"}\n', b'{"end":{"schemaVersion":2}}\n'],
+    b"n" * (PART_BYTES + 65536),
+]
+
+
+def send(octets: bytes) -> Fault:
+    def fault(handler: Handler) -> None:
+        handler.wfile.write(octets)
+
+    return fault
+
+
+@pytest.mark.parametrize("octets", UNREAD, ids=lambda octets: octets[:30])
+@pytest.mark.parametrize("after", [b"", b'{"part":{}}\n'], ids=["first", "second"])
+def test_answer_of_another_form_cannot_be_read(tmp_path: Path, octets: bytes, after: bytes) -> None:
+    with serving(tmp_path / "a", {}, send(after + octets)):
+        with pytest.raises(NoProxy, match="the answer cannot be read"):
+            AdminClient(str(tmp_path / "a")).call("hooks")
+        with pytest.raises(NoProxy, match="the answer cannot be read"):
+            list(AdminClient(str(tmp_path / "a")).follow())
+
+
+@pytest.mark.parametrize("octets", [b'{"part":{"events":[{"a":1}]}}\n{"b"', b'{"part":{"events":[{"a":1}]}}\n'])
+def test_following_ends_with_the_proxy(tmp_path: Path, octets: bytes) -> None:
+    with serving(tmp_path / "a", {}, send(octets)):
+        assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
+
+
+def test_following_ends_with_the_answer(tmp_path: Path) -> None:
+    def end_and_wait(handler: Handler) -> None:
+        handler.part(events=[{"a": 1}])
+        handler.end()
+        handler.server.over.wait()
+
+    with serving(tmp_path / "a", {}, end_and_wait):
+        assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
 
 
 def drip(handler: Handler) -> None:
-    """Send a head that never ends, some bytes at a time."""
-    server = handler.server
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-    while not server.over.wait(0.02):
+    """Send a line that never ends, some bytes at a time."""
+    handler.wfile.write(b"x")
+    while not handler.server.over.wait(0.02):
         handler.wfile.write(b"x")
 
 
-@pytest.mark.parametrize("fault", [drip, hang_before_the_head])
-def test_time_limit_is_for_all_questions_together(tmp_path: Path, fault: Fault) -> None:
+LIMITS = [(drip, "hangs within its answer", 1.0), (hang_before_the_answer, "does not answer", 0.2)]
+"""With the seconds to wait; a line must begin on a busy machine too."""
+
+
+@pytest.mark.parametrize(("fault", "words", "seconds"), LIMITS)
+def test_time_limit_is_for_all_requests_together(tmp_path: Path, fault: Fault, words: str, seconds: float) -> None:
     with serving(tmp_path / "a", {}, fault):
-        proxy = AdminClient(str(tmp_path / "a"), seconds=0.2)
-        for words in ("does not answer", "takes no connection"):
-            with pytest.raises(NoProxy, match=words):
-                proxy.get("/hooks")
-        with pytest.raises(NoProxy, match="does not answer"):
-            proxy.again().get("/hooks")
+        proxy = AdminClient(str(tmp_path / "a"), seconds)
+        for found in (words, "takes no connection"):
+            with pytest.raises(NoProxy, match=found):
+                proxy.call("hooks")
+        with pytest.raises(NoProxy, match=words):
+            proxy.again().call("hooks")
 
 
 def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
@@ -114,9 +130,7 @@ def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
     ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def interrupt(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        handler.close_connection = True
+        handler.part()
         handler.server.over.wait(0.05)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         ended.put(handler.server.over.wait(10))
@@ -124,7 +138,7 @@ def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with serving(tmp_path / "a", {}, interrupt), pytest.raises(KeyboardInterrupt):
-            list(AdminClient(str(tmp_path / "a")).lines("/events", {}, follow=True))
+            list(AdminClient(str(tmp_path / "a")).follow())
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.get(timeout=20)  # the server's thread may be the later one

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.cli.top.figures import (
     Error,
@@ -21,6 +20,7 @@ from runtimeproxy.cli.top.figures import (
 )
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
+from tests.cli.admin_answers import checks, figures
 
 START = 1000.0
 
@@ -30,9 +30,8 @@ def metrics() -> Metrics:
 
 
 def snapshot(found: Metrics, seconds: float, started: float | None = START, **more: Any) -> Snapshot:
-    """Return what a proxy with these metrics says so many seconds behind its start."""
-    lines = [*found.figures(), *([] if started is None else [f"process_start_time_seconds {started}"]), ""]
-    return Snapshot(START + seconds, samples_of(text_string_to_metric_families("\n".join(lines))), **more)
+    """Return what a proxy with these metrics answers so many seconds after its start."""
+    return Snapshot(START + seconds, samples_of(figures(found, started)), **more)
 
 
 def outcomes(**given: int) -> Mapping[str, int]:
@@ -171,17 +170,16 @@ def test_events_are_errors_unless_they_are_good_news(kind: str, error: bool) -> 
 
 
 READY = [
-    ("", None, []),
-    ("[+]listening ok\nreadyz check passed\n", True, []),
-    ("[~]b degraded: x\n[+]c ok\nreadyz check passed\n", True, ["[~]b degraded: x"]),
-    (
-        "[~]b degraded: x\n[-]c failed: y\nreadyz check failed\n",
-        False,
-        ["[-]c failed: y", "[~]b degraded: x"],
-    ),
+    ({}, True, []),
+    ({"breakers": "degraded: x"}, True, ["[~]breakers degraded: x"]),
+    ({"breakers": "degraded: x", "store": "failed: y"}, False, ["[-]store failed: y", "[~]breakers degraded: x"]),
 ]
 
 
-@pytest.mark.parametrize(("text", "ready", "notes"), READY)
-def test_lines_of_readyz_that_are_not_well_are_told(text: str, ready: bool | None, notes: list[str]) -> None:
-    assert readiness(text) == (ready, notes)
+@pytest.mark.parametrize(("others", "ready", "notes"), READY)
+def test_checks_that_did_not_pass_are_lines(others: dict[str, str], ready: bool, notes: list[str]) -> None:
+    assert readiness(checks(**others)["checks"]) == (ready, notes)
+
+
+def test_readiness_is_unknown_without_checks() -> None:
+    assert readiness([]) == (None, [])

@@ -228,10 +228,8 @@ class FakeNode(Node):
                 )
             case "status":
                 well = SERVICE in self.active_units and not self.proxy_fails(home)
-                checks = [
-                    {"name": "listening", "verdict": "ok" if well else "failed", "reason": "" if well else "gone"}
-                ]
-                checks.append({"name": "fail_plugins", "verdict": "failed", "reason": "gpu is away"})
+                checks = [{"name": "listening", "state": "ok" if well else "failed", "reason": "" if well else "gone"}]
+                checks.append({"name": "fail_plugins", "state": "failed", "reason": "gpu is away"})
                 return (0 if well else 1), json.dumps({"status": "", "text": "", "checks": checks})
             case "in-use":
                 return (1, f"kubelet calls {SOCKET}\n") if SOCKET in self.kubelet else (0, "[]")

@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.rpc.connection import CallFailed, Kind
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request

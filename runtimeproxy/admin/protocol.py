@@ -1,0 +1,81 @@
+"""The lines of the control protocol (docs/control-protocol.rst), for the daemon and its clients.
+
+A request is ``{"id": 1, "method": "hooks", "params": {...}}``. Its answer is any number of ``{"id": 1, "part": {...}}``
+and then ``{"id": 1, "end": {...}}``, or ``{"id": 1, "error": {"status": 404, "text": "..."}}``. The parts and the end
+together are one object: lists of one key are joined, other values are set.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA_VERSION = 1
+"""The form of the answers' objects."""
+REQUEST_BYTES = 16 * 1024
+"""Longest line of a request."""
+PART_BYTES = 1 << 20
+"""Longest line of an answer."""
+BAD_REQUEST, FORBIDDEN, NOT_FOUND, INTERNAL_ERROR, UNAVAILABLE = 400, 403, 404, 500, 503
+"""The statuses of errors are HTTP's."""
+
+Part = dict[str, Any]
+
+
+class Refused(Exception):
+    """A request that is not answered, with a status and a line that says what is wrong and what to do."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Answer:
+    """Reads the lines of one answer; ``complete`` after the last one."""
+
+    def __init__(self) -> None:
+        self.complete = False
+
+    def take(self, line: bytes) -> Part:
+        """Return what one line adds. Raises Refused for an error, and ValueError for what is no line of an answer."""
+        message = json.loads(line)
+        error = message.get("error") if isinstance(message, dict) else {}
+        if isinstance(error, dict):
+            if type(error.get("status")) is not int:
+                raise ValueError
+            raise Refused(error["status"], str(error.get("text")))
+        self.complete = "end" in message
+        part = message.get("end" if self.complete else "part")
+        if not isinstance(part, dict) or (self.complete and part.get("schemaVersion") != SCHEMA_VERSION):
+            raise ValueError
+        return part
+
+
+def join(body: Part, part: Part) -> None:
+    """Add a part to those before it."""
+    for key, value in part.items():
+        if isinstance(value, list) and isinstance(body.get(key), list):
+            body[key] += value
+        else:
+            body[key] = value
+
+
+def line(**content: Any) -> bytes:
+    """Return a line of the protocol."""
+    return encoded(content) + b"\n"
+
+
+def encoded(part: Mapping[str, Any]) -> bytes:
+    """Return a part as JSON."""
+    return json.dumps(part, separators=(",", ":")).encode()
+
+
+def part_line(number: Any, part: Part | bytes) -> bytes:
+    """Return the line of a part, which may be encoded already."""
+    octets = part if isinstance(part, bytes) else encoded(part)
+    return b'{"id":%s,"part":%s}\n' % (json.dumps(number).encode(), octets)
+
+
+def request(method: str, params: Mapping[str, Any]) -> bytes:
+    """Return the line of a request; parameters that are None are left out."""
+    return line(id=1, method=method, params={name: value for name, value in params.items() if value is not None})

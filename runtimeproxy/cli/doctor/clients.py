@@ -1,0 +1,282 @@
+"""The clients of the proxy and of the runtime: what they are configured with, what they are connected to, who uses the
+proxy.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from runtimeproxy.cli.doctor.findings import AS_ROOT, Finding, failed, ok, skipped, unknown, warning
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, same
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.plugins import directory
+from runtimeproxy.settings.config import Mode, parse_endpoint
+from runtimeproxy.settings.options import CRIO_SOCKET, CRIO_SUFFIX
+
+KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
+
+
+class Told(NamedTuple):
+    """An endpoint, and where it is set."""
+
+    endpoint: str
+    origin: str
+
+
+def kubelet(machine: Machine) -> Iterator[Finding]:
+    """Tell where each kubelet calls its runtime."""
+    if machine.config.mode is Mode.DOCKER and any(machine.processes(CRI_DOCKERD)):
+        yield skipped("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
+        return
+    flag = "docker-endpoint" if machine.config.mode is Mode.DOCKER else "container-runtime-endpoint"
+    running = list(machine.processes(KUBELET))
+    for process in running:
+        told = _flag(process, flag) or (None if machine.config.mode is Mode.DOCKER else _from_files(machine, process))
+        yield _judged(machine, process, told, flag)
+    if not running:
+        yield unknown("no process named kubelet is seen here", "start it, or run doctor in the node's pid namespace")
+
+
+def cri_dockerd(machine: Machine) -> Iterator[Finding]:
+    """Tell where each cri-dockerd calls dockerd."""
+    if machine.config.mode is not Mode.DOCKER:
+        yield skipped("cri-dockerd belongs to Docker mode")
+        return
+    flag, running = "docker-endpoint", list(machine.processes(CRI_DOCKERD))
+    judged = [_judged(machine, process, _flag(process, flag), flag) for process in running]
+    yield from judged or [ok("no cri-dockerd runs here")]
+
+
+def endpoints(machine: Machine, process: Process) -> Iterator[Told]:
+    """Yield each endpoint that a running kubelet or cri-dockerd is told. Raises OSError and ConfigError."""
+    told = [
+        _flag(process, name) for name in ("container-runtime-endpoint", "image-service-endpoint", "docker-endpoint")
+    ]
+    if process.name == KUBELET:
+        told.append(_from_files(machine, process))
+    yield from (found for found in told if found is not None)
+
+
+def _judged(machine: Machine, process: Process, told: Told | None, flag: str) -> Finding:
+    who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
+    to_do = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
+    if told is None:
+        return failed(f"{who} is told no endpoint and takes its default, not the proxy", to_do)
+    try:
+        path = parse_endpoint(told.endpoint, told.origin)
+    except ConfigError as error:
+        return failed(f"{who}: {error}", to_do)
+    where = f"{who} calls {path}, by {told.origin}"
+    if same(path, ours):
+        at_crio = flag == "container-runtime-endpoint" and machine.config.runtime_endpoint.endswith(CRIO_SOCKET)
+        if at_crio and not path.endswith(CRIO_SUFFIX):
+            why = f"{where}: it recognises CRI-O by the end {CRIO_SUFFIX}, and takes statistics in another way now"
+            link = f"{os.path.dirname(ours)}/{CRIO_SUFFIX}"
+            return warning(why, f"set --{flag}=unix://{link} and restart {process.name}; see docs/kubelet.rst, CRI-O")
+        return ok(where)
+    past = "the runtime itself, past the proxy" if same(path, machine.config.runtime_endpoint) else "no proxy"
+    return failed(f"{where}: that is {past}", to_do)
+
+
+def _flag(process: Process, name: str) -> Told | None:
+    value = process.flag(name)
+    return None if value is None else Told(value, f"--{name}")
+
+
+def _from_files(machine: Machine, process: Process) -> Told | None:
+    """Return what the last of the kubelet's drop-ins that names an endpoint says, or else its file. Raises OSError.
+
+    Source: Kubernetes, "Kubelet Configuration Directory Merging"; a flag wins over both.
+    """
+    files = [name for name in (process.flag("config"),) if name]
+    if folder := process.flag("config-dir"):
+        seen = _seen_by(machine, process, folder)
+        files += [f"{folder}/{path.relative_to(seen)}" for path in sorted(seen.rglob("*.conf"))]
+    told = None
+    for name in files:
+        told = _endpoint_in(_seen_by(machine, process, name).read_text(errors="replace"), name) or told
+    return told
+
+
+def _seen_by(machine: Machine, process: Process, path: str) -> Path:
+    """Return a path as the process sees it, in its own mount namespace and working directory."""
+    base = "root" if os.path.isabs(path) else "cwd"
+    return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
+
+
+def _endpoint_in(text: str, name: str) -> Told | None:
+    try:
+        content: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
+    value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
+    return Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
+
+
+WELL = {
+    KUBELET: "cAdvisor inside it reads there",
+    "cadvisor": "it only reads",
+    "koordlet": "it creates no containers",
+    "dockerd": "its containers are not pods",
+    "buildkitd": "its containers are not pods",
+}
+"""Programs that may be connected to the runtime itself, and why."""
+KOORDLET, NRI_SOCKET = "koordlet", "/var/run/nri/nri.sock"
+_NO_NRI = "koordlet has the flag -enable-nri-runtime-hook=false (docs/koordlet.rst)"
+_TO_DO = {
+    "crictl": "set runtime-endpoint in /etc/crictl.yaml to the proxy's socket; to look only, it may stay",
+    "docker": "set DOCKER_HOST to the proxy's socket; to look only, it may stay",
+}
+_ELSE = "point whoever creates or changes pods and containers at the proxy's socket; who only reads may stay"
+_SUSPECTS = (*WELL, *_TO_DO, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-problem-detector")
+"""Programs that use a runtime's socket, for where it is not known which connection is whose."""
+
+
+def past_the_proxy(machine: Machine) -> Iterator[Finding]:
+    """Tell who is connected to the runtime's socket; where the kernel does not tell it, count."""
+    path = machine.config.runtime_endpoint
+    try:
+        sockets = machine.sockets_with_peers()
+    except OSError:
+        yield _counted(machine)
+        return
+    ends, ends_at_proxy = client_ends(path, sockets), client_ends(machine.config.listen_endpoint, sockets)
+    proxy, seen = machine.proxy(), set[int]()
+    for process in machine.processes():
+        opened = sockets_of(machine, process.pid)
+        if count := len(ends & opened):
+            said = f"(pid {process.pid}) has {count_of(count)} to {path}"
+            ours = process.pid == proxy
+            yield (
+                ok(f"the proxy {said}")
+                if ours
+                else _judged_connection(process.name, said, bool(ends_at_proxy & opened))
+            )
+        seen |= opened
+    if not ends:
+        yield ok(f"nobody is connected to {path}")
+    if hidden := ends - seen:
+        hidden &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
+    if hidden:
+        yield unknown(f"{count_of(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
+
+
+def nri(machine: Machine) -> Iterator[Finding]:
+    """Look whether a koordlet that is registered here is connected to the runtime's NRI socket, too. Raises OSError."""
+    files = directory.read(machine.config.hookserver_config_dir).items()
+    if not any(KOORDLET in f"{name} {content!r}" for name, content in files):
+        yield ok(f"no {KOORDLET} is registered")
+        return
+    try:
+        ends = client_ends(NRI_SOCKET, machine.sockets_with_peers())
+    except OSError:
+        yield unknown(f"the kernel does not report who is connected to {NRI_SOCKET}", f"make sure that {_NO_NRI}")
+        return
+    why = f"is registered here and connected to {NRI_SOCKET}, too: each of its hooks runs twice, and scales twice"
+    pids = [process.pid for process in machine.processes(KOORDLET) if ends & machine.open_sockets(process.pid)]
+    found = [warning(f"{KOORDLET} (pid {pid}) {why}", f"see to it that {_NO_NRI}") for pid in pids]
+    yield from found or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
+
+
+def sockets_of(machine: Machine, pid: int) -> frozenset[int]:
+    """Return the sockets that a process has open, none if it may not be looked at: then its ends are hidden ones."""
+    try:
+        return machine.open_sockets(pid)
+    except PermissionError:
+        return frozenset()
+
+
+def client_ends(path: str, sockets: Iterable[UnixSocket]) -> frozenset[int]:
+    """Return the clients' ends of the connections to a path."""
+    return frozenset(found.peer for found in at(path, sockets) if found.peer)
+
+
+def _judged_connection(name: str, said: str, at_proxy: bool) -> Finding:
+    """Return the finding on a program that is connected to the runtime, and perhaps to the proxy, too."""
+    if name in (KUBELET, CRI_DOCKERD) and not at_proxy:
+        return failed(f"{name} {said}, and none to the proxy", f"restart it when the check {name} is ok")
+    if name in WELL:
+        return ok(f"{name} {said}: {WELL[name]}")
+    return warning(f"{name} {said}, past the proxy", _TO_DO.get(name, _ELSE))
+
+
+def count_of(count: int, what: str = "connection") -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _counted(machine: Machine) -> Finding:
+    """Return how many connections the runtime has, and how many of these the proxy cannot be.
+
+    /proc does not tell which client belongs to which connection. A client's own end has no path: the proxy cannot be
+    more of the runtime's connections than it has such ends.
+    """
+    path, sockets = machine.config.runtime_endpoint, machine.sockets()
+    count = sum(found.connected for found in at(path, sockets))
+    ends = frozenset(found.inode for found in sockets if found.connected and not found.path)
+    proxy = machine.proxy()
+    others = count - (0 if proxy is None else len(ends & machine.open_sockets(proxy)))
+    if others <= 0:
+        return ok(f"{path} has {count_of(count)}, no more than the proxy's own")
+    suspects = (p for p in machine.processes(*_SUSPECTS) if not ends.isdisjoint(machine.open_sockets(p.pid)))
+    who = ", ".join(sorted(f"{process.name} pid {process.pid}" for process in suspects)) or "no known client is seen"
+    return warning(f"{others} or more of {count_of(count)} to {path} go past the proxy (may be: {who})", _ELSE)
+
+
+UNITS = ("kubelet.service", "cri-docker.service")
+_PROPERTIES = "ExecStart,Environment,EnvironmentFiles"
+_WORD = re.compile(r"[^\s\"'=;]+")
+_FILE = re.compile(r"(?:--config[= ]|^EnvironmentFiles=)(/[^\s\"']+)", re.MULTILINE)
+"""The files of a unit in which an endpoint may stand."""
+
+
+def users(machine: Machine) -> Iterator[str]:
+    """Yield a line for each program that is connected to the proxy or configured to call it. Raises OSError."""
+    yield from _connected(machine)
+    for process in machine.processes(KUBELET, CRI_DOCKERD):
+        for told in endpoints(machine, process):
+            if _is_ours(machine, told.endpoint):
+                yield f"{process.name} (pid {process.pid}) is configured to call it, by {told.origin}"
+    if machine.path("run/systemd/system").exists():
+        for unit in UNITS:
+            yield from _configured(machine, unit)
+
+
+def _connected(machine: Machine) -> Iterator[str]:
+    path = machine.config.listen_endpoint
+    try:
+        ends = client_ends(path, machine.sockets_with_peers())
+    except OSError:  # the kernel does not tell peers
+        if count := sum(found.connected for found in at(path, machine.sockets())):
+            yield f"{count_of(count)} to {path}; the kernel does not tell whose"
+        return
+    for process in machine.processes():
+        if own := ends & sockets_of(machine, process.pid):
+            yield f"{process.name} (pid {process.pid}) has {count_of(len(own))} to {path}"
+            ends -= own
+    if ends:
+        ends &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
+    if ends:
+        yield f"{count_of(len(ends))} to {path} of processes that cannot be seen here"
+
+
+def _configured(machine: Machine, unit: str) -> Iterator[str]:
+    told = machine.systemctl(["show", f"--property={_PROPERTIES}", "--", unit])
+    texts = {unit: told}
+    for name in _FILE.findall(told):
+        place = machine.path(name.lstrip("/"))
+        if place.is_file():
+            texts[f"{unit} by {name}"] = place.read_text(errors="replace")
+    for origin, text in texts.items():
+        if any(_is_ours(machine, word) for word in _WORD.findall(text)):
+            yield f"{origin} is configured to call it"
+
+
+def _is_ours(machine: Machine, endpoint: str) -> bool:
+    try:
+        return same(parse_endpoint(endpoint, ""), machine.config.listen_endpoint)
+    except ConfigError:
+        return False

@@ -1,0 +1,161 @@
+"""Checks of the hook servers: their registration files, a call to each, and the label that leaves pods out.
+
+Invariant: only a Pre hook point is called, for a pod without labels, annotations and variables, in a cgroup that does
+not exist: hook servers take a Post call for something that has happened.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from shlex import quote
+from time import perf_counter
+
+from runtimeproxy.cli.doctor.clients import count_of
+from runtimeproxy.cli.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
+from runtimeproxy.cli.doctor.machine import Machine, denied, same
+from runtimeproxy.errors import ConfigError, HookError, Reason
+from runtimeproxy.files import StateError, folder_fault
+from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
+from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.plugins import directory, disabling
+from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.disabling import Disabled
+from runtimeproxy.plugins.manager import disabled_with, repeated_calls, repetitions, sockets_of
+from runtimeproxy.plugins.registration import Content, FailurePolicy, Registration, UnreadableFile, parse, plugin_name
+from runtimeproxy.settings import config
+
+_NAME = "runtimeproxy-doctor"
+INVENTED = HookRequest(
+    PodInfo(name=_NAME, namespace=_NAME, uid=_NAME, cgroup_parent=f"/{_NAME}"), ContainerInfo(name=_NAME)
+)
+TRIED = ("PreCreateContainer", "PreRunPodSandbox", "PreUpdateContainerResources", "PreStartContainer")
+"""The hook points that may be called; the first one that a server registered for is."""
+
+_MASK = "remove it, and disable again what must not be asked"
+_TO_DO = {
+    Reason.UNREACHABLE: "start the hook server, or remove its registration file",
+    Reason.DEADLINE: "restart it, or look why it hangs",
+    Reason.UNIMPLEMENTED: "take the hook point out of the registration file, or update the hook server",
+    Reason.UNTRUSTED_SOCKET: "let only root, or the proxy's own user, own the socket and its directory",
+}
+_ELSE = "try `runtimeproxy hook verify` with its registration file, on a node that serves nobody"
+
+
+def registrations(machine: Machine) -> Iterator[Finding]:
+    """Read the registration files as the proxy does."""
+    folder = machine.config.hookserver_config_dir
+    try:
+        fault = folder_fault(os.stat(folder), None)
+    except FileNotFoundError:
+        yield ok(f"{folder} is not there: no hook server is registered")
+        return
+    if fault:
+        yield failed(f"{folder} {fault}, who could register a hook server", "chown it to root and chmod it to 0755")
+    contents = directory.read(folder)
+    entries = [_parsed(name, contents[name]) for name in sorted(contents)]
+    found = [finding for entry in entries for finding in _judged(entry)]
+    good = [entry for entry in entries if isinstance(entry, Registration)]
+    found += [warning(text, "remove one of the two files") for text in repetitions(repeated_calls(good))]
+    yield from found or [ok(f"{folder} has {count_of(len(contents), 'registration file')}")]
+
+
+def _judged(entry: Registration | str) -> Iterator[Finding]:
+    if isinstance(entry, str):
+        yield failed(entry, "correct the file or remove it; the proxy goes by the last good one until its restart")
+        return
+    for line in entry.warnings:
+        yield warning(line, "correct the file: docs/registration.rst has its keys and hook points")
+
+
+def _parsed(name: str, content: Content) -> Registration | str:
+    """Return a file's registration; what is wrong with it if it has none."""
+    if isinstance(content, UnreadableFile):
+        return content.reason
+    try:
+        return parse(name, content)
+    except ConfigError as error:
+        return str(error)
+
+
+def hook_servers(machine: Machine) -> Iterator[Finding]:
+    """Call each hook server that is registered and not disabled."""
+    contents = directory.read(machine.config.hookserver_config_dir)
+    parsed = (_parsed(name, contents[name]) for name in sorted(contents))
+    good = {plugin_name(entry.name): entry for entry in parsed if isinstance(entry, Registration)}
+    disabled: Mapping[str, Disabled] = {}
+    mask = disabling.mask_file(machine.config.state_dir, machine.config.listen_endpoint)
+    try:
+        if denied(mask.path):
+            yield unknown(f"{mask.path}: Permission denied", AS_ROOT)
+        elif machine.config.state_dir:
+            disabled = disabling.read(mask)
+    except StateError as error:
+        yield warning(f"{error}: at its next start the proxy disables no hook server by it", _MASK)
+    same = disabled_with(sockets_of(good.values()), disabled.keys())
+    why = {name: f"by hand ({entry.reason})" for name, entry in disabled.items()}
+    why |= {name: f"with {other}, which names the same socket," for name, other in same.items()}
+    for name, text in why.items():
+        to_do = f"`runtimeproxy hook enable {quote(name)}{_admin_flag(machine)}` when it is well again"
+        yield warning(f"{name} is disabled {text} and was not called", to_do)
+    if not good:
+        yield ok("no hook server is registered")
+    elif called := [replace(entry, name=name) for name, entry in good.items() if name not in why]:
+        yield from asyncio.run(_tried(machine, called))
+
+
+async def _tried(machine: Machine, registered: list[Registration]) -> list[Finding]:
+    longest = machine.config.hook_timeout_seconds
+    tries = (_try(entry, min(entry.timeout_seconds or longest, CALL_SECONDS), machine) for entry in registered)
+    return await asyncio.gather(*tries)
+
+
+async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding:
+    if denied(entry.endpoint):
+        return unknown(f"{entry.name}: {entry.endpoint}: Permission denied", AS_ROOT)
+    name = next((name for name in TRIED if name in entry.points), None)
+    client = HookClient(entry.name, entry.endpoint, machine.config.hook_answer_bytes)
+    began = perf_counter()
+    try:
+        if name is None:
+            return _reached(entry, client)
+        await client.call(BY_NAME[name], INVENTED, seconds)
+    except HookError as error:
+        return _failure(machine, entry, error)
+    finally:
+        await client.close()
+    took = perf_counter() - began
+    said = f"{entry.name}: {entry.endpoint} answered {name} in {took * 1000:.0f} ms"
+    slow = took > seconds / 2
+    return warning(f"{said}, more than half of its time limit", "look why it is slow") if slow else ok(said)
+
+
+def _reached(entry: Registration, client: HookClient) -> Finding:
+    if client.peer().socket is None:
+        text = f"{entry.name}: {entry.endpoint}: nobody that the proxy trusts listens there"
+        return warning(text, _TO_DO[Reason.UNREACHABLE])
+    return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
+
+
+def _failure(machine: Machine, entry: Registration, error: HookError) -> Finding:
+    if error.reason is Reason.REFUSED:
+        return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
+    to_do = _TO_DO.get(error.reason, _ELSE)
+    if entry.policy is not FailurePolicy.FAIL:
+        return warning(f"{error.logged} (calls go on without it, policy Ignore)", to_do)
+    if machine.config.admin_endpoint:
+        command = f"runtimeproxy hook disable {quote(entry.name)} --reason={error.reason.value}{_admin_flag(machine)}"
+        to_do += f"; until then `{command}` lets calls go on without it"
+    return failed(f"{error.logged} (calls are refused, policy Fail)", to_do)
+
+
+def _admin_flag(machine: Machine) -> str:
+    """Return the flag that a command needs to find the proxy's admin socket, after a space; "" for the default one."""
+    endpoint = machine.config.admin_endpoint
+    return "" if same(endpoint, config.load({}, {}).admin_endpoint) else f" --admin-endpoint={quote(endpoint)}"
+
+
+def skip_label(machine: Machine) -> Iterator[Finding]:
+    """Tell which pods are never handed to hook servers."""
+    label = f"{machine.config.skip_label_key}={machine.config.skip_label_value}"
+    yield ok(f"pods with the label {label} are never handed to hook servers, whatever the failure policy")

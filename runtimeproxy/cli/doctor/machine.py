@@ -1,0 +1,273 @@
+"""What the doctor reads of the machine: processes, units, files, and unix sockets in all network namespaces.
+
+Source of the latter: sock_diag(7)."""
+
+import ctypes
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from runtimeproxy.settings.config import Config
+
+_PROC_LISTENING = 0x10000
+"""__SO_ACCEPTCON in the flags of /proc/net/unix (proc_net(5))."""
+_PROC_CONNECTED, _PROC_STREAM = "03", "0001"
+
+_CLONE_NEWNET = 0x40000000
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_ESTABLISHED, _LISTEN = 1, 10
+_UDIAG_SHOW_NAME, _UDIAG_SHOW_PEER = 0x1, 0x4
+_UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
+_NLMSGHDR = struct.Struct("=IHHII")
+_NLATTR = struct.Struct("=HH")
+_UNIX_DIAG_REQ = struct.Struct("=BBHIIIII")
+_UNIX_DIAG_MSG = struct.Struct("=BBBBI8x")
+_LONGEST_ANSWER = 1 << 16
+"""More than the kernel puts into one datagram of a dump, which is 32 KiB."""
+
+
+class UnixSocket(NamedTuple):
+    """A stream socket; ``path`` is "" for one that was not bound, as clients' are; ``peer`` 0 if it is not known."""
+
+    inode: int
+    listening: bool
+    connected: bool
+    path: str
+    peer: int = 0
+
+
+def listed(text: str) -> Iterator[UnixSocket]:
+    """Yield the sockets of the text of /proc/net/unix, without peers."""
+    for row in (line.split(maxsplit=7) for line in text.splitlines()[1:]):
+        if row[4] == _PROC_STREAM:
+            listening = bool(int(row[3], 16) & _PROC_LISTENING)
+            yield UnixSocket(int(row[6]), listening, row[5] == _PROC_CONNECTED, "".join(row[7:]))
+
+
+def told(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
+    """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers. Raises OSError.
+
+    One that is gone is left out. A struct unix_diag_req asks, a struct unix_diag_msg answers for each socket.
+    Source: sock_diag(7) and <linux/unix_diag.h>.
+    """
+    request = _UNIX_DIAG_REQ.pack(
+        *(socket.AF_UNIX, 0, 0, 1 << _ESTABLISHED | 1 << _LISTEN, 0, _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER, 0, 0)
+    )
+    head = (_NLMSGHDR.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST | _NLM_F_DUMP, 0, 0)
+    for namespace in namespaces:
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                asked = thread.submit(_opened, namespace).result()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        with asked:
+            asked.send(_NLMSGHDR.pack(*head) + request)
+            yield from _answers(asked)
+
+
+def _opened(namespace: Path) -> socket.socket:
+    """Return a socket to the kernel that belongs to a network namespace, which the thread enters for good."""
+    with namespace.open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(namespace))
+    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
+    asked.connect((0, 0))
+    return asked
+
+
+def _answers(asked: socket.socket) -> Iterator[UnixSocket]:
+    while True:
+        answer = asked.recv(_LONGEST_ANSWER)
+        for kind, body in _parts(answer, _NLMSGHDR):
+            if kind in (_NLMSG_ERROR, _NLMSG_DONE):
+                if number := -int.from_bytes(body[:4], sys.byteorder, signed=True):
+                    raise OSError(number, os.strerror(number))
+                return
+            if (found := _socket(body)) is not None:
+                yield found
+
+
+def _socket(body: bytes) -> UnixSocket | None:
+    """Return the socket of a struct unix_diag_msg and its attributes; None if it is not a stream's."""
+    _, kind, state, _, inode = _UNIX_DIAG_MSG.unpack_from(body)
+    attributes = dict(_parts(body[_UNIX_DIAG_MSG.size :], _NLATTR))
+    path = attributes.get(_UNIX_DIAG_NAME, b"").rstrip(b"\0").replace(b"\0", b"@").decode(errors="replace")
+    peer = int.from_bytes(attributes.get(_UNIX_DIAG_PEER, b""), sys.byteorder)
+    found = UnixSocket(inode, state == _LISTEN, state == _ESTABLISHED, path, peer)
+    return found if kind == socket.SOCK_STREAM else None
+
+
+def _parts(data: bytes, head: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and body of each message or attribute; both begin with length and kind and end at four bytes."""
+    at = 0
+    while at < len(data):
+        length, kind, *_ = head.unpack_from(data, at)
+        yield kind, data[at + head.size : at + length]
+        at += length + 3 & ~3
+
+
+def at(path: str, sockets: Iterable[UnixSocket]) -> tuple[UnixSocket, ...]:
+    """Return the sockets of a path: that of the listener, and its ends of the connections."""
+    names = {os.path.basename(path), os.path.basename(os.path.realpath(path))}
+    named = (found for found in sockets if os.path.basename(found.path) in names)
+    return tuple(found for found in named if same(found.path, path))
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two paths lead to the same place, as those below /run and /var/run do."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+SYSTEMCTL_SECONDS = 1.5
+
+
+class Process(NamedTuple):
+    """A process with a command line."""
+
+    pid: int
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the program, without its directory."""
+        return os.path.basename(self.arguments[0])
+
+    def flag(self, name: str) -> str | None:
+        """Return the value of a flag, spelt ``--name=value`` or ``--name value``; of several the last; None if none."""
+        found = None
+        for place, argument in enumerate(self.arguments):
+            if argument.startswith(f"--{name}="):
+                found = argument.partition("=")[2]
+            elif argument == f"--{name}" and place + 1 < len(self.arguments):
+                found = self.arguments[place + 1]
+        return found
+
+
+def systemctl(arguments: Sequence[str]) -> str:
+    """Return what systemctl prints. Raises OSError if it is missing, fails or takes too long."""
+    command = ["systemctl", *arguments]
+    try:
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(0, f"systemctl {arguments[0]} does not answer ({type(error).__name__})") from None
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine below ``root``, with the configuration that the proxy has."""
+
+    config: Config
+    root: Path = Path("/")
+    systemctl: Callable[[Sequence[str]], str] = systemctl
+    kernel: Callable[[Iterable[Path]], Iterable[UnixSocket]] = told
+
+    def path(self, place: str) -> Path:
+        """Return the path of a place, such as "proc/locks", below the root."""
+        return self.root / place
+
+    def text(self, place: str) -> str:
+        """Return the text of a file. Raises OSError."""
+        return self.path(place).read_text(errors="replace")
+
+    def processes(self, *names: str) -> Iterator[Process]:
+        """Yield the processes of these names, or all if none is given.
+
+        Those that end meanwhile, and the kernel's own, are left out. Raises OSError.
+        """
+        for entry in os.listdir(self.path("proc")):
+            if entry.isdigit():
+                try:
+                    words = self.text(f"proc/{entry}/cmdline").rstrip("\0").split("\0")
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                process = Process(int(entry), tuple(words))
+                if words[0] and (not names or process.name in names):
+                    yield process
+
+    def sockets(self) -> tuple[UnixSocket, ...]:
+        """Return the unix stream sockets of this network namespace. Raises OSError."""
+        return tuple(listed(self.text("proc/net/unix")))
+
+    def sockets_with_peers(self) -> tuple[UnixSocket, ...]:
+        """Return the unix stream sockets with their peers, of the network namespaces of all processes.
+
+        Processes that may not be looked at are left out. Raises OSError where the kernel does not tell peers.
+        """
+        namespaces: dict[int, Path] = {}
+        for process in self.processes():
+            place = self.path(f"proc/{process.pid}/ns/net")
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                namespaces.setdefault(os.stat(place).st_ino, place)
+        return tuple(self.kernel(namespaces.values()))
+
+    def listeners(self, path: str) -> frozenset[int]:
+        """Return the inodes of the sockets that listen at a path. Raises OSError."""
+        return frozenset(found.inode for found in at(path, self.sockets()) if found.listening)
+
+    def open_sockets(self, pid: int) -> frozenset[int]:
+        """Return the inodes of the sockets that a process has open, none if it has ended. Raises OSError."""
+        folder = self.path(f"proc/{pid}/fd")
+        try:
+            links = [_link(folder / entry) for entry in os.listdir(folder)]
+        except (FileNotFoundError, ProcessLookupError):
+            return frozenset()
+        return frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
+
+    def lock_holder(self) -> int | None:
+        """Return the process that holds the lock beside the proxy's socket; None if nobody does. Raises OSError.
+
+        /proc/locks is read, as a lock that is tried would stop a proxy that starts now.
+        """
+        try:
+            found = os.stat(self.config.listen_endpoint + ".lock", follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        rows = (line.split() for line in self.text("proc/locks").splitlines())
+        return next((int(row[4]) for row in rows if row[1] == "FLOCK" and row[5] == place), None)
+
+    def proxy(self) -> int | None:
+        """Return the process that serves the proxy's socket; None if none is seen. Raises OSError.
+
+        It holds the lock; a socket that systemd handed over has none, and is open in systemd, too.
+        """
+        if (holder := self.lock_holder()) is not None:
+            return holder
+        listening = self.listeners(self.config.listen_endpoint)
+        others = (process.pid for process in self.processes() if process.pid != 1) if listening else ()
+        return next((pid for pid in others if not listening.isdisjoint(self.open_sockets(pid))), None)
+
+    def unit(self, name: str, properties: Sequence[str]) -> Mapping[str, str]:
+        """Return properties of a systemd unit that are in force. Raises OSError."""
+        told = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
+        return dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+
+
+def denied(path: str) -> bool:
+    """Return whether there is a socket at a path, or may be, that this process has no right to connect to."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return not os.access(path, os.W_OK, effective_ids=True)
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""  # closed meanwhile

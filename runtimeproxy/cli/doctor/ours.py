@@ -1,0 +1,164 @@
+"""Checks of the proxy itself: its socket, directory and lock, its file limits, its systemd unit, the versions.
+
+Invariant: nothing is opened for writing, connected to or locked.
+"""
+
+import os
+import platform
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+
+from runtimeproxy.cli.doctor.findings import Finding, failed, ok, skipped, unknown, warning
+from runtimeproxy.cli.doctor.machine import Machine
+from runtimeproxy.files import folder_fault
+from runtimeproxy.relay.listener import group_id
+from runtimeproxy.settings.version import VERSION
+
+FEW_FILES = 4096
+"""A limit of open files below which a node's connections may not fit: each takes two, a tunnel two more."""
+FULL = 0.8
+"""The share of a limit that is too much."""
+OLDEST_KERNEL = (4, 19)
+_LIBRARIES = ("aiohttp", "protobuf", "uvloop")
+_START = "start the proxy, or give doctor the flags that the proxy runs with"
+_REPLACE = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
+_LOG = "its log says what it waits for (docs/operation.rst, Stop)"
+
+UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "NeedDaemonReload": (lambda value: value != "yes", "systemctl daemon-reload, then restart the unit"),
+    "Type": (lambda value: value in ("notify", "notify-reload"), "set Type=notify: systemd then knows when it listens"),
+    "Restart": (
+        lambda value: value in ("always", "on-failure"),
+        "set Restart=always: without the proxy the node is down",
+    ),
+    "WatchdogUSec": (
+        lambda value: value not in ("0", "infinity", ""),
+        "set WatchdogSec=: a loop that hangs is restarted",
+    ),
+    "OOMScoreAdjust": (
+        lambda value: value.startswith("-"),
+        "set OOMScoreAdjust=-999, as the kubelet and the runtime have: it is on the node's critical path",
+    ),
+}
+"""The properties of the unit that matter: whether a value is good, and what to do if not."""
+
+
+def socket_file(machine: Machine) -> Iterator[Finding]:
+    """Look at the proxy's socket: kind, owner, mode, and whether somebody listens."""
+    path, mode = machine.config.listen_endpoint, machine.config.socket_mode
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        yield failed(f"{path} is not there: no proxy listens", _START)
+        return
+    rights = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISSOCK(found.st_mode):
+        yield failed(f"{path} is not a socket", "remove it, or set --koord-runtimeproxy-endpoint to another path")
+    elif not machine.listeners(path):
+        yield failed(
+            f"{path} is there and nobody listens on it",
+            _REPLACE,
+        )
+    elif found.st_uid not in (0, os.geteuid()):
+        yield failed(f"{path} belongs to user {found.st_uid}", "stop whoever made it, and start the proxy")
+    elif rights & ~mode:
+        to_do = "restart the proxy; where systemd makes the socket set SocketMode="
+        yield warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", to_do)
+    else:
+        yield ok(f"{path} listens, mode {rights:04o}")
+
+
+def directory(machine: Machine) -> Iterator[Finding]:
+    """Look at the socket's directory: who else could replace the socket."""
+    folder, group = os.path.dirname(machine.config.listen_endpoint), machine.config.socket_group
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        yield failed(f"{folder} is not there", "start the proxy, which makes it, or give doctor the proxy's flags")
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        yield failed(
+            f"{folder} is a link or no directory", "set --koord-runtimeproxy-endpoint to a real directory's path"
+        )
+    elif fault := folder_fault(found, None if group is None else group_id(group)):
+        yield failed(f"{folder} {fault}, who could replace the socket", "chown it to root and chmod it to 0755")
+    else:
+        yield ok(f"{folder} can be written by no other user")
+
+
+def lock(machine: Machine) -> Iterator[Finding]:
+    """Look who holds the lock beside the socket."""
+    path = machine.config.listen_endpoint
+    try:
+        regular = stat.S_ISREG(os.lstat(f"{path}.lock").st_mode)
+    except FileNotFoundError:
+        yield ok(f"{path}.lock is not there: no proxy ran here, or systemd made the socket")
+        return
+    if not regular:
+        yield failed(f"{path}.lock is not a regular file: no proxy can start", "remove it")
+        return
+    holder, listening = machine.lock_holder(), machine.listeners(path)
+    if holder is None:
+        yield ok(f"nobody holds {path}.lock")
+    elif not listening:
+        yield warning(f"pid {holder} holds {path}.lock and does not listen", f"wait for its end: {_LOG}")
+    elif listening.isdisjoint(machine.open_sockets(holder)):
+        to_do = f"stop pid {holder} if it is no proxy, or whoever took the socket's place"
+        yield failed(f"pid {holder} holds {path}.lock and another process listens on the socket", to_do)
+    else:
+        yield ok(f"pid {holder}, which listens, holds {path}.lock")
+
+
+def file_limits(machine: Machine) -> Iterator[Finding]:
+    """Compare open files with the proxy's limit, and the machine's."""
+    used, _, most = (int(number) for number in machine.text("proc/sys/fs/file-nr").split())
+    if used > FULL * most:
+        yield warning(f"{used} of the machine's {most} files are open", "raise fs.file-max, or find who leaks them")
+    pid = machine.proxy()
+    if pid is None:
+        yield unknown("no proxy runs", _START)
+        return
+    limit = re.search(r"^Max open files +(\d+|unlimited)", machine.text(f"proc/{pid}/limits"), re.MULTILINE)
+    count = len(os.listdir(machine.path(f"proc/{pid}/fd")))
+    if limit is None or limit[1] == "unlimited":
+        yield ok(f"the proxy (pid {pid}) has {count} files open, without a limit")
+    elif count > FULL * int(limit[1]):
+        to_do = "raise LimitNOFILE= and restart; a log that names a peer's many connections says who uses them"
+        yield failed(f"the proxy (pid {pid}) has {count} of {limit[1]} files open", to_do)
+    elif int(limit[1]) < FEW_FILES:
+        yield warning(f"the proxy (pid {pid}) may open {limit[1]} files only", f"set LimitNOFILE={FEW_FILES} or more")
+    else:
+        yield ok(f"the proxy (pid {pid}) has {count} of {limit[1]} files open")
+
+
+def unit(machine: Machine) -> Iterator[Finding]:
+    """Read the settings of the proxy's systemd unit that are in force."""
+    if not machine.path("run/systemd/system").is_dir():
+        yield skipped("systemd does not run here")
+        return
+    pid = machine.proxy()
+    if pid is None:
+        yield unknown("no proxy runs", _START)
+        return
+    services = re.findall(r"[^/\n]+\.service(?=/|\n|$)", machine.text(f"proc/{pid}/cgroup"))
+    if not services:
+        yield warning(f"the proxy (pid {pid}) runs in no systemd service", "give it one: nobody restarts it now")
+        return
+    name = services[-1]
+    told = machine.unit(name, list(UNIT))
+    bad = [(key, to_do) for key, (good, to_do) in UNIT.items() if key in told and not good(told[key])]
+    yield from [warning(f"{name} has {key}={told[key]}", to_do) for key, to_do in bad] or [
+        ok(f"{name}: {', '.join(f'{key}={value}' for key, value in told.items())}")
+    ]
+
+
+def versions(machine: Machine) -> Iterator[Finding]:
+    """Tell the versions of the proxy, Python, the libraries and the kernel."""
+    kernel = machine.text("proc/sys/kernel/osrelease").strip()
+    numbers = re.match(r"(\d+)\.(\d+)", kernel)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_KERNEL:
+        yield warning(f"kernel {kernel} is older than {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]}", "update the kernel")
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in _LIBRARIES)
+    yield ok(f"runtimeproxy {VERSION}, Python {platform.python_version()}, {libraries}, kernel {kernel}")

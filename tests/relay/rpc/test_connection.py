@@ -1,0 +1,500 @@
+"""The unary client on real sockets: against grpcio's server, and against a scripted peer that makes every mistake.
+
+The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+
+from runtimeproxy.relay.connection import Endpoint
+from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
+from runtimeproxy.relay.eventloop import Fiber, batch
+from runtimeproxy.relay.rpc import connection as unary
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
+from runtimeproxy.wire import http2
+from tests.fakes.descriptors import no_descriptors
+from tests.fakes.faults import full_backlog
+from tests.patience import until
+from tests.relay.peers import Connection, Server, answer, serve
+from tests.relay.test_dial import scarce
+
+METHOD = "/package.Service/Method"
+LONG_SECONDS = 10.0
+"""Seconds of a deadline that no test waits for."""
+SHORT_SECONDS = 0.05
+PING = http2.frame(http2.PING, 0, 0, bytes(8))
+
+
+async def echo(message: bytes, context: Any) -> bytes:
+    await asyncio.sleep(0.005)
+    return message
+
+
+@asynccontextmanager
+async def grpc_server(
+    path: str, handler: Callable[[bytes, Any], Awaitable[bytes]] = echo, *options: tuple[str, int]
+) -> AsyncIterator[None]:
+    server = grpc.aio.server(options=options)
+    methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("package.Service", methods),))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    yield
+    await server.stop(None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "peer.sock")
+
+
+@pytest.fixture
+async def client(path: str) -> AsyncIterator[UnaryClient]:
+    made = UnaryClient(path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def server(path: str) -> AsyncIterator[Server]:
+    async with serve(path) as made:
+        yield made
+
+
+@pytest.fixture
+async def one_at_a_time(path: str) -> AsyncIterator[Server]:
+    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
+        yield made
+
+
+async def failing(awaitable: Awaitable[bytes]) -> CallFailed:
+    with pytest.raises(CallFailed) as raised:
+        await awaitable
+    return raised.value
+
+
+async def failing_soon(client: UnaryClient) -> CallFailed:
+    return await failing(client.call(METHOD, b"", SHORT_SECONDS))
+
+
+def start(client: UnaryClient, seconds: float = LONG_SECONDS, message: bytes = b"") -> asyncio.Task[bytes]:
+    return asyncio.create_task(client.call(METHOD, message, seconds))
+
+
+async def answered(client: UnaryClient, server: Server, connection: Connection | None = None) -> Connection:
+    """Make a call that is answered, on a new connection unless one is given; return the connection."""
+    call = start(client)
+    connection = connection or await server.connection()
+    connection.send(answer(await connection.request(), b"x"))
+    assert await call == b"x"
+    return connection
+
+
+async def asked(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
+    """Make a call on a new connection; once it has come, return it with the connection and its stream."""
+    call = start(client)
+    connection = await server.connection()
+    return call, connection, await connection.request()
+
+
+async def ended(connection: Connection) -> None:
+    """Wait for the end of a connection on which no more calls come."""
+    with pytest.raises(EOFError):
+        await connection.next(http2.HEADERS)
+
+
+async def told(connection: Connection) -> None:
+    """Wait until the client has read what it was sent."""
+    connection.send(PING)
+    await connection.next(http2.PING)
+
+
+def test_client_works_on_uvloop(path: str) -> None:
+    async def scenario() -> None:
+        client = UnaryClient(path)
+        async with grpc_server(path):
+            assert await client.call(METHOD, b"x" * 300_000, LONG_SECONDS) == b"x" * 300_000
+            await client.close()
+        assert (await failing(client.call(METHOD, b"", LONG_SECONDS))).kind is Kind.UNREACHABLE
+        async with full_backlog(path):
+            assert (await failing_soon(client)).kind is Kind.DEADLINE
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+async def test_requests_ready_in_one_read_leave_in_one_write(
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await answered(client, server)
+    requests: list[int] = []
+    write = Endpoint.write
+
+    def count(end: Endpoint, data: bytes) -> None:
+        requests.append(data.count(METHOD.encode()))
+        write(end, data)
+
+    async def call_twice() -> None:
+        await client.call(METHOD, b"", LONG_SECONDS)
+        await client.call(METHOD, b"", LONG_SECONDS)
+
+    monkeypatch.setattr(Endpoint, "write", count)
+    fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
+    for fiber in batch.each(deque(fibers)):
+        fiber.start(call_twice())
+    for _ in range(2):
+        streams = [await connection.request() for _ in fibers]
+        connection.send(b"".join(answer(stream, b"") for stream in streams))
+    await asyncio.gather(*fibers)
+    assert requests == [len(fibers), len(fibers)]
+
+
+async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
+    left: list[float] = []
+    cancelled: list[bool] = []
+
+    async def hang(message: bytes, context: Any) -> bytes:
+        left.append(context.time_remaining())
+        try:
+            return bytes(await asyncio.Event().wait())
+        finally:
+            cancelled.append(True)
+
+    async with grpc_server(path, hang):
+        # A server silently drops calls whose deadline has passed on its side, so there is more time then.
+        for seconds in (0.3, 3.0, LONG_SECONDS):
+            begun = time.monotonic()
+            failed = await failing(client.call(METHOD, b"", seconds))
+            assert (failed.code, failed.kind) == (4, Kind.DEADLINE)
+            assert seconds - 0.01 < time.monotonic() - begun < seconds + LONG_SECONDS
+            if left and left[-1] > 0:
+                break
+        assert 0 < left[-1] <= seconds
+        await until(lambda: cancelled)
+
+
+async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, client: UnaryClient) -> None:
+    """grpcio resets calls above its limit, with an error that does not say why."""
+    async with grpc_server(path, echo, ("grpc.max_concurrent_streams", 10)):
+        messages = [str(number).encode() * 1000 for number in range(60)]
+        assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
+        assert len(client.links) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+async def test_call_without_time_left_dials_nobody(path: str, seconds: float) -> None:
+    client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
+    async with serve(path):
+        assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
+
+
+@pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
+async def test_missing_peer_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
+    if reason == "Connection refused":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+    failed = await asyncio.wait_for(failing(client.call(METHOD, b"", LONG_SECONDS)), LONG_SECONDS / 2)
+    assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
+    assert client.peer() == client.peer() == Peer(None, 0)
+
+
+async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
+    assert client.peer() == Peer(None, 0)
+    async with serve(path) as server:
+        first = client.peer()
+        assert first.connection == 1
+        await answered(client, server)
+        assert client.peer() == first
+        await client.close()
+        assert client.peer() == Peer(first.socket, 0)
+        await answered(client, server)
+        assert client.peer() == Peer(first.socket, 2)
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        assert client.peer() == Peer(first.socket, 0)
+    async with serve(path) as server:
+        second = client.peer()
+        assert second.socket not in (None, first.socket)
+        assert second.connection == 3
+        connection = await answered(client, server)
+        assert client.peer() == second
+        call = start(client)
+        await connection.request()
+        connection.close()
+        assert (await failing(call)).kind is Kind.BROKEN
+        assert client.peer() == Peer(second.socket, 0)
+        call, connection, _ = await asked(client, server)
+        await client.close()
+        assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials anew"
+        await ended(connection)
+        await answered(client, server)
+    assert client.peer() == Peer(None, 0)
+
+
+SILENT = "listens, but has not answered as a gRPC server"
+
+
+async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
+    assert client.absence() == f"{path}: No such file or directory"
+    async with serve(path) as server:
+        assert client.absence() == f"{path}: {SILENT}"
+        assert client.peer().connection == 1, "the look has left no connection"
+        connection = await answered(client, server)
+        assert client.absence() == ""
+        call = start(client)
+        await connection.request()
+        connection.close()
+        await failing(call)
+        assert client.absence() == "", "the server answered an earlier connection"
+        connection = await server.connection()
+        os.rename(path, f"{path}.away")
+        assert client.absence() == f"{path}: No such file or directory"
+        os.rename(f"{path}.away", path)
+        connection.close()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    assert client.absence() == f"{path}: Connection refused"
+
+
+async def test_server_that_must_not_be_asked_is_absent(path: str) -> None:
+    def dialler(path: str) -> socket.socket:
+        raise UntrustedSocket("user 7 listens there")
+
+    Path(path).touch()
+    assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
+
+
+async def test_server_is_not_absent_when_the_proxy_lacks_descriptors(client: UnaryClient, server: Server) -> None:
+    with no_descriptors():
+        assert client.absence() == ""
+
+
+async def test_server_is_absent_when_its_backlog_is_full(path: str, client: UnaryClient) -> None:
+    async with full_backlog(path):
+        assert client.absence() == f"{path}: {SILENT}"
+
+
+async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
+    async with full_backlog(path) as listener:
+        before = client.peer()
+        assert (client.peer(), before.connection) == (before, 0)
+        call = start(client)
+        await asyncio.sleep(SHORT_SECONDS)
+        listener.accept()[0].close()
+        listener.settimeout(20)
+        accepted, _ = await asyncio.to_thread(listener.accept)
+        with accepted:
+            accepted.settimeout(20)
+            assert (await asyncio.to_thread(accepted.recv, 100)).startswith(http2.PREFACE)
+            after = client.peer()
+        assert after.socket not in (None, before.socket)
+        assert after.connection == 1
+        assert (await failing(call)).kind is Kind.BROKEN
+
+
+async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
+    async with serve(path) as old:
+        earlier, first, stream = await asked(client, old)
+        os.rename(path, path + ".old")
+        async with serve(path) as new:
+            await answered(client, new)
+            first.send(answer(stream, b"old"))
+            assert await earlier == b"old"
+            await ended(first)
+            assert (old.accepted, new.accepted) == (1, 1)
+    os.unlink(path + ".old")
+
+
+async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClient, server: Server) -> None:
+    connection = await answered(client, server)
+    for _ in range(2):
+        await told(connection)
+    connection.send(PING)
+    await asyncio.sleep(unary.ACK_SECONDS / 2)
+    await answered(client, server, connection)
+    await asyncio.sleep(unary.ACK_SECONDS)
+
+
+@pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
+async def test_shortage_is_waited_for(path: str, server: Server, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
+    client = UnaryClient(path, dialler=scarce(number, 3))
+    await answered(client, server)
+    await client.close()
+
+
+async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(client: UnaryClient, server: Server) -> None:
+    with no_descriptors():
+        there = client.peer()
+        assert there.socket is not None
+        assert (client.peer(), there.connection) == (there, 0)
+        failed = await failing_soon(client)
+    assert isinstance(failed, Shortage)
+    assert failed.kind is Kind.UNREACHABLE, "the peer never saw it"
+    assert failed.text == "the proxy itself lacks what it needs: Too many open files"
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
+
+
+async def test_deadline_resets_the_stream_and_retires_the_connection(client: UnaryClient, server: Server) -> None:
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    first = await server.connection()
+    assert (await first.next(http2.RST_STREAM))[2:] == (1, b"\0\0\0\x08")
+    await ended(first)
+    await answered(client, server)
+
+
+async def test_reset_at_the_deadline_is_the_deadline(
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a server whose own timer fires first."""
+    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
+    call, connection, stream = await asked(client, server)
+    connection.send(http2.rst_stream(stream, http2.CANCEL))
+    assert (await failing(call)).kind is Kind.DEADLINE
+
+
+async def test_cancel_resets_the_stream_and_keeps_the_connection(client: UnaryClient, server: Server) -> None:
+    call, connection, stream = await asked(client, server)
+    call.cancel()
+    assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
+    assert call.cancelled()
+    await answered(client, server, connection)
+
+
+async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(10)
+        begun = time.monotonic()
+        calls = [start(client, 0.3, b"x" * 60_000) for _ in range(100)]
+        assert {(await failing(call)).kind for call in calls} == {Kind.DEADLINE}
+        assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
+
+
+async def test_peer_that_asks_and_never_reads_is_no_longer_read(client: UnaryClient, server: Server) -> None:
+    pings = 100_000
+    call = start(client)
+    connection = await server.connection()
+    transport = connection.writer.transport
+    transport.pause_reading()  # type: ignore[attr-defined]
+    connection.send(PING * pings)
+    stuck = 0
+    async with asyncio.timeout(20):
+        while transport.get_write_buffer_size() != stuck:
+            stuck = transport.get_write_buffer_size()
+            await asyncio.sleep(0.1)
+    assert stuck > 500_000
+    transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(pings):
+        await connection.next(http2.PING)
+    connection.send(answer(1, b"x"))
+    assert await call == b"x"
+
+
+@pytest.mark.parametrize("by", ["reset", "goaway"])
+async def test_call_that_the_peer_did_nothing_for_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
+    """RFC 9113, 8.7."""
+    call, connection, stream = await asked(client, server)
+    if by == "reset":
+        connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+    else:
+        connection.send(http2.goaway(0, 0))
+        connection = await server.connection()
+    again = await connection.request()
+    connection.send(answer(again, b"x"))
+    assert await call == b"x"
+    assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
+
+
+async def test_calls_take_turns_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
+    """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
+    first, connection, stream = await asked(client, one_at_a_time)
+    await told(connection)
+    calls = [first, *(start(client) for _ in range(5))]
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    (link,) = client.links
+    link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
+    for number, done in enumerate(calls):
+        connection.send(answer(stream, b"x"))
+        assert await done == b"x"
+        assert [each.done() for each in calls].count(True) == number + 1
+        if done is not calls[-1]:
+            stream = await connection.request()
+    assert (stream, one_at_a_time.accepted) == (11, 1)
+
+
+async def test_calls_that_wait_go_on_when_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
+    first, connection, _ = await asked(client, one_at_a_time)
+    await told(connection)
+    waiting = start(client)
+    await asyncio.sleep(0.02)
+    connection.close()
+    assert (await failing(first)).kind is Kind.BROKEN
+    second = await one_at_a_time.connection()
+    second.send(answer(await second.request(), b"x"))
+    assert await waiting == b"x"
+
+
+async def test_call_that_gives_up_hands_its_turn_on(client: UnaryClient, one_at_a_time: Server) -> None:
+    first, connection, stream = await asked(client, one_at_a_time)
+    await told(connection)
+    second, third = start(client), start(client)
+    await asyncio.sleep(0.02)
+    (link,) = client.links
+    woken, wake = link.waiting[0], link._wake
+
+    def woken_and_cancelled() -> None:
+        wake()
+        if woken.done():
+            second.cancel()
+
+    link._wake = woken_and_cancelled  # type: ignore[method-assign]
+    connection.send(answer(stream, b"x"))
+    assert await first == b"x"
+    connection.send(answer(await connection.request(), b"y"))
+    assert await third == b"y"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert link.calls.granted == 0
+
+
+def end_inside_a_frame(peer: Connection) -> None:
+    peer.send(http2.settings({}) + answer(1, b"x")[:-8])
+    peer.writer.write_eof()
+
+
+MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
+    "HTTP/1.1": lambda peer: peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+    "end at once": Connection.close,
+    "half-close": lambda peer: peer.writer.write_eof(),
+    "end inside a frame": end_inside_a_frame,
+    "garbage": lambda peer: peer.send(http2.settings({}) + http2.SETTINGS_ACK + http2.rst_stream(1, 2) + b"\xff" * 20),
+}
+
+
+@pytest.mark.parametrize("misbehave", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
+async def test_broken_peer_fails_a_call_once_and_the_next_call_dials(
+    path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
+) -> None:
+    async with serve(path, begins=False) as server:
+        call = start(client)
+        misbehave(await server.connection())
+        assert (await failing(call)).kind is Kind.BROKEN
+        assert server.accepted == 1, "it was not tried again"
+        later = start(client)
+        second = await server.connection()
+        await second.begin({})
+        second.send(answer(await second.request(), b"x"))
+        assert await later == b"x"

@@ -1,0 +1,253 @@
+"""Unary calls on one connection, against a peer that is written out frame by frame.
+
+What all connections of the proxy's own have in common is tested in tests/wire/test_connection.py.
+"""
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.relay.rpc.framing import CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
+from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
+
+LIMIT = 1000
+PATH = "/package.Service/Method"
+Frame = tuple[int, int, int, bytes]
+
+HEAD = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+GOOD_END = [(b"grpc-status", b"0")]
+
+
+def sent(calls: Calls) -> list[Frame]:
+    """Return the frames sent to the peer, without the preface."""
+    data = b"".join(calls.out).removeprefix(http2.PREFACE)
+    calls.out.clear()
+    return http2.FrameBuffer(2**24).feed(data)
+
+
+def connected(*messages: bytes) -> Calls:
+    """Return a connection on which SETTINGS were exchanged, with calls that send these messages."""
+    calls = Calls(LIMIT)
+    calls.receive(http2.settings({}) + http2.SETTINGS_ACK)
+    for message in messages:
+        calls.open(PATH, message, 1.0)
+    calls.out.clear()
+    return calls
+
+
+def block(stream: int, fields: list[headers.Header], end: bool = False) -> bytes:
+    return http2.header_frames(stream, headers.build(fields), end)
+
+
+def data(stream: int, payload: bytes, end: bool = False) -> bytes:
+    return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload)
+
+
+def answer(stream: int, message: bytes) -> bytes:
+    return block(stream, HEAD) + data(stream, grpc.message(message)) + block(stream, GOOD_END, end=True)
+
+
+def outcome(calls: Calls) -> Outcome:
+    ((_, result),) = calls.ended
+    calls.ended.clear()
+    return result
+
+
+def failure(calls: Calls) -> CallFailed:
+    result = outcome(calls)
+    assert isinstance(result, CallFailed)
+    return result
+
+
+def test_request_on_the_wire() -> None:
+    calls = connected()
+    assert calls.open(PATH, b"message", 1.5) == 1
+    head, body = sent(calls)
+    assert head[:3] == (http2.HEADERS, http2.END_HEADERS, 1)
+    assert headers.read(head[3]) == [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", PATH.encode()),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"runtimeproxy"),
+        (b"grpc-timeout", b"1500000u"),
+    ]
+    assert body == (http2.DATA, http2.END_STREAM, 1, grpc.message(b"message"))
+
+
+def test_stream_ids_can_be_used_up() -> None:
+    calls = connected()
+    calls._next_stream = http2.MAX_STREAM_ID - 2
+    calls.open(PATH, b"", 1.0)
+    assert not calls.closing
+    assert calls.open(PATH, b"", 1.0) == http2.MAX_STREAM_ID
+    assert calls.closing
+
+
+def test_request_waits_for_the_peers_windows() -> None:
+    calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
+    calls.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10}))
+    calls.out.clear()
+    calls.open(PATH, message, 1.0)
+    parts = sent(calls)[1:]
+    assert sum(len(payload) for *_, payload in parts) == 10
+    calls.receive(http2.window_update(1, 2**30) + http2.window_update(0, 2**30))
+    parts += sent(calls)
+    assert b"".join(payload for *_, payload in parts) == grpc.message(message)
+    assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
+
+
+def test_number_of_streams_obeys_the_peer() -> None:
+    calls = Calls(LIMIT)
+    assert calls.room == 1
+    calls.open(PATH, b"", 1.0)
+    assert calls.room == 0
+    calls.receive(http2.settings({}))
+    assert calls.room > 1_000_000
+    calls.open(PATH, b"", 1.0)
+    calls.open(PATH, b"", 1.0)
+    calls.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 2}))
+    assert calls.room == 0
+    calls.cancel(3)
+    calls.receive(http2.settings({}))
+    assert calls.room == 0
+    calls.cancel(1)
+    assert calls.room == 1
+
+
+def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
+    calls = connected(b"")
+    calls.cancel(1)
+    calls.cancel(1)
+    assert sent(calls) == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+    calls.receive(data(1, bytes(16384)) * 20)
+    calls.receive(block(1, HEAD) + block(1, GOOD_END, end=True) + http2.rst_stream(1, http2.CANCEL))
+    assert calls.ended == []
+    assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
+
+
+def test_few_pings_are_acknowledged_with_the_next_write_and_many_at_once() -> None:
+    calls = connected()
+    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(Calls.waiting_acks + 1)]
+    acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
+    calls.receive(b"".join(pings[:-1]))
+    assert (calls.out, calls.acks) == ([], acks[:-1])
+    calls.receive(pings[-1])
+    assert (calls.out, calls.acks) == (acks, [])
+
+
+@pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
+def test_compressed_answer_has_the_limit_of_a_plain_one(length: int) -> None:
+    packed, calls = grpc.message(gzip.compress(b"x" * length), compressed=True), connected(b"")
+    calls.receive(block(1, [*HEAD, (b"grpc-encoding", b"gzip")]) + data(1, packed) + block(1, GOOD_END, end=True))
+    assert length > LIMIT or outcome(calls) == b"x" * length
+    assert length <= LIMIT or isinstance(failure(calls), TooLong)
+
+
+@given(st.binary(max_size=LIMIT), st.lists(st.integers(1, 400)))
+def test_answer_is_the_same_for_any_split(message: bytes, cuts: list[int]) -> None:
+    calls = connected(b"")
+    framed = grpc.message(message)
+    half = len(framed) // 2
+    received = block(1, [(b":status", b"103"), (b"link", b"x")]) + block(1, HEAD)
+    received += data(1, framed[:half]) + data(1, framed[half:]) + block(1, GOOD_END, end=True)
+    for size in cuts:
+        calls.receive(received[:size])
+        received = received[size:]
+    calls.receive(received)
+    assert outcome(calls) == message
+
+
+def status(value: bytes, text: bytes = b"") -> bytes:
+    """Return an answer that consists only of trailers."""
+    return block(1, [*HEAD, (b"grpc-status", value), (b"grpc-message", text)], end=True)
+
+
+def http_status(value: bytes, end: bool) -> bytes:
+    return block(1, [(b":status", value), (b"content-type", b"text/plain")], end)
+
+
+CANCELLED = [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+REPLY = b"\0\0\0\0\2ok"
+BEGUN, ENDED = block(1, HEAD), block(1, GOOD_END, end=True)
+NO_STATUS, NOT_ONE = "the answer ends without grpc-status", "not exactly one whole gRPC message"
+CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"503": 14, b"418": 2, b"": 2}
+TOO_LONG = (b"\0" + (LIMIT + 1).to_bytes(4), grpc.message(b"x" * LIMIT) + b"x")
+UNPROCESSED = (http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0))
+
+FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
+    (status(b"7", b"no%20way%21"), 7, Kind.STATUS, "no way!", []),
+    (status(b"7", b"x" * 9000), 7, Kind.STATUS, "x" * 2048, []),
+    (status(b"13"), 13, Kind.STATUS, "", []),
+    *((status(unknown), 2, Kind.STATUS, "", []) for unknown in (b"17", b"x", b"-1", b"9" * 5000)),
+    (status(b"4", b"A=1"), 4, Kind.DEADLINE, "the peer says that the time is over", []),
+    *((received, 13, Kind.BROKEN, NOT_ONE, []) for received in (status(b"0"), BEGUN + ENDED)),
+    *((BEGUN + data(1, body) + ENDED, 13, Kind.BROKEN, NOT_ONE, []) for body in (REPLY * 2, REPLY[:-1])),
+    (BEGUN + data(1, b"\1" + REPLY[1:]) + ENDED, 13, Kind.BROKEN, "gRPC message in an unknown compression", []),
+    (block(1, HEAD, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + block(1, [(b"x", b"y")], end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + data(1, REPLY, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + BEGUN, 13, Kind.BROKEN, "the answer has headers after its message", CANCELLED),
+    (data(1, b"x"), 13, Kind.BROKEN, "the answer begins without headers", CANCELLED),
+    (http2.rst_stream(1, 2), 13, Kind.BROKEN, "the peer reset the call (HTTP/2 error 2)", []),
+    (block(1, [HEAD[0], (b"content-type", b"text/html")]), 2, Kind.BROKEN, "the answer is not gRPC", CANCELLED),
+    *(
+        (http_status(value, end), code, Kind.BROKEN, f"HTTP status '{value.decode()}' in place of an answer", after)
+        for value, code in CODES_OF_HTTP.items()
+        for end, after in ((True, []), (False, CANCELLED))
+    ),
+    *((BEGUN + data(1, body), 8, Kind.BROKEN, "the answer is longer than 1000 bytes", CANCELLED) for body in TOO_LONG),
+    *((told, 14, Kind.UNREACHABLE, "the peer took no more calls on this connection", []) for told in UNPROCESSED),
+]
+"""What is received, what it makes of the call, and what is sent then."""
+
+
+@pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
+def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
+    calls = connected(b"")
+    calls.receive(received)
+    failed = failure(calls)
+    assert (failed.code, failed.kind, failed.text, str(failed), sent(calls)) == (code, kind, text, text, after)
+    assert isinstance(failed, Unprocessed) == (kind is Kind.UNREACHABLE)
+    assert isinstance(failed, TooLong) == (code == 8)
+
+
+def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
+    calls = connected(b"m" * 100_000)
+    calls.receive(block(1, [*HEAD, (b"grpc-status", b"8")], end=True))
+    assert failure(calls).code == 8
+    assert [frame[0] for frame in sent(calls)] == [http2.RST_STREAM]
+    calls.receive(http2.window_update(0, 100_000))
+    assert calls.out == []
+
+
+def test_calls_end_in_any_order_and_by_goaway_the_later_ones() -> None:
+    calls = connected(b"", b"", b"", b"")
+    calls.receive(answer(5, b"5") + http2.goaway(3, 0) + answer(3, b"3") + answer(1, b"1"))
+    assert calls.closing
+    _, (stream, unprocessed) = calls.ended[:2]
+    assert isinstance(unprocessed, Unprocessed)
+    assert [stream, *calls.ended[:1], *calls.ended[2:]] == [7, (5, b"5"), (3, b"3"), (1, b"1")]
+
+
+PAYLOADS = st.binary(max_size=30) | st.sampled_from([headers.build(HEAD), headers.build(GOOD_END), grpc.message(b"x")])
+FRAMES = st.builds(http2.frame, st.integers(0, 10), st.integers(0, 255), st.sampled_from([0, 1, 3, 5]), PAYLOADS)
+
+
+@given(st.lists(FRAMES, max_size=12))
+def test_call_ends_at_most_once_whatever_frames_come(frames: list[bytes]) -> None:
+    calls = connected()
+    streams = {calls.open(PATH, b"", 1.0) for _ in range(2)}
+    try:
+        for frame in frames:
+            calls.receive(frame)
+    except WireError:
+        pass
+    ended = [stream for stream, _ in calls.ended]
+    assert len(ended) == len(set(ended))
+    assert set(ended) <= streams

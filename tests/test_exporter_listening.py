@@ -1,0 +1,277 @@
+"""Where the exporter listens: addresses, TLS, unix sockets, and the program as root and as nobody."""
+
+import asyncio
+import os
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from runtimeproxy.admin import exporter
+from runtimeproxy.admin.exporter import Place, Tls, TlsFiles
+from runtimeproxy.errors import ConfigError
+from tests.fakes.exporting import FIGURES, GET_METRICS, FakeProxy, ask, exporting, reply
+from tests.patience import SECONDS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+async def proxy(tmp_path: Path) -> AsyncIterator[FakeProxy]:
+    async with FakeProxy(tmp_path / "proxy.sock") as fake:
+        yield fake
+
+
+class Authority:
+    """Certificates of a test, in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ca = trustme.CA()
+        self.files = TlsFiles(*(str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem")))
+        self._ca.cert_pem.write_to_path(self.files.client_ca)
+        self.renew()
+
+    def renew(self) -> bytes:
+        """Write another certificate for the server, with its key; return its serial number in DER form."""
+        issued = self._ca.issue_cert("node.test")
+        issued.private_key_pem.write_to_path(self.files.key)
+        Path(self.files.cert).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+
+    def client(self, certificate: bool = True) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.files.client_ca)
+        if certificate:
+            self._ca.issue_cert("prometheus.test").configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+async def test_client_with_a_certificate_is_served(proxy: FakeProxy, authority: Authority) -> None:
+    async with exporting(proxy.path, Tls(authority.files)) as port:
+        assert FIGURES in await ask(port, GET_METRICS, authority.client())
+
+
+def too_old(authority: Authority) -> ssl.SSLContext:
+    context = authority.client()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+STRANGERS: dict[str, Callable[[Authority, Path], ssl.SSLContext | None]] = {
+    "no TLS": lambda authority, folder: None,
+    "no certificate": lambda authority, folder: authority.client(certificate=False),
+    "TLS 1.1": lambda authority, folder: too_old(authority),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
+@pytest.mark.parametrize("stranger", STRANGERS)
+async def test_other_clients_get_nothing(proxy: FakeProxy, authority: Authority, tmp_path: Path, stranger: str) -> None:
+    async with exporting(proxy.path, Tls(authority.files)) as port:
+        try:
+            answered = await ask(port, GET_METRICS, STRANGERS[stranger](authority, tmp_path))
+        except OSError:
+            answered = ""
+        assert FIGURES in await ask(port, GET_METRICS, authority.client())
+    assert not answered
+    assert len(proxy.requests) == 1
+
+
+async def served_certificate(port: int, context: ssl.SSLContext) -> bytes:
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="node.test")
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return bytes(found)
+
+
+async def test_renewed_certificates_are_served(proxy: FakeProxy, authority: Authority) -> None:
+    async with exporting(proxy.path, Tls(authority.files)) as port:
+        before = await served_certificate(port, authority.client())
+        key = Path(authority.files.key).read_bytes()
+        Path(authority.files.key).write_bytes(b"half of it")
+        assert await served_certificate(port, authority.client()) == before
+        Path(authority.files.key).write_bytes(key)
+        renewed = authority.renew()
+        assert renewed != before
+        assert await served_certificate(port, authority.client()) == renewed
+
+
+BROKEN = [
+    ("cert", None, "--tls-cert: {path} cannot be read (No such file or directory)"),
+    ("key", b"", "--tls-key {path} cannot be used together ("),
+    ("cert", b"nonsense", "--tls-cert {path} and --tls-key"),
+    ("client_ca", b"", "--client-ca: {path} cannot be used ("),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
+def test_tls_files_that_cannot_be_used_are_told(
+    authority: Authority, name: str, content: bytes | None, words: str
+) -> None:
+    path = Path(getattr(authority.files, name))
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        Tls(authority.files)
+    assert words.format(path=path) in str(raised.value)
+
+
+ADDRESSES: dict[str, Place | None] = {
+    "127.0.0.1:9654": ("127.0.0.1", 9654),
+    "[::1]:9654": ("::1", 9654),
+    "0.0.0.0:0": ("0.0.0.0", 0),
+    "unix:/run/x.sock": "/run/x.sock",
+    "unix:///run/x.sock": "/run/x.sock",
+    "unix:x.sock": None,
+    "unix:": None,
+    "/run/x.sock": None,
+    "localhost:9654": None,
+    "::1:9654": None,
+    "[127.0.0.1]:9654": None,
+    "127.0.0.1": None,
+    "127.0.0.1:": None,
+    "127.0.0.1:65536": None,
+    ":9654": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
+def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place | None) -> None:
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
+            exporter.place(text)
+    else:
+        assert exporter.place(text) == expected
+
+
+LOOPBACK, OTHER, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
+STATE = "--listen: any user of the node could read the proxy's state there"
+TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
+    (LOOPBACK, NONE, False, ""),
+    (("::1", 1), NONE, False, ""),
+    (OTHER, ALL, False, ""),
+    (LOOPBACK, ALL, False, ""),
+    (OTHER, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
+    (("::", 1), NONE, False, "--listen: :: is not a loopback address"),
+    (LOOPBACK, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
+    (OTHER, ("c", "k", ""), False, "TLS needs all of .*: --client-ca is missing"),
+    (LOOPBACK, NONE, True, STATE),
+    (OTHER, NONE, True, STATE),
+    (LOOPBACK, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
+    (LOOPBACK, ALL, True, ""),
+    ("/x.sock", NONE, False, ""),
+    ("/x.sock", NONE, True, ""),
+    ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
+]
+
+
+@pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
+def test_tls_is_needed_where_others_may_connect(
+    at: Place, files: tuple[str | None, ...], everything: bool, error: str
+) -> None:
+    if error:
+        with pytest.raises(ConfigError, match=error):
+            exporter.tls_files(at, *files, everything=everything)
+    else:
+        expected = TlsFiles(*map(str, files)) if files[0] else None
+        assert exporter.tls_files(at, *files, everything=everything) == expected
+
+
+@asynccontextmanager
+async def program(*flags: str) -> AsyncIterator[str]:
+    """Run the program; yield where it listens. It must end without a fault."""
+    command = [sys.executable, "-m", "runtimeproxy", "export", *flags]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(SECONDS):
+        first = (await process.stderr.readline()).decode()
+        assert "listening on " in first
+        yield first.partition("listening on ")[2].split()[0]
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert b"Traceback" not in await process.stderr.read()
+
+
+@pytest.mark.slow
+async def test_program_serves_until_it_is_terminated(proxy: FakeProxy) -> None:
+    async with program(f"--metrics-endpoint={proxy.path}", "--listen=[::1]:0") as url:
+        reader, writer = await asyncio.open_connection("::1", int(url.removeprefix("http://[::1]:")))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert FIGURES.encode() in await reader.read()
+        writer.close()
+
+
+@pytest.mark.slow
+async def test_program_serves_everything_on_a_unix_socket(proxy: FakeProxy, tmp_path: Path) -> None:
+    proxy.answer = reply({"hooks": []})
+    path = tmp_path / "http" / "x.sock"
+    async with program(f"--admin-endpoint={proxy.path}", f"--listen=unix:{path}") as url:
+        assert url == f"unix:{path}"
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /hooks HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b'{"hooks":[],"schemaVersion":1}\n' in await reader.read()
+        writer.close()
+    assert not path.exists()
+
+
+@pytest.mark.slow
+def test_program_refuses_everything_on_tcp_without_tls(tmp_path: Path) -> None:
+    flags = [f"--admin-endpoint={tmp_path / 'admin.sock'}", "--listen=127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "runtimeproxy", "export", *flags], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert STATE in done.stderr
+
+
+GROUP = 54321
+AS_NOBODY = """
+import os, sys
+from runtimeproxy import cli, exporter
+from runtimeproxy.cli.commands import export
+os.setgroups([int(group) for group in sys.argv.pop(1).split(",") if group])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(cli.main())
+"""
+"""The program as nobody, in the groups of its first argument; what it needs is imported before."""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("groups", "status"), [(str(GROUP), "200"), ("", "502")], ids=["in the group", "not in it"])
+async def test_nobody_is_served_by_the_group_of_the_socket(groups: str, status: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed for others
+        folder = Path(name)
+        folder.chmod(0o755)
+        async with FakeProxy(folder / "metrics.sock") as fake:
+            os.chown(fake.path, 0, GROUP)
+            fake.path.chmod(0o660)
+            flags = ["export", f"--metrics-endpoint={fake.path}", "--listen=127.0.0.1:0"]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", AS_NOBODY, groups, *flags, cwd=ROOT, stderr=subprocess.PIPE
+            )
+            assert process.stderr is not None
+            first = (await process.stderr.readline()).decode()
+            port = int(first.partition("listening on http://127.0.0.1:")[2].split()[0])
+            answered = await ask(port, GET_METRICS)
+            process.terminate()
+            assert (await process.communicate())[1].decode().count("\n") == (status == "502")
+    assert answered.split()[1] == status
+    assert ("Permission denied" in answered) == (status == "502")

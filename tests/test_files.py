@@ -1,0 +1,219 @@
+"""State files: replaced as a whole, refused if another user could have written them; the checks of owners."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy import files
+from runtimeproxy.files import Changed, NotOurs, StateError, StateFile, is_in_memory
+
+OLD, NEW = b"old", b"new"
+LONGEST = 1000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StateFile:
+    """Return a file in a directory that is not there yet; no other user can write there, whatever the umask."""
+    tmp_path.chmod(0o700)
+    return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
+
+
+def test_state_file_has_what_was_written(file: StateFile) -> None:
+    assert file.read() == (b"", None)
+    assert not Path(file.path).parent.exists(), "only a write makes it"
+    for content in (OLD, NEW, b""):
+        version = file.write(content)
+        assert file.read() == (content, version) == (content, file.version())
+    file.remove()
+    file.remove()
+    assert file.version() is None
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int) -> None:
+    Path(file.path).parent.parent.mkdir(mode=0o700)
+    before = os.umask(umask)
+    try:
+        if umask == 0o777:  # else it could not be entered without root's rights
+            Path(file.path).parent.mkdir()
+            Path(file.path).parent.chmod(0o700)
+        file.write(OLD)
+    finally:
+        os.umask(before)
+    found = Path(file.path)
+    assert [stat.S_IMODE(path.lstat().st_mode) for path in (found, found.parent)] == [0o600, 0o700]
+    assert [path.name for path in found.parent.iterdir()] == [found.name]
+
+
+def test_rest_of_a_killed_write_is_replaced(file: StateFile) -> None:
+    file.write(OLD)
+    Path(file.path).with_name(".a.new").write_text("half")
+    assert file.read()[0] == OLD
+    file.write(NEW)
+    assert file.read()[0] == NEW
+
+
+@pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
+def test_reader_gets_the_old_content_or_the_new_one(
+    tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durable content is on the disk before its name is."""
+    file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
+    file.write(OLD)
+    done: list[str] = []
+    for name in ("fsync", "rename"):
+        real: Callable[..., None] = getattr(os, name)
+
+        def step(*args: object, real: Callable[..., None] = real, name: str = name, **more: object) -> None:
+            done.append(name)
+            if len(done) == 1:
+                assert file.read()[0] == OLD
+            real(*args, **more)
+
+        monkeypatch.setattr(os, name, step)
+    file.write(NEW)
+    assert done == steps
+    assert file.read()[0] == NEW
+
+
+def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> None:
+    assert file.write(OLD, over=None) == file.version()
+    version = file.version()
+    other = StateFile(file.path, LONGEST, durable=False)
+    other.write(NEW, over=version)
+    for known in (version, None):
+        with pytest.raises(Changed, match="was replaced by another process"):
+            file.write(OLD, over=known)
+    assert file.read()[0] == NEW
+
+
+def test_write_waits_for_another_process_for_a_second(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write(OLD)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
+    folder = os.open(Path(file.path).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with pytest.raises(StateError, match=r"a cannot be written \(Resource temporarily unavailable\)"):
+            file.write(NEW)
+    finally:
+        os.close(folder)
+    file.write(NEW)
+
+
+def by_everybody(path: Path) -> None:
+    path.chmod(0o602)
+
+
+def by_a_group(path: Path) -> None:
+    path.chmod(0o620)
+    os.chown(path, -1, 12345)
+
+
+def of_somebody(path: Path) -> None:
+    os.chown(path, 12345, -1)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir(mode=0o700)
+
+
+def a_huge_file(path: Path) -> None:
+    os.truncate(path, LONGEST + 1)
+
+
+def with_a_second_name(path: Path) -> None:
+    os.link(path, path.with_name("other"))
+
+
+def in_everybodys_directory(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+def behind_a_link(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.symlink_to("elsewhere")
+
+
+LINK = "(Too many levels of symbolic links)"
+FOREIGN: list[tuple[Callable[[Path], None], str, bool]] = [
+    (by_everybody, "can be written by everybody", True),
+    (a_link, f"cannot be read {LINK}", True),
+    (a_pipe, "is not a regular file", True),
+    (a_directory, "is not a regular file", False),
+    (with_a_second_name, "has a second name", True),
+    (a_huge_file, "is longer than 1000 bytes", True),
+    (in_everybodys_directory, "is in a directory that can be written by everybody", False),
+    (behind_a_link, "cannot be read (Not a directory)", False),
+]
+"""What is done to the file -> why it is not believed, and whether the next write replaces it."""
+ROOTS = [
+    pytest.param(by_a_group, "can be written by group 12345", True, marks=pytest.mark.engine),
+    pytest.param(of_somebody, "belongs to user 12345", True, marks=pytest.mark.engine),
+]
+
+
+@pytest.mark.parametrize(("do", "why", "heals"), [*FOREIGN, *ROOTS])
+def test_file_that_others_could_have_written_is_refused(
+    file: StateFile, do: Callable[[Path], None], why: str, heals: bool
+) -> None:
+    file.write(OLD)
+    do(Path(file.path))
+    with pytest.raises(StateError) as raised:
+        file.read()
+    assert str(raised.value) == f"{file.path} {why}"
+    assert isinstance(raised.value, NotOurs) is not ("cannot be read" in why or "longer" in why)
+    if heals:
+        file.write(OLD)
+        assert file.read()[0] == OLD
+    else:
+        with pytest.raises(StateError):
+            file.write(NEW)
+
+
+def test_write_that_fails_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in (
+        (tmp_path / "file" / "a.json", "Not a directory"),
+        (Path("/proc/no/a.json"), "No such file or directory"),
+        (Path("/dev/full/state/a.json"), "File exists"),
+    ):
+        with pytest.raises(StateError) as raised:
+            StateFile(str(path), LONGEST, durable=False).write(OLD)
+        assert str(raised.value) == f"{path} cannot be written ({why})"
+
+
+def test_full_disk_keeps_the_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write(OLD)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(os, "fsync", full)
+        with pytest.raises(StateError, match=r"cannot be written \(No space left on device\)"):
+            file.write(NEW)
+    assert file.read()[0] == OLD
+    file.write(NEW)
+    assert file.read()[0] == NEW
+
+
+def test_tmpfs_is_known() -> None:
+    assert is_in_memory("/dev/shm")
+    assert not is_in_memory("/proc")
+    with pytest.raises(FileNotFoundError):
+        is_in_memory("/nowhere")
