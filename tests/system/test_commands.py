@@ -189,8 +189,8 @@ def test_command_without_an_answer_prints_why(
     with hindrance(node.proxy) as more:
         both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         running = [begun(node.proxy, command, **both, **more) for command in ASKING]
-        told = [(process.communicate(timeout=SECONDS)[0], process.returncode) for process in running]
-    assert (told[0][1], told[0][0].partition(":")[0]) == (NO_PROXY, "no answer"), told[0]
-    for text, code in told[1:]:
+        ended = [(process.communicate(timeout=SECONDS)[0], process.returncode) for process in running]
+    assert (ended[0][1], ended[0][0].partition(":")[0]) == (NO_PROXY, "no answer"), ended[0]
+    for text, code in ended[1:]:
         assert (code, bool(re.search(words, text)), text.count("\n")) == (NO_PROXY, True, 1), text
     call(node.proxy.admin, "livez")

@@ -113,10 +113,10 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
         async with front.caller(proxy.socket) as caller:
             held = asyncio.ensure_future(caller.create(await caller.run_pod()))
             await hooks.wait_for_calls(POINT)
-            told = await asyncio.to_thread(call, proxy.admin, "disable", name="hangs", reason=REASON)
+            answer = await asyncio.to_thread(call, proxy.admin, "disable", name="hangs", reason=REASON)
             await held
-        assert (told["state"], told["disabled"]["reason"]) == ("disabled", REASON)
-        assert written_down(*told["notes"])
+        assert (answer["state"], answer["disabled"]["reason"]) == ("disabled", REASON)
+        assert written_down(*answer["notes"])
         await until(lambda: written(proxy), "it is written down")
         (file,) = written(proxy)
         assert list(json.loads(file.read_text())["disabled"]) == ["hangs"]
@@ -132,8 +132,8 @@ async def test_server_is_not_asked_after_kills_of_the_proxy(
         disabled = {"name": "disabled_plugins", "state": "degraded", "reason": "disabled by hand: hangs"}
         assert disabled in checks
         assert len(hooks.calls) == 1
-        told = await asyncio.to_thread(call, proxy.admin, "enable", name="hangs")
-        assert told["disabled"] is None
+        answer = await asyncio.to_thread(call, proxy.admin, "enable", name="hangs")
+        assert answer["disabled"] is None
         hooks.default = hookanswers.empty()
         await create(front, proxy)
         assert len(hooks.calls) == 2

@@ -144,9 +144,9 @@ def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[st
     """Return what commands print, the report's files, the admin endpoint's answers and the exporter's pages, each by
     what requested it."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    told = {each: asking.printed(proxy, each.format(**names)) for each in LOOKS}
-    told |= asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
-    return told | dict(asking.pages(proxy, CANARY))
+    shown = {each: asking.printed(proxy, each.format(**names)) for each in LOOKS}
+    shown |= asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
+    return shown | dict(asking.pages(proxy, CANARY))
 
 
 TEXTS = {"secret": CANARY}
