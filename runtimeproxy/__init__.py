@@ -6,8 +6,8 @@ The straight line of one held call, the same for both modes (docs/architecture.r
    ``docker.reader`` the heads of HTTP/1.1.
 2. A head that names a held operation makes the held call: an object of ``cri.calls``, which extends ``cri.reader``, or
    of ``docker.calls``, which extends ``docker.exchange``. It collects the request.
-3. ``core.lifecycle`` runs the call once its request is complete, without a task (``eventloop``): ``core.store``
-   knows the pod and container, ``core.dispatcher`` calls the hook servers (``plugins.manager``), ``model.merge`` makes
+3. ``core.lifecycle`` runs the call once its request is complete, without a task (``relay.eventloop``): ``core.store``
+   has the pod and container, ``core.dispatcher`` calls the hook servers (``plugins.manager``), ``model.merge`` makes
    one adjustment of their answers, the call edits its message (``cri.messages``, ``docker.messages``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
    Where no hook server is told, they go first. If a start or a stop is never answered, the runtime is asked what became

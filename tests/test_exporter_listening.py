@@ -244,7 +244,8 @@ def test_program_refuses_everything_on_tcp_without_tls(tmp_path: Path) -> None:
 GROUP = 54321
 AS_NOBODY = """
 import os, sys
-from runtimeproxy import cli, exporter
+from runtimeproxy import cli
+from runtimeproxy.admin import exporter
 from runtimeproxy.cli.commands import export
 os.setgroups([int(group) for group in sys.argv.pop(1).split(",") if group])
 os.setgid(65534)

@@ -74,7 +74,7 @@ def _installed(folder: Path) -> Path:
     ]
     archive = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "archive", f"--output={folder}/source.tar", REVISION]
     environ = os.environ | {"PYTHONPATH": str(library)}
-    told = [sys.executable, "-c", "from runtimeproxy.settings.version import VERSION; print(VERSION)"]
+    told = [sys.executable, "-c", "from runtimeproxy.version import VERSION; print(VERSION)"]
     try:
         for command in (archive, ["tar", "-xf", f"{folder}/source.tar", "-C", str(source)], pip):
             subprocess.run(command, check=True, capture_output=True, text=True)
