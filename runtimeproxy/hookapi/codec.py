@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, entries_pb2
-from runtimeproxy.model.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.model.caches import Cache
 from runtimeproxy.model.fields import (
     MAP_FIELDS,
     NO_CHANGES,
@@ -31,6 +31,17 @@ from runtimeproxy.model.fields import (
     Resources,
 )
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
+
+POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
+"""What a container's hook message says of its pod, by the identity of the pod's value. The value is cached too, so that
+no other object can have its identity. All containers of a pod share one value until a call changes it."""
+
+CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
+"""What a hook message says of the container itself, by the identity of the container's value, in the same way. A start
+asks twice about one value; other calls only once."""
+
+ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
+"""Decoded answers, by kind of subject and encoded bytes: hook servers mostly repeat an earlier or an empty answer."""
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 

@@ -1,13 +1,13 @@
-"""Caches of encoded parts of hook messages, and of small decoded answers of hook servers.
+"""Bounded tables: values that are costly to make again, one copy of each text of records (docs/architecture.rst).
 
-Cached values are frozen, so a hit equals what would be made again. A node makes only a few held calls a second, so
-their code runs with cold CPU caches: work that is not repeated saves cold code.
+Invariants: cached values are frozen, so a hit equals what would be made again. A record from the interner equals the
+given one. No table exceeds its bound, whatever is put in.
 """
 
+from collections.abc import Mapping
 from typing import TypeVar
 
-from runtimeproxy.model.fields import ContainerInfo, HookAnswer, PodInfo
-from runtimeproxy.model.hookpoints import SubjectKind
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -38,13 +38,72 @@ class Cache(dict[_K, _V]):
         return value
 
 
-POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
-"""What a container's hook message says of its pod, by the identity of the pod's value. The value is cached too, so that
-no other object can have its identity. All containers of a pod share one value until a call changes it."""
+TABLE_LIMIT = 16_384
+"""How many texts the table holds before it is cleared. A text that is cleared costs one more copy."""
+LONGEST_TEXT = 256
+"""Longest value that is shared, in characters; longer ones are rarely in two records."""
 
-CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
-"""What a hook message says of the container itself, by the identity of the container's value, in the same way. A start
-asks twice about one value; other calls only once."""
+_Maps = dict[int, Mapping[str, str]]
+"""The shared copies of a record's maps, by the identity of the given ones."""
 
-ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
-"""Decoded answers, by kind of subject and encoded bytes: hook servers mostly repeat an earlier or an empty answer."""
+
+class StringInterner:
+    """Makes records of shared texts; maps that original and effective values share stay shared."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def pod(self, record: PodRecord) -> PodRecord:
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
+        maps: _Maps = {}
+        original = self._pod(record.original, maps)
+        effective = original if record.effective is record.original else self._pod(record.effective, maps)
+        return PodRecord(original, effective, record.read, record.reported)
+
+    def container(self, record: ContainerRecord) -> ContainerRecord:
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
+        maps: _Maps = {}
+        original = self._container(record.original, maps)
+        effective = original if record.effective is record.original else self._container(record.effective, maps)
+        return ContainerRecord(original, effective, record.owners, record.read)
+
+    def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
+        known = self._known.setdefault
+        return PodInfo(  # by position: keywords would take twice as long, and every create waits for it
+            known(info.id, info.id),
+            info.name,
+            info.uid,
+            known(info.namespace, info.namespace),
+            info.attempt,
+            known(info.runtime_handler, info.runtime_handler),
+            self._map(info.labels, maps),
+            self._map(info.annotations, maps),
+            info.cgroup_parent and known(info.cgroup_parent, info.cgroup_parent),
+            info.overhead,
+            info.resources,
+        )
+
+    def _container(self, info: ContainerInfo, maps: _Maps) -> ContainerInfo:
+        known = self._known.setdefault
+        return ContainerInfo(
+            info.id,
+            known(info.pod_id, info.pod_id),
+            known(info.name, info.name),
+            info.attempt,
+            self._map(info.annotations, maps),
+            info.resources,
+            info.envs if type(info.envs) is Envs else self._map(info.envs, maps),
+            known(info.cgroup_parent, info.cgroup_parent),
+        )
+
+    def _map(self, given: Mapping[str, str], maps: _Maps) -> Mapping[str, str]:
+        made = maps.get(id(given))
+        if made is None:
+            known = self._known.setdefault
+            shared = {}
+            for key, value in given.items():
+                shared[known(key, key)] = known(value, value) if len(value) <= LONGEST_TEXT else value
+            made = maps[id(given)] = shared
+        return made

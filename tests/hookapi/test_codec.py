@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
-from runtimeproxy.model.caches import CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.hookapi.codec import CONTAINER_PARTS, POD_PARTS
 from runtimeproxy.model.fields import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from tests.docs import HOOK_API, table

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model import caches
+from runtimeproxy.hookapi import codec
 from runtimeproxy.model.caches import ENTRY_BYTES, Cache
 from tests.amounts import examples
 
@@ -37,6 +37,6 @@ def test_bytes_are_bounded_and_those_of_the_values(values: list[tuple[int, int]]
 
 def test_all_caches_together_are_small() -> None:
     """They are a small part of the memory of a proxy with 100 records (45 MiB)."""
-    found = [value for value in vars(caches).values() if isinstance(value, Cache)]
+    found = [value for value in vars(codec).values() if isinstance(value, Cache)]
     assert len(found) == 3
     assert sum(cache._most for cache in found) <= 2 << 20
