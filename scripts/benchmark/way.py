@@ -46,9 +46,11 @@ COUNTED = (*SMALL.values(), *HELD)
 LIMITS = (
     *(("Version", hooked, "functions", 18) for hooked in (False, True)),
     *(("ping", hooked, "functions", 13) for hooked in (False, True)),
-    ("CreateContainer", True, "functions", 150),
-    ("CreateContainer", True, "files", 25),
+    ("CreateContainer", True, "functions", 110),
+    ("CreateContainer", True, "files", 22),
     ("CreateContainer", True, "sends", 5),
+    ("create", True, "functions", 160),
+    ("create", True, "files", 25),
     ("StartContainer", True, "sends", 7),
     ("StartContainer", False, "functions", 60),
 )
