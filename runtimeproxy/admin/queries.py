@@ -102,7 +102,7 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     disable = {"name": _text, "reason": _text, "for": _text, "unregistered": _boolean}
     return {
         "metrics": Method(_Metrics(sources, readiness).parts, public=True),
-        "livez": Method(lambda _: iter([{"checks": [_check(health.Check("loop"))]}]), public=True),
+        "livez": Method(lambda _: iter([{"checks": [health.verdict("loop")]}]), public=True),
         "readyz": Method(readiness.parts, public=True),
         "version": Method(lambda _: iter([version])),
         "configz": Method(lambda _: iter([{"options": options}])),
@@ -218,10 +218,6 @@ def _process() -> dict[str, float]:
 # -- health ----------------------------------------------------------------------------------------------------------
 
 
-def _check(check: health.Check) -> Part:
-    return {"name": check.name, "state": check.state.value, "reason": check.reason}
-
-
 class _Readiness:
     """The checks of readyz, looked at once a second at most, however many ask, and when what is disabled changed."""
 
@@ -229,7 +225,7 @@ class _Readiness:
         self._sources = sources
         self._looked = -LOOK_SECONDS
         self._disabled: tuple[str, ...] = ()
-        self._checks: list[Part] = []
+        self._checks: list[dict[str, str]] = []
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
         """Yield the checks."""
@@ -241,14 +237,12 @@ class _Readiness:
         now, disabled = self._sources.clock(), tuple(self._sources.manager.disabled)
         if now - self._looked >= LOOK_SECONDS or disabled != self._disabled:
             self._looked, self._disabled = now, disabled
-            checks = health.readiness(facts(self._sources))
-            self._checks = [_check(check) for check in checks]
-            ready = all(check.state is not health.State.FAILED for check in checks)
+            self._checks = health.readiness(_facts(self._sources))
+            ready = all(check["state"] != health.FAILED for check in self._checks)
             self._sources.metrics.gauge("ready", float(ready))
 
 
-def facts(sources: Sources) -> health.Facts:
-    """Return the proxy's present state."""
+def _facts(sources: Sources) -> health.Facts:
     now, manager, stall = sources.clock(), sources.manager, sources.watchdog.last_stall
     return health.Facts(
         listening_fault=sources.listening_fault(),
