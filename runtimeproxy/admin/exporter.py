@@ -1,7 +1,6 @@
 """Serve the proxy's metrics, health and state over HTTP: ``runtimeproxy export``, a client of the control protocol.
 
-Invariants: the daemon does not notice an exporter that hangs or ends. A connection serves one request and ends
-CONNECTION_SECONDS after its start, unless it follows events, whatever either side does.
+Invariant: a connection serves one request and ends CONNECTION_SECONDS after its start, unless it follows events.
 """
 
 import asyncio
@@ -104,7 +103,7 @@ PAGES: Mapping[str, Page] = {
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of mutual TLS: the server's certificate and key, and the authorities of the clients."""
+    """The PEM files of mutual TLS."""
 
     cert: str
     key: str
@@ -112,7 +111,6 @@ class TlsFiles:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Return the files by their flags."""
         return {"--tls-cert": self.cert, "--tls-key": self.key, "--client-ca": self.client_ca}
 
 
@@ -171,7 +169,6 @@ class Tls:
         self._context = _context(files)
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection."""
         stamps = self._stamps()
         if stamps != self._seen:
             self._seen = stamps
@@ -183,16 +180,15 @@ class Tls:
         return self._context
 
     def _stamps(self) -> list[tuple[int, int] | None]:
-        return [_stamp(path) for path in self._files.flags.values()]
-
-
-def _stamp(path: str) -> tuple[int, int] | None:
-    """Return the inode and the time of the last change of a file's content; None if it is not there."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+        """Return for each file its inode and the time of its content's last change; None if it does not exist."""
+        stamps: list[tuple[int, int] | None] = []
+        for path in self._files.flags.values():
+            try:
+                found = os.stat(path)
+                stamps.append((found.st_ino, found.st_mtime_ns))
+            except OSError:
+                stamps.append(None)
+        return stamps
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -280,7 +276,6 @@ class Exporter:
         self._followers = 0
         self._complaint = ""
         self.clients: set[asyncio.Task[None]] = set()
-        """The connections that are open."""
 
     async def __aenter__(self) -> "Exporter":
         return self
@@ -293,7 +288,6 @@ class Exporter:
             await asyncio.wait(self.clients)
 
     def accept(self, client: socket.socket) -> None:
-        """Serve a client that was accepted."""
         if len(self.clients) == CONNECTIONS:
             client.close()
             return
@@ -369,15 +363,16 @@ class Exporter:
 
     async def _fresh_metrics(self) -> bytes:
         """Return the text of metrics, at most FRESH_SECONDS old. Raises as ``_call``."""
+
+        async def read() -> bytes:
+            return exposition(await self._call("metrics", {}))
+
         now = asyncio.get_running_loop().time()
         if self._metrics is None or (self._metrics.done() and now >= self._metrics_due):
-            self._metrics = asyncio.create_task(self._text_of_metrics())
+            self._metrics = asyncio.create_task(read())
             self._metrics.add_done_callback(lambda task: task.cancelled() or task.exception())  # none may wait for it
             self._metrics_due = now + FRESH_SECONDS
         return await asyncio.shield(self._metrics)
-
-    async def _text_of_metrics(self) -> bytes:
-        return exposition(await self._call("metrics", {}))
 
     async def _stream(self, request: web.BaseRequest, params: Mapping[str, Any]) -> web.StreamResponse:
         """Send events as lines of JSON; abort if the client or the proxy leaves in between."""
@@ -477,32 +472,22 @@ def run(at: Place, endpoint: str, tls: Tls | None, *, everything: bool = False) 
     return asyncio.run(_run(at, endpoint, tls, everything))
 
 
-def _listener(at: Place) -> Listener:
-    """Listen. Raises ConfigError, with what to do."""
-    if isinstance(at, str):
-        return listen(at, flag="--listen")
-    family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
+def _tcp_listener(host: str, port: int) -> Listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return Listener(socket.create_server(at, family=family, backlog=CONNECTIONS), "")
+        return Listener(socket.create_server((host, port), family=family, backlog=CONNECTIONS), "")
     except OSError as error:
-        wrong = f"cannot listen on {at[0]} port {at[1]}: {os.strerror(error.errno or 0)}"
+        wrong = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
         raise ConfigError(f"{wrong}; stop what listens there, or change --listen") from None
 
 
-def _log_start(at: Place, listener: socket.socket, endpoint: str, tls: Tls | None, everything: bool) -> None:
-    if isinstance(at, str):
-        url = f"{UNIX}{at}"
-    else:
-        host, port = listener.getsockname()[:2]
-        url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("listening on %s for the proxy at %s", url, endpoint, extra=UNLIMITED)
-    if os.geteuid() == 0 and not everything:
-        need = "it needs no right but to open the socket, as the group of --metrics-group may"
-        log.warning("running as root: %s; run it as nobody with that group", need, extra=UNLIMITED)
-
-
 async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> int:
-    listener = _listener(at)
+    if isinstance(at, str):
+        listener, url = listen(at, flag="--listen"), f"{UNIX}{at}"
+    else:
+        listener = _tcp_listener(*at)
+        host, port = listener.socket.getsockname()[:2]
+        url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
     listener.socket.setblocking(False)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -511,7 +496,10 @@ async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> i
         async with Exporter(endpoint, tls, everything=everything) as exporter:
             acceptor = Acceptor(loop, listener.socket, exporter.accept)
             acceptor.start()
-            _log_start(at, listener.socket, endpoint, tls, everything)
+            log.info("listening on %s for the proxy at %s", url, endpoint, extra=UNLIMITED)
+            if os.geteuid() == 0 and not everything:
+                need = "it needs no right but to open the socket, as the group of --metrics-group may"
+                log.warning("running as root: %s; run it as nobody with that group", need, extra=UNLIMITED)
             await ended.wait()
             acceptor.stop()
     finally:

@@ -27,7 +27,6 @@ _PROCESS = {
     "process_max_fds": "Maximum number of open file descriptors.",
     "process_open_fds": "Number of open file descriptors.",
 }
-"""The figures of the process, as Prometheus' clients name and explain them."""
 
 
 def exposition(answer: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,4 @@
-"""Change the log level for a while.
-
-Invariant: the configured level comes back by itself, whatever happens to whoever asked for another one.
-"""
+"""Change the log level for a while; the configured level comes back without a further request."""
 
 import asyncio
 import logging
@@ -16,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class LogLevel:
-    """The level of the log, and until when it holds; ``wall_clock`` returns seconds since 1970."""
+    """The level of the log. ``wall_clock`` returns seconds since 1970."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, configured: str, wall_clock: Callable[[], float] = time.time

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_VERSION = 1
-"""The form of the answers' objects."""
 REQUEST_BYTES = 16 * 1024
 """Longest line of a request."""
 PART_BYTES = 1 << 20
@@ -33,8 +32,7 @@ class Refused(Exception):
 class Answer:
     """Reads the lines of one answer; ``complete`` after the last one."""
 
-    def __init__(self) -> None:
-        self.complete = False
+    complete = False
 
     def take(self, line: bytes) -> Part:
         """Return what one line adds. Raises Refused for an error, and ValueError for what is no line of an answer."""
@@ -52,7 +50,6 @@ class Answer:
 
 
 def join(body: Part, part: Part) -> None:
-    """Add a part to those before it."""
     for key, value in part.items():
         if isinstance(value, list) and isinstance(body.get(key), list):
             body[key] += value
@@ -61,12 +58,10 @@ def join(body: Part, part: Part) -> None:
 
 
 def line(**content: Any) -> bytes:
-    """Return a line of the protocol."""
     return encoded(content) + b"\n"
 
 
 def encoded(part: Mapping[str, Any]) -> bytes:
-    """Return a part as JSON."""
     return json.dumps(part, separators=(",", ":")).encode()
 
 

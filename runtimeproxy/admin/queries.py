@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from math import inf
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metric_table import Histogram, quantile
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import BreakerState
-from runtimeproxy.plugins.manager import LastError, Manager, Plugin
+from runtimeproxy.plugins.manager import Manager, Plugin
 from runtimeproxy.plugins.reach import Absence, Reach
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
 from runtimeproxy.settings.config import Setting
@@ -50,13 +50,13 @@ FRESH_SECONDS = 0.25
 """For how long answers with metrics are the same."""
 FOLLOWERS = 16
 """Most clients that follow: half of all connections, so that others get through."""
+_EVENTS = b'{"events":[%s]}'
 SERIES_AT_ONCE = 200
 TEXT_CHARACTERS = 512
 KINDS = tuple(kind.value for kind in EventKind)
 NAMES = 20
 """How many hook servers an error lists."""
-LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 600.0, 86_400.0
-LEAST_LEVEL_SECONDS = 1.0
+LEAST_LEVEL_SECONDS, LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 1.0, 600.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,8 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     readiness = _Readiness(sources)
     options = [{"key": each.key, "value": each.value, "origin": each.origin} for each in sources.settings]
     page = {"pod": _text, "id": _text, "limit": _count(LONGEST_PAGE), "after": _text}
-    events = {
-        "since": _number,
-        "limit": _count(MOST_EVENTS),
-        "follow": _boolean,
-        "pod": _text,
-        "hookServer": _text,
-        "kind": _kind,
-    }
+    events: dict[str, Callable[[Any], Any]] = {"since": _number, "limit": _count(MOST_EVENTS), "follow": _boolean}
+    events |= {"pod": _text, "hookServer": _text, "kind": _kind}
     disable = {"name": _text, "reason": _text, "for": _text, "unregistered": _boolean}
     return {
         "metrics": Method(_Metrics(sources, readiness).parts, public=True),
@@ -165,7 +159,6 @@ class _Metrics:
         self._due = 0.0
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the parts of ``_series``."""
         if self._sources.clock() >= self._due:
             self._readiness.look()
             self._made, self._source = [], _series(self._sources.metrics)
@@ -175,15 +168,13 @@ class _Metrics:
 
 def _shared(made: list[bytes], source: Iterator[Part]) -> Iterator[bytes]:
     """Yield the parts that were made, and make more: each once, for whichever answer needs it first."""
-    at = 0
-    while True:
+    for at in count():
         if at == len(made):
             part = next(source, None)
             if part is None:
                 return
             made.append(encoded(part))
         yield made[at]
-        at += 1
 
 
 def _series(metrics: Metrics) -> Iterator[Part]:
@@ -228,7 +219,6 @@ class _Readiness:
         self._checks: list[dict[str, str]] = []
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the checks."""
         self.look()
         yield {"checks": self._checks}
 
@@ -323,10 +313,13 @@ def _hook(
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
     disabled = manager.disabled.get(name)
     state = "disabled" if disabled else None
-    absence = None
+    absence = last_error = None
     if isinstance(known, Plugin):
         absence = sources.reach.absences.get(name)
         state = "unreachable" if absence else known.breaker.state.value
+        last = known.last_error
+        if last.reason:
+            last_error = {"time": rfc3339(last.time), "hook": last.hook, "reason": last.reason}
     return {
         "name": name,
         "endpoint": known and known.endpoint,
@@ -341,7 +334,7 @@ def _hook(
         "failures": sums.get(("hook_failures", name), 0) if own else None,
         "p50Seconds": _quantile(times, 0.5),
         "p99Seconds": _quantile(times, 0.99),
-        "lastError": _last_error(known.last_error) if isinstance(known, Plugin) else None,
+        "lastError": last_error,
     }
 
 
@@ -355,12 +348,6 @@ def _quantile(times: Histogram | None, share: float) -> float | None:
     """Return a quantile in seconds; the highest bound for one above it, as JSON has no infinity."""
     found = None if times is None else quantile(times.bounds, times.counts, share)
     return None if times is None or found is None else min(found, times.bounds[-1])
-
-
-def _last_error(error: LastError) -> Part | None:
-    if not error.reason:
-        return None
-    return {"time": rfc3339(error.time), "hook": error.hook, "reason": error.reason}
 
 
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
@@ -402,8 +389,11 @@ def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part | bytes]
     for ids in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
         page.add(ids)
         yield b""
-    yield from _pieces("pods", (row for one in page.ids if (row := _pod(store, one)) is not None))
-    yield from _pieces("containers", (row for one in page.ids if (row := _container(store, one)) is not None))
+    pods = ((pod, store.containers_of(one)) for one in page.ids if (pod := store.pod(one)) is not None)
+    pod_rows = (records.pod_row(pod, [inside.effective.id for inside in containers]) for pod, containers in pods)
+    yield from _pieces("pods", pod_rows)
+    found = (container for one in page.ids if (container := store.container(one)) is not None)
+    yield from _pieces("containers", map(records.container_row, found))
     yield {"next": page.next}
 
 
@@ -419,18 +409,6 @@ def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
     for some in _pieces_of(containers):
         found = [record.effective for record in some if record.effective.id.startswith(beginning)]
         yield [info.id for info in found if info.pod_id in wanted or info.pod_id.startswith(pod)]
-
-
-def _pod(store: Store, pod_id: str) -> Part | None:
-    record = store.pod(pod_id)
-    if record is None:
-        return None
-    return records.pod_row(record, [container.effective.id for container in store.containers_of(pod_id)])
-
-
-def _container(store: Store, container_id: str) -> Part | None:
-    record = store.container(container_id)
-    return None if record is None else records.container_row(record)
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -483,14 +461,10 @@ class _Events:
 
     def _encode(self, row: Row) -> tuple[Part, bytes]:
         event = shown(*row)
-        made = event, encoded(event)
-        self._encoded[row[0]] = made
+        made = self._encoded[row[0]] = event, encoded(event)
         if len(self._encoded) > ENCODED_EVENTS:
             del self._encoded[next(iter(self._encoded))]
         return made
-
-
-_EVENTS = b'{"events":[%s]}'
 
 
 def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -521,7 +495,7 @@ def _log_level(log_level: LogLevel, arguments: Mapping[str, Any]) -> Iterator[Pa
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a duration, which may be in hours here: "24h"."""
+    """Return the seconds of a duration, which may be in hours here."""
     hours = text.removesuffix("h")
     try:
         return parse_duration(text, "for") if hours == text else 60 * parse_duration(f"{hours}m", "for")

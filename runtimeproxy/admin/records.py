@@ -1,8 +1,4 @@
-"""The Store's records as they are shown: names of fields, keys of maps, and who set them.
-
-Invariant: no value of a field is shown, and nothing of a record grows by being shown. Pages have each record that was
-there all the time exactly once.
-"""
+"""The Store's records as they are shown: names of fields, keys of maps, and who set them; no value of a field."""
 
 from heapq import nsmallest
 from typing import Any
@@ -13,9 +9,6 @@ from runtimeproxy.model.merge import owners_of
 LONGEST_ENVS = 64 * 1024
 """Longest environment in bytes whose names are read: a longer one is only told to be there, which takes no time."""
 MANY = "envs.*"
-
-Names = dict[str, Any]
-"""Values by the name of a field; the values are compared and not shown."""
 
 
 def pod_row(record: PodRecord, containers: list[str]) -> dict[str, Any]:
@@ -34,7 +27,6 @@ def pod_row(record: PodRecord, containers: list[str]) -> dict[str, Any]:
 
 
 def container_row(record: ContainerRecord) -> dict[str, Any]:
-    """Return what is shown of a container."""
     info = record.effective
     return {
         "id": info.id,
@@ -57,8 +49,8 @@ def _fields(original: PodInfo | ContainerInfo, effective: PodInfo | ContainerInf
     return {"asked": sorted(asked), "sent": sorted(sent), "changed": sorted(differing)}
 
 
-def _values(info: PodInfo | ContainerInfo) -> Names:
-    """Return the fields that are set, named as in ``Adjustment.owners``."""
+def _values(info: PodInfo | ContainerInfo) -> dict[str, Any]:
+    """Return the values of the fields that are set, named as in ``Adjustment.owners``; they are not shown."""
     if isinstance(info, PodInfo):
         return set_fields(info)
     if type(info.envs) is not Envs:
@@ -78,7 +70,7 @@ def is_of_pod(wanted: str, namespace: str | None, name: str | None, *ids: str) -
 
 
 class Page:
-    """The ids of one page: the lowest ``limit`` of those behind ``after``, of all that are added."""
+    """The ids of one page: the lowest ``limit`` of those above ``after``, of all that are added."""
 
     def __init__(self, after: str, limit: int) -> None:
         self._after = after

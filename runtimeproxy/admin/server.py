@@ -1,7 +1,7 @@
 """Serve the control protocol on the admin and the metrics socket (docs/control-protocol.rst).
 
-Invariants: in one iteration of the event loop one request is read or one part of an answer is made, however many
-clients wait. A client that stops, sends too much or does not read is disconnected and costs others nothing.
+Invariant: in one iteration of the event loop one request is read or one part of an answer is made, however many
+clients wait.
 """
 
 import asyncio
@@ -117,10 +117,8 @@ class Server:
         self._left = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self.clients: set[Client] = set()
-        """The connections that are open."""
 
     def start(self) -> None:
-        """Accept connections from now on."""
         self._listener.setblocking(False)
         self._accepting = self._loop.create_task(self._accept())
 
@@ -162,8 +160,7 @@ class Server:
         try:
             pid, user, _ = peer_credentials(client.sock)
             if self._private and user not in (0, os.geteuid()):
-                refused = Refused(FORBIDDEN, "only root may use the admin endpoint")
-                await self._send(client, _error(None, refused))
+                await self._send(client, _error(None, Refused(FORBIDDEN, "only root may use the admin endpoint")))
                 return
             while request := await self._request(client):
                 client.requested = True
