@@ -76,7 +76,7 @@ def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
 
 
 def test_page_of_the_kubelet_has_its_flags() -> None:
-    told = [[r.kubelet, f"``{r.unit.name}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
+    told = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == told
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
     assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows

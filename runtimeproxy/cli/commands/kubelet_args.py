@@ -1,7 +1,4 @@
-"""``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and how one goes back.
-
-Invariant: the way back is printed with the way there.
-"""
+"""``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and the way back."""
 
 import os
 import re
@@ -35,19 +32,14 @@ Parts = dict[str, str | list[str]]
 """What is printed, by its key in JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A systemd unit, and its command as its usual package has it: of kubeadm, or of cri-dockerd."""
-
-    name: str
-    command: str
-
-
-_KUBELET = Unit(
+_KUBELET = (
     "kubelet.service",
     "/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS",
 )
-_CRI_DOCKERD = Unit("cri-docker.service", "/usr/bin/cri-dockerd --container-runtime-endpoint fd://")
+"""A systemd unit, and its command as its usual package has it: of kubeadm, or of cri-dockerd."""
+_CRI_DOCKERD = ("cri-docker.service", "/usr/bin/cri-dockerd --container-runtime-endpoint fd://")
+_CRI_FLAG = "--container-runtime-endpoint=unix://{socket}"
+_DOCKER_FLAG = "--docker-endpoint=unix://{socket}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,8 @@ class Row:
     cri_dockerd: bool
     since: tuple[int, int]
     before: tuple[int, int]
-    unit: Unit
+    unit: str
+    command: str
     flags: tuple[str, ...]
 
     def flags_for(self, socket: str) -> list[str]:
@@ -67,43 +60,12 @@ class Row:
         return [flag.format(socket=socket) for flag in self.flags]
 
 
+_REMOTE = "--container-runtime=remote"
 ROWS = (
-    Row(
-        "from 1.24 on",
-        Mode.CONTAINERD,
-        False,
-        _DOCKERSHIM_ENDS,
-        _ANY,
-        _KUBELET,
-        ("--container-runtime-endpoint=unix://{socket}",),
-    ),
-    Row(
-        "before 1.24",
-        Mode.CONTAINERD,
-        False,
-        OLDEST,
-        _DOCKERSHIM_ENDS,
-        _KUBELET,
-        ("--container-runtime=remote", "--container-runtime-endpoint=unix://{socket}"),
-    ),
-    Row(
-        "with dockershim (Docker mode)",
-        Mode.DOCKER,
-        False,
-        OLDEST,
-        _DOCKERSHIM_ENDS,
-        _KUBELET,
-        ("--docker-endpoint=unix://{socket}",),
-    ),
-    Row(
-        "with cri-dockerd (Docker mode)",
-        Mode.DOCKER,
-        True,
-        OLDEST,
-        _ANY,
-        _CRI_DOCKERD,
-        ("--docker-endpoint=unix://{socket}",),
-    ),
+    Row("from 1.24 on", Mode.CONTAINERD, False, _DOCKERSHIM_ENDS, _ANY, *_KUBELET, (_CRI_FLAG,)),
+    Row("before 1.24", Mode.CONTAINERD, False, OLDEST, _DOCKERSHIM_ENDS, *_KUBELET, (_REMOTE, _CRI_FLAG)),
+    Row("with dockershim (Docker mode)", Mode.DOCKER, False, OLDEST, _DOCKERSHIM_ENDS, *_KUBELET, (_DOCKER_FLAG,)),
+    Row("with cri-dockerd (Docker mode)", Mode.DOCKER, True, OLDEST, _ANY, *_CRI_DOCKERD, (_DOCKER_FLAG,)),
 )
 
 
@@ -124,26 +86,19 @@ class Distribution:
     notes: tuple[str, ...]
 
 
-def _kubelet_arg(flags: Sequence[str]) -> str:
-    """Return the YAML that adds flags of the kubelet to those of other files (k3s docs, "Multiple Config Files")."""
-    return "kubelet-arg+:\n" + "".join(f"- {flag.removeprefix('--')}\n" for flag in flags)
-
-
 def _rancher(name: str, unit: str, note: str) -> Distribution:
+    """Return k3s or RKE2. The YAML adds flags to those of other files (k3s docs, "Multiple Config Files")."""
     file = f"/etc/rancher/{name}/config.yaml.d/90-runtimeproxy.yaml"
+    notes = (
+        note,
+        "If the unit's command has --kubelet-arg, add the values there: it replaces those of files.",
+        "So does a later file with kubelet-arg without +. Before 1.21 only config.yaml itself is read.",
+        f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
+    )
     return Distribution(
-        "/run/k3s/containerd/containerd.sock",
-        unit,
-        file,
-        _kubelet_arg,
-        (),
-        (f"rm {file}",),
-        (
-            note,
-            "If the unit's command has --kubelet-arg, add the values there: it replaces those of files.",
-            "So does a later file with kubelet-arg without +. Before 1.21 only config.yaml itself is read.",
-            f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
-        ),
+        *("/run/k3s/containerd/containerd.sock", unit, file),
+        lambda flags: "kubelet-arg+:\n" + "".join(f"- {flag.removeprefix('--')}\n" for flag in flags),
+        *((), (f"rm {file}",), notes),
     )
 
 
@@ -217,39 +172,30 @@ def kubelet_args_command(
         settings = config.load(flags, os.environ, *configuration_file(flags, os.environ))  # the group may be elsewhere
         if cri_dockerd and MODE_OPTION.name in flags and settings.mode is not Mode.DOCKER:
             raise ConfigError(f"--cri-dockerd is for Docker mode: take {MODE_OPTION.flag} out")
-        version = _version(kube_version)
-        row = row_for(version, Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
+        version, row = _row_for(kube_version, Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
         socket, notes = _socket_for(version, row, settings)
         flags_of_row = row.flags_for(socket)
-        name = distribution or _distribution(kube_version)
-        parts = _parts(row, flags_of_row) if name is None else _parts_of(name, row, flags_of_row)
+        if distribution is None and (found := _DISTRIBUTION.search(kube_version)):
+            distribution = found[1] or "microk8s"
+        parts = _parts(row, flags_of_row) if distribution is None else _parts_of(distribution, row, flags_of_row)
         parts = {**parts, "notes": [*parts["notes"], *notes]}
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     click.echo(_text(parts) if output == TEXT else structured_text(parts, output))
 
 
-def row_for(version: tuple[int, int], mode: Mode, cri_dockerd: bool) -> Row:
-    """Return the row of a kubelet. Raises ConfigError if there is none."""
-    for row in ROWS:
-        if (row.mode, row.cri_dockerd) == (mode, cri_dockerd) and row.since <= version < row.before:
-            return row
-    raise ConfigError("--kube-version: from 1.24 on the kubelet has no dockershim: add --cri-dockerd")
-
-
-def _version(text: str) -> tuple[int, int]:
+def _row_for(text: str, mode: Mode, cri_dockerd: bool) -> tuple[tuple[int, int], Row]:
+    """Return the version and the row of a kubelet. Raises ConfigError if there is none."""
     found = _VERSION.fullmatch(text)
     if found is None:
         raise ConfigError(f"--kube-version: {text!r} is not a version: write one like 1.27 or v1.27.3")
     version = int(found[1]), int(found[2])
     if version < OLDEST:
         raise ConfigError(f"--kube-version: {text!r} is too old: the proxy needs Kubernetes 1.18 or later")
-    return version
-
-
-def _distribution(version: str) -> str | None:
-    found = _DISTRIBUTION.search(version)
-    return None if found is None else found[1] or "microk8s"
+    for row in ROWS:
+        if (row.mode, row.cri_dockerd) == (mode, cri_dockerd) and row.since <= version < row.before:
+            return version, row
+    raise ConfigError("--kube-version: from 1.24 on the kubelet has no dockershim: add --cri-dockerd")
 
 
 def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> tuple[str, list[str]]:
@@ -275,18 +221,18 @@ def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> 
 
 def _parts(row: Row, flags: list[str]) -> Parts:
     """Return what is printed for a kubelet or cri-dockerd with a unit of its own."""
-    file = f"/etc/systemd/system/{row.unit.name}.d/90-runtimeproxy.conf"
-    restart = ["systemctl daemon-reload", f"systemctl restart {row.unit.name}"]
+    file = f"/etc/systemd/system/{row.unit}.d/90-runtimeproxy.conf"
+    restart = ["systemctl daemon-reload", f"systemctl restart {row.unit}"]
     return {
         "proxy": [f"{MODE_OPTION.flag}={row.mode.value}"],
-        "unit": row.unit.name,
+        "unit": row.unit,
         "flags": flags,
         "file": file,
-        "dropIn": f"[Service]\nExecStart=\nExecStart={' '.join([row.unit.command, *flags])}\n",
+        "dropIn": f"[Service]\nExecStart=\nExecStart={' '.join([row.command, *flags])}\n",
         "apply": restart,
         "back": [f"rm {file}", *restart],
         "notes": [
-            f"Compare with `systemctl cat {row.unit.name}`: if its last ExecStart= is another one, keep that",
+            f"Compare with `systemctl cat {row.unit}`: if its last ExecStart= is another one, keep that",
             "and put the flags after it.",
         ],
     }
