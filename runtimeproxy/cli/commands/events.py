@@ -4,7 +4,7 @@ Invariant: each event that the proxy still has is printed once, in order; those 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import click
@@ -51,8 +51,7 @@ def events_command(
     These are calls that were edited, refused or slow, or that a hook server failed; hook servers that came, changed or
     went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
     """
-    found = _Found(proxy, {"kind": kind, "pod": pod}, parse_since(since), follow)
-    return _print(found, output, no_headers)
+    return _print(proxy, {"kind": kind, "pod": pod}, parse_since(since), follow, output, no_headers)
 
 
 @click.command("trace", cls=ProxyCommand, short_help="Print what hook servers did to calls.")
@@ -77,63 +76,43 @@ def trace_command(
     A call that no hook server changed is not remembered. CALL is the id that the log lines of the call have. Times are
     UTC.
     """
-    found = _Found(proxy, {"pod": pod, "hookServer": hook_server}, parse_since(since), follow, CALLS)
-    return _print(found, output, no_headers)
+    query = {"pod": pod, "hookServer": hook_server}
+    return _print(proxy, query, parse_since(since), follow, output, no_headers, CALLS | {"gap"})
 
 
-class _Found:
-    """The events of one command: those that are remembered, then those that come."""
+def _print(
+    proxy: AdminClient,
+    query: Mapping[str, str | None],
+    since: int | datetime | None,
+    follow: bool,
+    output: str,
+    no_headers: bool,
+    kinds: frozenset[str] | None = None,
+) -> int:
+    """Print the remembered events, and more as they come; return the exit code. Raises NoProxy at the proxy's end."""
 
-    def __init__(
-        self,
-        proxy: AdminClient,
-        query: Mapping[str, str | None],
-        since: int | datetime | None,
-        follow: bool,
-        kinds: frozenset[str] | None = None,
-    ) -> None:
-        self._proxy = proxy
-        self._query = query
-        self._since = since
-        self._kinds = None if kinds is None else kinds | {"gap"}
-        self._last = since if isinstance(since, int) else 0
-        self.follow = follow
-
-    def remembered(self) -> list[Event]:
-        """Return what is printed at once."""
-        events = list(remembered(self._proxy, **self._query, since=self._last))
-        self._last = number(events[-1]) if events else self._last
-        wanted = [event for event in events if self._is_wanted(event)]
-        return wanted[-LAST:] if self.follow and self._since is None else wanted
-
-    def coming(self) -> Iterator[Event]:
-        """Yield more events as they come. Raises NoProxy at the proxy's end."""
-        for event in self._proxy.follow(**self._query, since=self._last):
-            if number(event) > self._last and self._is_wanted(event):
-                yield event
-        raise NoProxy("the proxy has ended")
-
-    def _is_wanted(self, event: Event) -> bool:
-        if self._kinds is not None and event["kind"] not in self._kinds:
+    def is_wanted(event: Event) -> bool:
+        if kinds is not None and event["kind"] not in kinds:
             return False
-        return (
-            not isinstance(self._since, datetime)
-            or "time" not in event
-            or datetime.fromisoformat(event["time"]) >= self._since
-        )
+        if not isinstance(since, datetime) or "time" not in event:
+            return True
+        return datetime.fromisoformat(event["time"]) >= since
 
-
-def _print(found: _Found, output: str, no_headers: bool) -> int:
-    """Print events, and more as they come; return the exit code."""
-    events = found.remembered()
-    if not found.follow and output != TABLE:
+    last = since if isinstance(since, int) else 0
+    found = remembered(proxy, **query, since=last)
+    last = number(found[-1]) if found else last
+    events = [event for event in found if is_wanted(event)]
+    if not follow and output != TABLE:
         click.echo(structured_text(events, output))
         return 0
     table = Table(COLUMNS, no_headers)
     try:
-        _print_lines(table, events, output)
-        for event in found.coming() if found.follow else ():
-            _print_lines(table, [event], output)
+        _print_lines(table, events[-LAST:] if follow and since is None else events, output)
+        if follow:
+            for event in proxy.follow(**query, since=last):
+                if number(event) > last and is_wanted(event):
+                    _print_lines(table, [event], output)
+            raise NoProxy("the proxy has ended")
     except KeyboardInterrupt:  # the way to end following
         return INTERRUPTED
     return 0

@@ -1,7 +1,6 @@
 """``runtimeproxy report``: one file with what one attaches to an issue.
 
-Invariants: a source that hangs stops nobody: after its time limit the manifest says so. The file is whole or not there,
-only its owner can read it, and it takes no other file's place unless that is asked for.
+Invariant: a source that hangs stops no other one: after its time limit the manifest reports it.
 """
 
 import json
@@ -28,7 +27,7 @@ from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
 from runtimeproxy.cli.shared.output import FAILED, words
 from runtimeproxy.cli.shared.subjects import remembered
-from runtimeproxy.errors import ConfigError, RuntimeProxyError
+from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.config import Config
 from runtimeproxy.settings.options import OPTIONS
@@ -49,14 +48,13 @@ _OWN = 0o600
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where to look: the configuration, what is wrong with it ("" if nothing), and the systemd unit."""
+    """Where to look; ``fault`` is what is wrong with the configuration, "" if nothing."""
 
     config: Config
     fault: str
     unit: str
 
     def proxy(self) -> AdminClient:
-        """Return a client of the running proxy."""
         return AdminClient(self.config.admin_endpoint or None)
 
 
@@ -130,11 +128,7 @@ def _journal(node: Node) -> str:
 SOURCES = (
     Source("doctor.json", _doctor, DOCTOR_SECONDS),
     Source("versions.json", _versions),
-    Source("version.json", _answer("version")),
-    Source("livez.json", _answer("livez")),
-    Source("readyz.json", _answer("readyz")),
-    Source("configz.json", _answer("configz")),
-    Source("hooks.json", _answer("hooks")),
+    *(Source(f"{name}.json", _answer(name)) for name in ("version", "livez", "readyz", "configz", "hooks")),
     Source("metrics.txt", _metrics),
     Source("events.ndjson", _events),
     Source("store.json", _store),
@@ -142,12 +136,7 @@ SOURCES = (
 )
 
 
-@click.command(
-    "report",
-    cls=Command,
-    params=option_flags(OPTIONS),
-    short_help="Write a file to attach to an issue.",
-)
+@click.command("report", cls=Command, params=option_flags(OPTIONS), short_help="Write a file to attach to an issue.")
 @click.argument("file", type=click.Path(), metavar="FILE.tar.gz")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @click.option(
@@ -192,8 +181,6 @@ def collect(node: Node) -> tuple[dict[str, str], dict[str, str]]:
             got[source.name] = running.result(max(0.0, began + source.seconds - time.monotonic()))
         except TimeoutError:
             missing[source.name] = f"no answer within {source.seconds:g} s"
-        except RuntimeProxyError as error:
-            missing[source.name] = str(error)
         except click.ClickException as error:
             missing[source.name] = error.format_message()
         except OSError as error:
@@ -218,7 +205,6 @@ def _begun(source: Source, node: Node) -> "Future[str]":
 
 
 def manifest(got: Mapping[str, str], missing: Mapping[str, str]) -> str:
-    """Return which files the report has, and why it has not the others."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     files = (
         f"not got  {source.name}: {missing[source.name]}"

@@ -1,7 +1,4 @@
-"""``runtimeproxy top``: what the proxy does, on a terminal each second, else one frame.
-
-Invariant: an event is read once; a proxy that began anew is read from its beginning.
-"""
+"""``runtimeproxy top``: what the proxy does, on a terminal each second, else one frame."""
 
 import os
 import time
@@ -45,7 +42,7 @@ def top_command(proxy: AdminClient, once: bool) -> None:
 
 
 class _Observer:
-    """What is asked of the proxy for each frame; it keeps the latest errors."""
+    """Calls the proxy for each frame, reads each event once, and retains the latest errors."""
 
     def __init__(self, proxy: AdminClient) -> None:
         self._proxy = proxy

@@ -1,7 +1,6 @@
 """Pods, containers, hook servers and events of the running proxy, as commands name, complete and print them.
 
-Invariants: a text means one pod or container, or an error that lists those that it could mean. An event is described by
-names and reasons, never by a value of a request.
+An event is described by names and reasons, never by a value of a request.
 """
 
 import os
@@ -39,7 +38,6 @@ class Subject:
 
     @property
     def record(self) -> Record:
-        """Return the record that it is about."""
         found = self.pod if self.container is None else self.container
         assert found is not None
         return found
@@ -77,7 +75,6 @@ def find(proxy: AdminClient, text: str) -> Subject | None:
 
 
 def not_found(text: str) -> RuntimeProxyError:
-    """Return the error that nothing is meant by a text."""
     return RuntimeProxyError(f"the proxy knows no pod or container {text!r}: `runtimeproxy store ls` lists them")
 
 
@@ -90,19 +87,12 @@ def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list
     """Return for each field that the kubelet asked for or that went to the runtime what became of it. ``setters`` are
     the hook servers that set fields, for those of which the record does not say it."""
     asked, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
-    changed = set(record["changed"])
+    became = dict.fromkeys(record["changed"], "changed")
+    became |= dict.fromkeys(asked - sent, "taken out") | dict.fromkeys(sent - asked, "added")
     return [
-        {"field": name, "sent": _became(name, asked, sent, changed), "set by": owners.get(name)}
+        {"field": name, "sent": became.get(name, "as asked"), "set by": owners.get(name)}
         for name in sorted(asked | sent)
     ]
-
-
-def _became(name: str, asked: set[str], sent: set[str], changed: set[str]) -> str:
-    if name not in asked:
-        return "added"
-    if name not in sent:
-        return "taken out"
-    return "changed" if name in changed else "as asked"
 
 
 def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
@@ -120,12 +110,8 @@ def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
     if not named:
         for one in records(proxy, id=text)[1]:
             if one["id"].startswith(text):
-                yield Subject(_pod_of(proxy, one), one)
-
-
-def _pod_of(proxy: AdminClient, container: Record) -> Record | None:
-    pods, _ = records(proxy, id=container["podId"])
-    return next((pod for pod in pods if pod["id"] == container["podId"]), None)
+                pods, _ = records(proxy, id=one["podId"])
+                yield Subject(next((pod for pod in pods if pod["id"] == one["podId"]), None), one)
 
 
 COLUMNS = ("time", "kind", "call", "detail")
@@ -182,7 +168,6 @@ def _times(seconds: Mapping[str, float]) -> str:
 
 
 SECONDS = 0.3
-_DISABLED = "disabled"
 _FLAGS = ("admin_endpoint", "config")
 
 Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
@@ -205,24 +190,15 @@ def _completion(names: Callable[[AdminClient, str], Iterable[str]]) -> Completio
     return complete
 
 
-def _hook_servers(proxy: AdminClient, begun: str) -> Iterator[str]:
-    told = proxy.call("hooks")
-    yield from (hook["name"] for hook in told["hooks"])
-    yield from told["masked"]
+def _hook_servers(*, enabled: bool = True, disabled: bool = True) -> Completion:
+    def names(proxy: AdminClient, begun: str) -> Iterator[str]:
+        answer = proxy.call("hooks")
+        for hook in answer["hooks"]:
+            if disabled if hook["state"] == "disabled" else enabled:
+                yield hook["name"]
+        yield from answer["masked"] if disabled else ()
 
-
-def _enabled(proxy: AdminClient, begun: str) -> Iterator[str]:
-    return (hook["name"] for hook in proxy.call("hooks")["hooks"] if hook["state"] != _DISABLED)
-
-
-def _disabled(proxy: AdminClient, begun: str) -> Iterator[str]:
-    told = proxy.call("hooks")
-    yield from (hook["name"] for hook in told["hooks"] if hook["state"] == _DISABLED)
-    yield from told["masked"]
-
-
-def _pods(proxy: AdminClient, begun: str) -> Iterator[str]:
-    return (pod_name(pod) for pod in records(proxy)[0])
+    return _completion(names)
 
 
 def _subjects(proxy: AdminClient, begun: str) -> Iterator[str]:
@@ -238,8 +214,8 @@ def _subjects(proxy: AdminClient, begun: str) -> Iterator[str]:
         yield from (record["id"] for record in (*pods, *containers))
 
 
-hook_servers = _completion(_hook_servers)
-enabled_hook_servers = _completion(_enabled)
-disabled_hook_servers = _completion(_disabled)
-pods = _completion(_pods)
+hook_servers = _hook_servers()
+enabled_hook_servers = _hook_servers(disabled=False)
+disabled_hook_servers = _hook_servers(enabled=False)
+pods = _completion(lambda proxy, begun: map(pod_name, records(proxy)[0]))
 pods_and_containers = _completion(_subjects)

@@ -1,7 +1,7 @@
-"""What ``runtimeproxy top`` shows, from what the proxy said at two moments.
+"""What ``runtimeproxy top`` shows, from the proxy's answers at two moments.
 
-Invariant: the figures of an interval are differences between two answers of one process; where that began anew, or
-there is one answer only, they are those since its start.
+The figures of an interval are differences between two answers of one process; after a restart, or with one answer only,
+they are those since its start.
 """
 
 from collections import defaultdict
@@ -23,17 +23,14 @@ GOOD_OUTCOMES = ("agreed", "ended")
 GOOD_EVENTS = frozenset(
     ("edited", "plugin_added", "plugin_changed", "plugin_removed", "plugin_enabled", "breaker_closed", "runtime_back")
 ) | {"sync", "drain", "gap"}
-"""The kinds of events that are no error."""
 GOOD_STATE = "closed"
-_START = "process_start_time_seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the proxy said at one moment, ``at`` seconds since 1970.
+    """The proxy's answers at one moment, ``at`` seconds since 1970.
 
-    ``hooks`` has the hook servers, ``ready`` the checks of readyz, ``errors`` the latest events that are errors, oldest
-    first. ``missing`` says what could not be got this time, with the figures before.
+    ``errors`` are the latest events that are errors, oldest first. ``missing`` is why the figures are older ones.
     """
 
     at: float
@@ -45,8 +42,8 @@ class Snapshot:
 
     @property
     def started(self) -> float | None:
-        """Return when the process began, in seconds since 1970; None if that was not said."""
-        return next((value for _, value in self.samples.get(_START, ())), None)
+        """Return when the process began, in seconds since 1970; None if that is unknown."""
+        return next((value for _, value in self.samples.get("process_start_time_seconds", ())), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,10 @@ class Operation:
     worse: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Quantiles of the interval, in seconds; None if nothing was measured, infinite above the last bucket."""
-
-    p50: float | None
-    p99: float | None
+Latency = tuple[float | None, float | None]
+"""P50 and P99 of the interval, in seconds; None if nothing was measured, infinite above the last bucket."""
+Error = tuple[str, str, str, str, str, str]
+"""Time, kind, operation, subject, hook server and text of an event; "" where they do not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +78,8 @@ class HookServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
-    """One event; texts are "" where they do not apply."""
-
-    time: str
-    kind: str
-    operation: str
-    subject: str
-    hook_server: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class View:
-    """All that one frame shows. ``interval`` is in seconds, None if it is all the time since the start."""
+    """What one frame shows. ``interval`` is in seconds, None if it is all the time since the start."""
 
     version: str
     mode: str
@@ -157,7 +140,6 @@ def readiness(checks: Sequence[Mapping[str, str]]) -> tuple[bool | None, Sequenc
 
 
 def is_error(event: Mapping[str, Any]) -> bool:
-    """Return whether an event belongs to those that ``top`` shows."""
     return event.get("kind") not in GOOD_EVENTS
 
 
@@ -197,13 +179,13 @@ def _error(event: Mapping[str, Any]) -> Error:
         return str(event.get(key) or "")
 
     subject = "/".join(text(key) for key in ("namespace", "pod", "container") if text(key))
-    return Error(
-        time=text("time")[11:19],
-        kind=text("kind"),
-        operation=text("hook") or text("operation"),
-        subject=subject or (text("containerId") or text("podId"))[:12],
-        hook_server=text("hookServer"),
-        text=text("text") or ("" if text("reason") == text("kind") else text("reason")),
+    return (
+        text("time")[11:19],
+        text("kind"),
+        text("hook") or text("operation"),
+        subject or (text("containerId") or text("podId"))[:12],
+        text("hookServer"),
+        text("text") or ("" if text("reason") == text("kind") else text("reason")),
     )
 
 
@@ -212,7 +194,7 @@ def _latency(before: Samples, now: Samples, name: str, label: str, value: str) -
     cumulative = sorted((float(bound), count) for (found, bound), count in grown.items() if found == value)
     bounds = [bound for bound, _ in cumulative[:-1]]
     counts = [count - below for (_, count), (_, below) in zip(cumulative, [(0.0, 0.0), *cumulative], strict=False)]
-    return Latency(quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.99))
+    return quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.99)
 
 
 def _rate(count: float, seconds: float | None) -> float | None:
@@ -225,7 +207,6 @@ def _only(snapshot: Snapshot, name: str) -> tuple[float, Mapping[str, str]]:
 
 
 def _sums(samples: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
-    """Return the sums of a metric's samples by these labels."""
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for given, value in samples.get(PREFIX + name, ()):
         sums[tuple(given.get(label, "") for label in labels)] += value
@@ -233,7 +214,6 @@ def _sums(samples: Samples, name: str, *labels: str) -> defaultdict[tuple[str, .
 
 
 def _grown(before: Samples, now: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
-    """Return by how much the sums of a metric's samples grew."""
     grown = _sums(now, name, *labels)
     for key, value in _sums(before, name, *labels).items():
         grown[key] -= value

@@ -168,8 +168,8 @@ def _count(count: int, bad: bool, worse: bool) -> Text:
 def _latency(view: View) -> Table:
     table = _table("LATENCY", *(f"{part.upper():>{_FIGURE}}" for part in view.parts))
     parts = view.parts.values()
-    table.add_row("p50", *(duration(part.p50) for part in parts))
-    table.add_row("p99", *(duration(part.p99) for part in parts))
+    for at, quantile in enumerate(("p50", "p99")):
+        table.add_row(quantile, *(duration(part[at]) for part in parts))
     return table
 
 
@@ -190,10 +190,10 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
         words = STATES.get(row.state, row.state).removeprefix("breaker ")
         state = _text(words, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
         kind = [_text(row.policy) for _ in policy]
-        latency = duration(row.latency.p50), duration(row.latency.p99)
         last = [_text(row.last_error) for _ in told]
         table.add_row(
-            _text(row.name), state, *kind, _rate(row.rate), *latency, _count(row.failures, True, row.worse), *last
+            *(_text(row.name), state, *kind, _rate(row.rate), *map(duration, row.latency)),
+            *(_count(row.failures, True, row.worse), *last),
         )
     if more or not servers:
         table.add_row(Text(more or "none registered", FAINT))
@@ -205,10 +205,10 @@ def _errors(errors: Sequence[Error], most: int, width: int) -> Table:
     table = _table("ERRORS, UTC", f"{'KIND':{_KIND}}", *["OPERATION", "HOOK SERVER", "SUBJECT"] * wide, last="WHAT")
     for column, longest in zip(table.columns[1:-1], (15, 27, _LONGEST_NAME, width // 4), strict=False):
         column.justify, column.overflow, column.max_width = "left", "ellipsis", longest
-    for row in errors[: max(most, 0)]:
-        about = [row.operation, row.hook_server, row.subject] if wide else []
-        what = row.text if wide else "  ".join(filter(None, (row.text, row.hook_server, row.subject, row.operation)))
-        table.add_row(_text(row.time), _text(row.kind, BAD), *(_text(text) for text in (*about, what)))
+    for time, kind, operation, subject, hook_server, text in errors[: max(most, 0)]:
+        about = (operation, hook_server, subject, text)
+        more = about if wide else ("  ".join(filter(None, (text, hook_server, subject, operation))),)
+        table.add_row(_text(time), _text(kind, BAD), *map(_text, more))
     if not errors:
         table.add_row(Text("none", FAINT))
     return table

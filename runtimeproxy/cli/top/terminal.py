@@ -1,7 +1,4 @@
-"""``runtimeproxy top`` on a terminal: a frame each second.
-
-Invariant: however it ends, the terminal is as it was before; a proxy that hangs does not stop the keys.
-"""
+"""``runtimeproxy top`` on a terminal: a frame each second. However it ends, the terminal is as it was before."""
 
 import asyncio
 import os
@@ -12,7 +9,6 @@ import tty
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 
 from rich.console import Console
 from rich.live import Live
@@ -31,15 +27,8 @@ _KEYS = 0
 _NO_KEY = b"\0"
 """What a control character of the terminal is set to if no key has it."""
 
-
-class _Event(Enum):
-    """What happens beside an answer of the proxy."""
-
-    RESIZED = "resized"
-    END = "end"
-
-
-_News = Snapshot | Exception | _Event
+_RESIZED, _END = "resized", "end"
+_News = Snapshot | Exception | str
 
 
 def watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
@@ -48,17 +37,16 @@ def watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> No
 
 
 async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
-    """Draw a frame for each look, and anew where the terminal's size changed, until a key or a signal ends it."""
     loop, news = asyncio.get_running_loop(), asyncio.Queue[_News]()
 
     def typed() -> None:
         keys = os.read(_KEYS, 1024)
         if not keys or _QUIT in keys.lower():
-            news.put_nowait(_Event.END)
+            news.put_nowait(_END)
 
-    loop.add_signal_handler(signal.SIGWINCH, news.put_nowait, _Event.RESIZED)
+    loop.add_signal_handler(signal.SIGWINCH, news.put_nowait, _RESIZED)
     for number in _ENDING:
-        loop.add_signal_handler(number, news.put_nowait, _Event.END)
+        loop.add_signal_handler(number, news.put_nowait, _END)
 
     def tell(found: Snapshot | Exception) -> None:
         loop.call_soon_threadsafe(news.put_nowait, found)
@@ -70,22 +58,17 @@ async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console
             loop.add_reader(_KEYS, typed)
             threading.Thread(target=_look, args=(look, tell, over), daemon=True).start()
             came: _News = first
-            while came is not _Event.END:
+            while came != _END:
                 if isinstance(came, Exception):
                     raise came
                 if isinstance(came, Snapshot):
-                    _add(seen, came)
+                    if came.missing:  # it has the figures of the last one
+                        seen.pop()
+                    seen.append(came)
                 live.update(screen(view(seen[0], seen[-1]), *console.size), refresh=True)
                 came = await news.get()
     finally:
         over.set()
-
-
-def _add(seen: deque[Snapshot], found: Snapshot) -> None:
-    """Add what was found; what only says that nothing came takes the place of the last."""
-    if found.missing:
-        seen.pop()
-    seen.append(found)
 
 
 def _look(look: Callable[[], Snapshot], tell: Callable[[Snapshot | Exception], None], over: threading.Event) -> None:

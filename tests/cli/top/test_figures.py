@@ -9,7 +9,6 @@ import pytest
 from runtimeproxy.cli.top.figures import (
     Error,
     HookServer,
-    Latency,
     Operation,
     Snapshot,
     View,
@@ -39,7 +38,7 @@ def outcomes(**given: int) -> Mapping[str, int]:
 
 
 def test_new_proxy_shows_zeros() -> None:
-    nothing = Latency(None, None)
+    nothing = (None, None)
     assert view(None, snapshot(metrics(), 5)) == View(
         *("", "", 5.0, None, None, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, nothing), [], [])
     )
@@ -81,7 +80,7 @@ def test_rates_and_latencies_are_those_of_the_interval() -> None:
         Operation("CreateContainer", 1.0, created, frozenset({"failed"})),
         Operation("StopContainer", 0.25, outcomes(agreed=1)),
     ]
-    assert shown.parts["own"] == Latency(pytest.approx(0.0035), pytest.approx(0.00497))
+    assert shown.parts["own"] == (pytest.approx(0.0035), pytest.approx(0.00497))
 
 
 def test_first_frame_is_about_all_the_time_since_the_start() -> None:
@@ -123,11 +122,11 @@ def test_hook_servers_have_their_own_figures() -> None:
     found.count("hook_failures", "b", "PreStartContainer", "deadline")
     told = {"time": "2026-11-25T16:00:00Z", "hook": "PreStartContainer", "reason": "deadline"}
     hooks = [hook("a"), hook("b", state="open", policy="Fail", lastError=told), hook("new")]
-    above = Latency(math.inf, math.inf)
+    above = (math.inf, math.inf)
     assert view(earlier, snapshot(found, 12, hooks=hooks)).hook_servers == [
         HookServer("a", "closed", "Ignore", 1.0, above, 1),
         HookServer("b", "open", "Fail", 0.5, above, 1, worse=True, last_error="PreStartContainer deadline"),
-        HookServer("new", "closed", "Ignore", 0.0, Latency(None, None), 0),
+        HookServer("new", "closed", "Ignore", 0.0, (None, None), 0),
     ]
 
 
@@ -138,14 +137,14 @@ EVENTS: list[tuple[dict[str, Any], Error]] = [
             **{"hook": "PreCreateContainer", "namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu"},
             **{"reason": "refused", "text": "no GPU"},
         },
-        Error("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU"),
+        ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU"),
     ),
     (
         {"time": "2026-11-25T16:01:02.123Z", "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64},
-        Error("16:01:02", "slow", "StopContainer", "0" * 12, "", ""),
+        ("16:01:02", "slow", "StopContainer", "0" * 12, "", ""),
     ),
-    ({"kind": "refused", "reason": "refused"}, Error("", "refused", "", "", "", "")),
-    ({"kind": "runtime_lost", "reason": "unavailable"}, Error("", "runtime_lost", "", "", "", "unavailable")),
+    ({"kind": "refused", "reason": "refused"}, ("", "refused", "", "", "", "")),
+    ({"kind": "runtime_lost", "reason": "unavailable"}, ("", "runtime_lost", "", "", "", "unavailable")),
 ]
 
 
@@ -158,7 +157,7 @@ def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> No
 
 def test_latest_error_is_the_first() -> None:
     errors = [{"kind": "stall"}, {"kind": "slow"}]
-    assert [error.kind for error in view(None, snapshot(metrics(), 1, errors=errors)).errors] == ["slow", "stall"]
+    assert [error[1] for error in view(None, snapshot(metrics(), 1, errors=errors)).errors] == ["slow", "stall"]
 
 
 KINDS = [("refused", True), ("failed_open", True), ("plugin_disabled", True), ("edited", False), ("gap", False)]

@@ -8,21 +8,19 @@ from textwrap import indent
 import pytest
 from rich.console import Console
 
-from runtimeproxy.cli.top.figures import Error, HookServer, Latency, Operation, View
+from runtimeproxy.cli.top.figures import HookServer, Operation, View
 from runtimeproxy.cli.top.screen import duration, screen, shared
 from runtimeproxy.observe.events import PARTS
 from tests.docs import DOCS
 
-NOTHING = Latency(None, None)
+NOTHING = (None, None)
 OUTCOMES = {"agreed": 5, "failed": 0, "refused": 2, "unsettled": 0, "ended": 0}
 EMPTY = View(
     *("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
 )
 OPERATION = Operation("CreateContainer", 1.25, OUTCOMES, frozenset({"refused"}))
-SERVER = HookServer(
-    "koordlet", "closed", "Ignore", 2.0, Latency(0.002, 0.5), 3, last_error="PreStartContainer deadline"
-)
-ERROR = Error("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu", "no GPU is left")
+SERVER = HookServer("koordlet", "closed", "Ignore", 2.0, (0.002, 0.5), 3, last_error="PreStartContainer deadline")
+ERROR = ("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu", "no GPU is left")
 
 
 def full(operations: int, servers: int, errors: int) -> View:
@@ -30,7 +28,7 @@ def full(operations: int, servers: int, errors: int) -> View:
         EMPTY,
         operations=[replace(OPERATION, name=f"Operation{at}") for at in range(operations)],
         hook_servers=[replace(SERVER, name=f"server{at}") for at in range(servers)],
-        errors=[replace(ERROR, text=f"error{at}") for at in range(errors)],
+        errors=[(*ERROR[:5], f"error{at}") for at in range(errors)],
     )
 
 
@@ -99,8 +97,8 @@ def test_wide_terminal_has_more_columns(width: int, there: list[str], not_there:
 
 
 def test_docs_show_a_frame_as_it_is() -> None:
-    own, hooks = Latency(0.000251, 0.0009), Latency(0.00312, 0.0172)
-    parts = {**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": Latency(0.0891, 0.972)}
+    own, hooks = (0.000251, 0.0009), (0.00312, 0.0172)
+    parts = {**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": (0.0891, 0.972)}
     good = {**OUTCOMES, "agreed": 889, "refused": 0}
     notes = ["[~]disabled_plugins degraded: disabled by hand: cpuset"]
     view = replace(
@@ -117,8 +115,8 @@ def test_docs_show_a_frame_as_it_is() -> None:
             HookServer("koordlet", "closed", "Ignore", 1.0, hooks, 0),
         ],
         errors=[
-            Error("16:01:02", "refused", "CreateContainer", "default/web-1/main", "cpuset", "deadline"),
-            Error("15:58:40", "slow", "CreateContainer", "default/web-0/main", "", ""),
+            ("16:01:02", "refused", "CreateContainer", "default/web-1/main", "cpuset", "deadline"),
+            ("15:58:40", "slow", "CreateContainer", "default/web-0/main", "", ""),
         ],
     )
     assert indent("\n".join(lines(view)), "    ") in DOCS["commands"]
@@ -148,7 +146,7 @@ def test_no_name_controls_the_terminal() -> None:
         notes=[evil],
         operations=[replace(OPERATION, name=evil)],
         hook_servers=[replace(SERVER, name=evil, last_error=evil, state=evil, policy=evil)],
-        errors=[Error(*[evil] * 6)],
+        errors=[(evil, evil, evil, evil, evil, evil)],
         missing=evil,
     )
     found = lines(view, 200)
