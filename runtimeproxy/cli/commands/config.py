@@ -1,19 +1,16 @@
-"""``runtimeproxy config``: check a configuration, show it with the origin of each value, print the defaults.
-
-Invariant: no command opens or makes a socket, a lock or a directory; only the configuration file is read.
-"""
+"""``runtimeproxy config``: check a configuration, show it with the origin of each value, print the defaults."""
 
 import os
 from functools import partial
 
 import click
 
-from runtimeproxy.cli.shared.configuration import configuration, configuration_file
+from runtimeproxy.cli.shared.configuration import command_configuration, configuration_file
 from runtimeproxy.cli.shared.flags import Command, complete_value, flags_given, option_flags
 from runtimeproxy.cli.shared.output import FAILED, TABLE, row_options, row_text
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS, Option
+from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE_OPTION, OPTIONS, SETTINGS
 
 _DEFAULT_HEAD = f"""\
 # The configuration of runtimeproxy; its place is {DEFAULT_FILE}.
@@ -68,11 +65,7 @@ def _check(file: str | None, for_version: str | None, output: str, no_headers: b
 @row_options
 def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> None:
     """Print the configuration that the proxy would have with these flags, this environment and its file."""
-    flags = flags_given(given)
-    try:
-        shown = configuration(flags, os.environ)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    shown = command_configuration(given)
     for line in shown.warnings:
         click.echo(f"warning: {line}", err=True)
     rows = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in shown.settings]
@@ -82,14 +75,12 @@ def _show(origin: bool, output: str, no_headers: bool, **given: str | None) -> N
 @click.command("default", cls=Command, short_help="Print a configuration file with all defaults.")
 def _default() -> None:
     """Print a commented YAML file with every key and its default."""
-    click.echo("\n".join([_DEFAULT_HEAD, *(_default_lines(option) for _, option in SETTINGS)]), nl=False)
-
-
-def _default_lines(option: Option) -> str:
-    value = (
-        f"#{option.name}:  # {option.default_words}" if option.default is None else f"{option.name}: {option.default}"
-    )
-    return f"# {option.help}\n{value}\n"
+    parts = [_DEFAULT_HEAD]
+    for _, option in SETTINGS:
+        is_set = option.default is not None
+        value = f"{option.name}: {option.default}" if is_set else f"#{option.name}:  # {option.default_words}"
+        parts.append(f"# {option.help}\n{value}\n")
+    click.echo("\n".join(parts), nl=False)
 
 
 config_group = click.Group(

@@ -4,15 +4,13 @@ Invariants: exit code 1 of ``doctor`` means that something was found; what is un
 code 0 of ``in-use`` means that everything could be read, and that nobody uses the proxy.
 """
 
-import os
 from collections import Counter
 
 import click
 
-from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.cli.shared.configuration import command_configuration
+from runtimeproxy.cli.shared.flags import Command, option_flags
 from runtimeproxy.cli.shared.output import FAILED, TABLE, row_options, row_text
-from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 
 
@@ -31,10 +29,7 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
 
     On a terminal the text is wrapped below its column. Elsewhere, as before grep, each finding is one line.
     """
-    try:
-        settings = configuration(flags_given(given), os.environ)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    settings = command_configuration(given)
     for line in settings.warnings:
         click.echo(f"warning: {line}", err=True)
     from runtimeproxy.cli.doctor import table  # heavy: the clients of runtimes and hook servers
@@ -65,10 +60,7 @@ def in_use_command(output: str, no_headers: bool, **given: str | None) -> int:
     No proxy need run. A kubelet that does not run now is found by its unit, and by the files that the unit names.
     The exit code is 1 if anybody uses the proxy; `kubelet-args` prints the way back. Run it as root, on the node.
     """
-    try:
-        settings = configuration(flags_given(given), os.environ)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    settings = command_configuration(given)
     from runtimeproxy.cli.doctor import clients, machine  # heavy: what doctor needs
 
     rows = [{"user": line} for line in clients.users(machine.Machine(settings))]

@@ -1,7 +1,4 @@
-"""``runtimeproxy events`` and ``hook trace``: what happened, from the proxy's ring of events.
-
-Invariant: each event that the proxy still has is printed once, in order; those that it lost are told as a gap.
-"""
+"""``runtimeproxy events`` and ``hook trace``: the events that the proxy still has, each once, in order, with gaps."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""``runtimeproxy explain``: what became of a pod or container, from the Store and the events.
-
-Invariant: what the proxy cannot know, because it was before its start or is no longer remembered, is told as unknown.
-"""
+"""``runtimeproxy explain``: what became of a pod or container, from the Store and the events."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -90,7 +87,7 @@ def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Ite
 
 
 def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
-    """Return by field the hook server that set it last, as the events tell it."""
+    """Return by field the hook server that set it last, by the events."""
     edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
     return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
 

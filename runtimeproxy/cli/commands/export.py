@@ -1,7 +1,4 @@
-"""``runtimeproxy export``: serve the proxy's metrics, health and state over HTTP.
-
-Invariant: whatever is wrong with the flags is a click.ClickException, raised before anything is opened.
-"""
+"""``runtimeproxy export``: serve the proxy's metrics, health and state over HTTP."""
 
 import click
 

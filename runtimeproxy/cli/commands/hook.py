@@ -1,11 +1,10 @@
 """``runtimeproxy hook``: list, disable and enable the hook servers of the running proxy; tools of their authors.
 
-Invariants: what is registered and cannot be used, and what is disabled and not registered, has a row in ``ls``. A name
-is sent as it was written: the proxy finds the hook server. The authors' tools are imported when they are called.
+A name is sent as it was written: the proxy finds the hook server.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -50,19 +49,23 @@ def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
 def rows(told: Mapping[str, Any]) -> list[dict[str, str | None]]:
     """Return a row for each hook server, each file that cannot be used, and each disabled name without a file."""
     found = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(told["hooks"], 1)]
-    found += [{**_NO_ROW, "name": i["file"], "state": "invalid", "detail": _fault(i)} for i in told["invalid"]]
+    for each in told["invalid"]:
+        fault = each["reason"].removeprefix(f"{each['file']}: ")
+        found.append({**_NO_ROW, "name": each["file"], "state": "invalid", "detail": fault})
     found += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in told["masked"]]
     return found
 
 
 def _row(hook: Mapping[str, Any]) -> dict[str, str | None]:
+    others = hook["sameSocketAs"]
+    same_socket = [f"same socket as {' and '.join(others)}"] if others else []
     return {
         "name": hook["name"],
         "policy": hook["policy"],
         "state": STATES.get(hook["state"], hook["state"]),
         "p50": _milliseconds(hook["p50Seconds"]),
         "p99": _milliseconds(hook["p99Seconds"]),
-        "detail": f"{_trouble(hook)}{', '.join([*hook['points'], *_same_socket(hook)])}",
+        "detail": f"{_trouble(hook)}{', '.join([*hook['points'], *same_socket])}",
     }
 
 
@@ -73,15 +76,6 @@ def _trouble(hook: Mapping[str, Any]) -> str:
     if absence:
         return f"since {clock(absence['since'])}: {absence['reason']}; "
     return "" if last is None else f"{last['reason']} at {clock(last['time'])}; "
-
-
-def _same_socket(hook: Mapping[str, Any]) -> Iterator[str]:
-    if others := hook["sameSocketAs"]:
-        yield f"same socket as {' and '.join(others)}"
-
-
-def _fault(invalid: Mapping[str, str]) -> str:
-    return invalid["reason"].removeprefix(f"{invalid['file']}: ")
 
 
 def _milliseconds(seconds: float | None) -> str | None:
@@ -136,8 +130,6 @@ def _print(answer: dict[str, Any], output: str, line: str) -> None:
 
 
 class HookCommands(LazyGroup):
-    """The commands about hook servers by name."""
-
     PLACES: Mapping[str, str] = {
         "ls": "runtimeproxy.cli.commands.hook:ls_command",
         "trace": "runtimeproxy.cli.commands.events:trace_command",

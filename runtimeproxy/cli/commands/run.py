@@ -1,15 +1,11 @@
-"""``runtimeproxy run``: read the configuration, set up the log, hand over to the application.
-
-Invariant: whatever is wrong with the configuration is a click.ClickException, raised before anything is opened.
-"""
+"""``runtimeproxy run``: read the configuration, set up the log, hand over to the application."""
 
 import logging
-import os
 
 import click
 
-from runtimeproxy.cli.shared.configuration import configuration
-from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
+from runtimeproxy.cli.shared.configuration import command_configuration
+from runtimeproxy.cli.shared.flags import Command, option_flags
 from runtimeproxy.cli.shared.output import FAILED, words
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
@@ -21,8 +17,6 @@ _EPILOG = (
     "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
     f"{SOCKET_FORMS}; a DURATION 500ms, 2s, 1m or a number of seconds."
 )
-
-
 _logger = logging.getLogger(__name__)
 
 
@@ -35,10 +29,7 @@ def run_command() -> click.Command:
 
 
 def _run(**given: str | None) -> int:
-    try:
-        settings = configuration(flags_given(given), os.environ)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    settings = command_configuration(given)
     handler = logs.configure(settings.log_level, settings.log_format)
     try:
         for line in settings.warnings:

@@ -1,7 +1,6 @@
 """``runtimeproxy status`` and ``runtimeproxy log-level``.
 
-Invariants: ``status`` prints one line of at most LONGEST printable ASCII characters, whatever the proxy answers, for
-node-problem-detector. The level falls back by itself, so that no node logs at debug level permanently.
+Invariant: ``status`` prints one line of at most LONGEST printable ASCII characters, for node-problem-detector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,11 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.settings.options import LOG_LEVELS
 
 LONGEST = 80
-"""Longest line in characters: what node-problem-detector takes of an output."""
-
+"""Longest line in characters: what node-problem-detector reads of an output."""
 _CUT = "..."
 _ADVICE = " (see runtimeproxy doctor)"
-"""What is put before the reasons of checks if these are cut. The text about a proxy that does not answer begins with
-what to do."""
+"""What precedes the reasons of checks if these are cut."""
 _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
-"""The status for the worst state of a check."""
 
 
 @click.command("status", cls=ProxyCommand, short_help="Say in one line whether the proxy is well.")

@@ -1,7 +1,4 @@
-"""``runtimeproxy store``: the pods and containers that the proxy knows.
-
-Invariant: names of fields are printed, and no value of one.
-"""
+"""``runtimeproxy store``: the pods and containers that the proxy knows, with names of fields and no values."""
 
 from collections.abc import Sequence
 

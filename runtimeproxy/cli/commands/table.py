@@ -8,8 +8,6 @@ PROGRAM = "runtimeproxy"
 
 
 class Commands(LazyGroup):
-    """The commands by name."""
-
     PLACES: Mapping[str, str] = {
         "run": "runtimeproxy.cli.commands.run:RUN",
         "config": "runtimeproxy.cli.commands.config:config_group",
@@ -31,7 +29,6 @@ class Commands(LazyGroup):
 
 
 def command_group() -> Commands:
-    """Return the group of all commands."""
     return Commands(
         help="A proxy between the kubelet and the container runtime that calls hook servers.", no_args_is_help=False
     )

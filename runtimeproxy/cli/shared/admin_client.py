@@ -1,7 +1,4 @@
-"""Requests of commands to the running proxy, over its admin socket (docs/control-protocol.rst).
-
-Invariant: within the time limit there is an answer, or NoProxy says what hangs, whatever listens at the socket.
-"""
+"""Requests of commands to the running proxy, over its admin socket (docs/control-protocol.rst)."""
 
 import errno
 import os
@@ -91,7 +88,7 @@ class AdminClient:
         self._due = time.monotonic() + self._seconds
 
     def again(self) -> "AdminClient":
-        """Return a client of the same proxy, with a time limit of its own."""
+        """Return a client of the same proxy, with a new time limit."""
         return AdminClient(self._path, self._seconds)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -158,7 +155,6 @@ class _Lines:
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.began = False
-        """Whether a part of the answer came."""
         self._received = bytearray()
 
     def connect(self, path: str, due: float) -> None:

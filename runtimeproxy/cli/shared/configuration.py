@@ -1,14 +1,22 @@
-"""The configuration that a command has: its flags, the environment and the file.
-
-Invariant: only the configuration file and the groups of the system are read; nothing is made or opened for writing.
-"""
+"""The configuration that a command has: its flags, the environment and the file. Nothing is opened for writing."""
 
 import os
 from collections.abc import Mapping
 
+import click
+
+from runtimeproxy.cli.shared.flags import flags_given
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE
+
+
+def command_configuration(given: Mapping[str, str | None]) -> config.Config:
+    """Return the configuration of a command with these flags. Raises click.ClickException if it is wrong."""
+    try:
+        return configuration(flags_given(given), os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def configuration(

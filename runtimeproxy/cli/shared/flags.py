@@ -1,7 +1,4 @@
-"""The flags of commands, made from the table of options, and groups of commands that are loaded when they are called.
-
-Invariants: each option has the same flag in every command that has it. Making a group imports none of its commands.
-"""
+"""The flags of commands, made from the table of options, and groups of commands that load them when called."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -56,7 +53,6 @@ class Command(click.Command):
 
 
 def option_flags(options: Iterable[Option]) -> list[click.Parameter]:
-    """Return a flag for each of these options."""
     return [
         click.Option(
             [o.flag],

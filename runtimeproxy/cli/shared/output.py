@@ -1,8 +1,4 @@
-"""What commands print and how they end: tables, JSON and YAML, times, errors, exit codes.
-
-Invariants: the text of a foreign exception, which may quote a value, is never printed. A time
-is UTC wherever it is printed.
-"""
+"""What commands print and how they end: tables, JSON and YAML, times (UTC), errors, exit codes."""
 
 import json
 import re
@@ -26,13 +22,7 @@ WRONG_USE = 2
 NO_PROXY = 3
 """No proxy answers."""
 INTERRUPTED = imports.INTERRUPTED
-"""Ended by SIGINT, as shells tell it."""
-
-
 STATES = {"closed": "ok", "open": "breaker open", "half_open": "breaker half open"}
-"""The words for a breaker's states."""
-
-
 _SPAN = re.compile(r"([0-9]{1,6})(s|m|h)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours"}
 
@@ -60,9 +50,8 @@ def words(error: Exception) -> str:
     if isinstance(error, ImportError) and error.name:
         return f"the library {error.name} cannot be loaded: it is missing or damaged; install runtimeproxy again"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return "; ".join(
-        [f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}", *getattr(error, "__notes__", ())]
-    )
+    unexpected = f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}"
+    return "; ".join([unexpected, *getattr(error, "__notes__", ())])
 
 
 TABLE, JSON, YAML = "table", "json", "yaml"
@@ -93,10 +82,7 @@ def row_options(command: _Command) -> _Command:
 
 
 def row_text(rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool) -> str:
-    """Return rows of these columns in a form, without the last line feed.
-
-    A table's last column is wrapped below itself on a terminal; elsewhere each row is one line.
-    """
+    """Return rows of these columns in a form, without the last line feed."""
     if output != TABLE:
         return structured_text([{column: row[column] for column in columns} for row in rows], output)
     return "\n".join(Table(columns, no_headers).lines(rows))
@@ -125,7 +111,7 @@ def _printable(cell: str | None) -> str:
 
 
 def _room(taken: int) -> int | None:
-    """Return how many columns of the terminal are left; None if stdout is no terminal."""
+    """Return how many columns of the terminal are left; None if stdout is no terminal: a row is one line there."""
     return max(shutil.get_terminal_size().columns - taken, _NARROWEST) if sys.stdout.isatty() else None
 
 

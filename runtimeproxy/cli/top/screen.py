@@ -191,10 +191,8 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
         state = _text(words, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
         kind = [_text(row.policy) for _ in policy]
         last = [_text(row.last_error) for _ in told]
-        table.add_row(
-            *(_text(row.name), state, *kind, _rate(row.rate), *map(duration, row.latency)),
-            *(_count(row.failures, True, row.worse), *last),
-        )
+        measured = (_rate(row.rate), *map(duration, row.latency))
+        table.add_row(_text(row.name), state, *kind, *measured, _count(row.failures, True, row.worse), *last)
     if more or not servers:
         table.add_row(Text(more or "none registered", FAINT))
     return table
