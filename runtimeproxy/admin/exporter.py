@@ -19,21 +19,10 @@ from typing import Any
 
 from aiohttp import web
 
+from runtimeproxy.admin import protocol
 from runtimeproxy.admin.exposition import CONTENT_TYPE, exposition
 from runtimeproxy.admin.health import check_line
-from runtimeproxy.admin.protocol import (
-    BAD_REQUEST,
-    INTERNAL_ERROR,
-    NOT_FOUND,
-    PART_BYTES,
-    SCHEMA_VERSION,
-    UNAVAILABLE,
-    Answer,
-    Part,
-    Refused,
-    join,
-    request,
-)
+from runtimeproxy.admin.protocol import PART_BYTES, SCHEMA_VERSION, Answer, Part, Refused, join, request
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.relay.acceptor import Acceptor
@@ -45,9 +34,7 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 16
 """Most connections at a time; one more is closed immediately."""
 FOLLOWERS = 8
-"""Most connections that follow events."""
 HEAD_BYTES = 8 << 10
-"""Longest request, which is a head alone."""
 ANSWER_BYTES = 16 << 20
 """Longest answer of the proxy that is passed on: ten times what the largest one has."""
 UPSTREAM_SECONDS = 2.0
@@ -242,13 +229,13 @@ class Connection(web.RequestHandler):
     def handle_error(
         self,
         request: web.BaseRequest,
-        status: int = INTERNAL_ERROR,
+        status: int = protocol.INTERNAL_ERROR,
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
         """Return an answer of one line. aiohttp's own, and its log, contain parts of the request."""
         text = "the request cannot be read"
-        if status == INTERNAL_ERROR:
+        if status == protocol.INTERNAL_ERROR:
             text = "an error in the exporter; see its log"
             log.error("a request failed", exc_info=exc)
         if request.writer.output_size > 0:
@@ -312,7 +299,7 @@ class Exporter:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         page = self._pages.get(request.path)
         if page is None:
-            answer: web.StreamResponse = _error(NOT_FOUND, f"there are {', '.join(self._pages)}")
+            answer: web.StreamResponse = _error(protocol.NOT_FOUND, f"there are {', '.join(self._pages)}")
         elif request.method != "GET":
             answer = _error(405, "only GET is allowed", Allow="GET")
         else:
@@ -349,7 +336,7 @@ class Exporter:
 
     async def _health(self, method: str, verbose: bool | str) -> web.Response:
         if isinstance(verbose, str):
-            raise Refused(BAD_REQUEST, "verbose is not true or false")
+            raise Refused(protocol.BAD_REQUEST, "verbose is not true or false")
         try:
             checks = (await self._call(method, {}, HEALTH_SECONDS))["checks"]
         except TimeoutError:
@@ -358,7 +345,7 @@ class Exporter:
         passed = not any(check["state"] == "failed" for check in checks)
         lines = [*map(check_line, checks), f"{method} check {'passed' if passed else 'failed'}\n"]
         return web.Response(
-            text="\n".join(lines) if verbose or not passed else "ok", status=200 if passed else UNAVAILABLE
+            text="\n".join(lines) if verbose or not passed else "ok", status=200 if passed else protocol.UNAVAILABLE
         )
 
     async def _fresh_metrics(self) -> bytes:
@@ -378,7 +365,9 @@ class Exporter:
         """Send events as lines of JSON; abort if the client or the proxy leaves in between."""
         follow = params.get("follow") is True
         if follow and self._followers >= FOLLOWERS:
-            raise Refused(UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later")
+            raise Refused(
+                protocol.UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later"
+            )
         self._followers += follow
         try:
             async with self._requested("events", params) as lines:
@@ -410,7 +399,6 @@ class Exporter:
 
     @asynccontextmanager
     async def _requested(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Part]]:
-        """Send a request; yield the parts of its answer."""
         reader, writer = await asyncio.open_unix_connection(self._endpoint, limit=PART_BYTES)
         try:
             writer.write(request(method, params))
@@ -419,7 +407,7 @@ class Exporter:
             writer.transport.abort()
 
     def _complained(self, status: int, why: str) -> web.Response:
-        """Return an answer of one line; log it if it is another one than the last time."""
+        """Return an answer of one line; log it if it differs from the last one."""
         text = f"the proxy at {self._endpoint}: {why}"
         if text != self._complaint:
             log.warning("%s", text, extra=UNLIMITED)
@@ -452,9 +440,9 @@ def _params(request: web.BaseRequest, page: Page) -> dict[str, Any]:
     for name in request.query:
         if name not in page.takes:
             takes = ", ".join(page.takes) or "no parameters"
-            raise Refused(BAD_REQUEST, f"unknown parameter: {request.path} takes {takes}")
+            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {request.path} takes {takes}")
         if len(request.query.getall(name)) > 1:
-            raise Refused(BAD_REQUEST, f"{name} is there twice")
+            raise Refused(protocol.BAD_REQUEST, f"{name} is there twice")
     return {name: page.takes[name](text) for name, text in request.query.items()}
 
 

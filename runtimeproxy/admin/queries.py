@@ -1,7 +1,6 @@
 """The methods of the control protocol (docs/control-protocol.rst).
 
-Invariants: no answer has a value of a request: of records there are names of fields, of failures reasons and texts of
-the proxy's own. Each part of an answer takes less than 2 ms to make.
+Invariants: no answer has a value of a request. Each part of an answer takes less than 2 ms to make.
 """
 
 import os
@@ -29,7 +28,7 @@ from runtimeproxy.observe.metric_table import Histogram, quantile
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import BreakerState
 from runtimeproxy.plugins.manager import Manager, Plugin
-from runtimeproxy.plugins.reach import Absence, Reach
+from runtimeproxy.plugins.reach import Reach
 from runtimeproxy.plugins.registration import FailurePolicy, Registration, plugin_name
 from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
@@ -61,8 +60,8 @@ LEAST_LEVEL_SECONDS, LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 1.0, 600.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The parts of the proxy that are asked. ``listening_fault`` and ``runtime_fault`` return why nobody can connect to
-    the proxy, or the proxy not to the runtime; "" if they can. ``clock`` is the loop's."""
+    """The parts of the proxy that are read. ``listening_fault`` and ``runtime_fault`` return why no client can connect
+    to the proxy, or the proxy to the runtime; "" if they can. ``clock`` is the loop's."""
 
     mode: str
     settings: tuple[Setting, ...]
@@ -80,7 +79,6 @@ class Sources:
 
 
 def methods(sources: Sources) -> Mapping[str, Method]:
-    """Return the methods by name."""
     version = {
         "version": VERSION,
         "python": platform.python_version(),
@@ -109,7 +107,7 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     }
 
 
-# -- the forms of parameters -----------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -234,29 +232,24 @@ class _Readiness:
 
 def _facts(sources: Sources) -> health.Facts:
     now, manager, stall = sources.clock(), sources.manager, sources.watchdog.last_stall
+    plugins = []
+    for plugin in manager.plugins:
+        absence, is_open = sources.reach.absences.get(plugin.name), plugin.breaker.state is BreakerState.OPEN
+        seconds, why = (None, "") if absence is None else (now - absence.since, absence.why)
+        retry = plugin.breaker.seconds_left(now) if is_open else None
+        plugins.append(health.PluginFacts(plugin.name, plugin.policy is FailurePolicy.FAIL, seconds, why, retry))
     return health.Facts(
         listening_fault=sources.listening_fault(),
         registrations_read=manager.read,
         directory_fault=manager.complaint,
         runtime_fault=sources.runtime_fault() or sources.sync.runtime_fault,
         draining=sources.draining(),
-        plugins=tuple(_plugin_facts(plugin, sources.reach, now) for plugin in manager.plugins),
+        plugins=tuple(plugins),
         masked=tuple(manager.disabled),
         mask_fault=manager.mask_fault,
         invalid_files=tuple(manager.rejected),
         filling=sources.sync.filling,
         stall=None if stall is None else (stall.seconds, now - stall.ended),
-    )
-
-
-def _plugin_facts(plugin: Plugin, reach: Reach, now: float) -> health.PluginFacts:
-    absence = reach.absences.get(plugin.name)
-    return health.PluginFacts(
-        plugin.name,
-        plugin.policy is FailurePolicy.FAIL,
-        None if absence is None else now - absence.since,
-        "" if absence is None else absence.why,
-        plugin.breaker.seconds_left(now) if plugin.breaker.state is BreakerState.OPEN else None,
     )
 
 
@@ -313,10 +306,13 @@ def _hook(
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
     disabled = manager.disabled.get(name)
     state = "disabled" if disabled else None
-    absence = last_error = None
+    unreachable = last_error = None
     if isinstance(known, Plugin):
         absence = sources.reach.absences.get(name)
         state = "unreachable" if absence else known.breaker.state.value
+        if absence:  # its time is on the loop's clock
+            since = sources.metrics.events.wall_clock() - (sources.clock() - absence.since)
+            unreachable = {"since": rfc3339(since), "reason": absence.why}
         last = known.last_error
         if last.reason:
             last_error = {"time": rfc3339(last.time), "hook": last.hook, "reason": last.reason}
@@ -329,7 +325,7 @@ def _hook(
         "timeoutSeconds": known and known.timeout_seconds,
         "state": state,
         "disabled": disabled and disabled.shown(),
-        "unreachable": absence and _absence(absence, sources),
+        "unreachable": unreachable,
         "calls": sums.get(("hook_calls", name), 0) if own else None,
         "failures": sums.get(("hook_failures", name), 0) if own else None,
         "p50Seconds": _quantile(times, 0.5),
@@ -338,14 +334,8 @@ def _hook(
     }
 
 
-def _absence(absence: Absence, sources: Sources) -> Part:
-    """Return since when and why a hook server cannot be reached; its time is on the loop's clock."""
-    since = sources.metrics.events.wall_clock() - (sources.clock() - absence.since)
-    return {"since": rfc3339(since), "reason": absence.why}
-
-
 def _quantile(times: Histogram | None, share: float) -> float | None:
-    """Return a quantile in seconds; the highest bound for one above it, as JSON has no infinity."""
+    """Return a quantile in seconds, at most the highest bound, as JSON has no infinity."""
     found = None if times is None else quantile(times.bounds, times.counts, share)
     return None if times is None or found is None else min(found, times.bounds[-1])
 

@@ -14,19 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtimeproxy.admin.protocol import (
-    BAD_REQUEST,
-    FORBIDDEN,
-    INTERNAL_ERROR,
-    NOT_FOUND,
-    PART_BYTES,
-    REQUEST_BYTES,
-    SCHEMA_VERSION,
-    Part,
-    Refused,
-    line,
-    part_line,
-)
+from runtimeproxy.admin import protocol
+from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, SCHEMA_VERSION, Part, Refused, line, part_line
 from runtimeproxy.files import peer_credentials
 from runtimeproxy.relay.hangups import has_hung_up
 
@@ -64,20 +53,20 @@ class Method:
     def checked(self, name: str, given: Any) -> dict[str, Any]:
         """Return the parameters of a request. Raises Refused, without the request's values."""
         if not isinstance(given, dict):
-            raise Refused(BAD_REQUEST, f"{name}: params is not a JSON object")
+            raise Refused(protocol.BAD_REQUEST, f"{name}: params is not a JSON object")
         takes = f"{name} takes {', '.join(self.takes) or 'no parameters'}"
         for parameter in given:
             if parameter not in self.takes:
-                raise Refused(BAD_REQUEST, f"unknown parameter: {takes}")
+                raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {takes}")
         for parameter in self.needs:
             if parameter not in given:
-                raise Refused(BAD_REQUEST, f"{parameter} is missing: {takes}")
+                raise Refused(protocol.BAD_REQUEST, f"{parameter} is missing: {takes}")
         checked = {}
         for parameter, value in given.items():
             try:
                 checked[parameter] = self.takes[parameter](value)
             except ValueError as error:
-                raise Refused(BAD_REQUEST, f"{parameter} {error}") from None
+                raise Refused(protocol.BAD_REQUEST, f"{parameter} {error}") from None
         return checked
 
 
@@ -160,7 +149,9 @@ class Server:
         try:
             pid, user, _ = peer_credentials(client.sock)
             if self._private and user not in (0, os.geteuid()):
-                await self._send(client, _error(None, Refused(FORBIDDEN, "only root may use the admin endpoint")))
+                await self._send(
+                    client, _error(None, Refused(protocol.FORBIDDEN, "only root may use the admin endpoint"))
+                )
                 return
             while request := await self._request(client):
                 client.requested = True
@@ -183,7 +174,9 @@ class Server:
                 break
             received += octets
         if not 0 <= end <= REQUEST_BYTES:
-            await self._send(client, _error(None, Refused(BAD_REQUEST, f"a request has {REQUEST_BYTES} bytes at most")))
+            await self._send(
+                client, _error(None, Refused(protocol.BAD_REQUEST, f"a request has {REQUEST_BYTES} bytes at most"))
+            )
             return b""
         request = bytes(received[: end + 1])
         del received[: end + 1]
@@ -199,7 +192,7 @@ class Server:
                 number, name, params = _read(request)
                 method = self._methods.get(name)
                 if method is None:
-                    raise Refused(NOT_FOUND, f"no such method; there are {', '.join(self._methods)}")
+                    raise Refused(protocol.NOT_FOUND, f"no such method; there are {', '.join(self._methods)}")
                 parts = method.query(method.checked(name, params) | ({"by": by} if method.signed else {}))
             if isinstance(parts, Iterator):
                 await self._send_parts(client, number, parts)
@@ -213,7 +206,7 @@ class Server:
             raise
         except Exception:
             log.exception("the request %s failed", name, extra={"kind": name})
-            last = _error(number, Refused(INTERNAL_ERROR, f"{name}: an error in the proxy; see its log"))
+            last = _error(number, Refused(protocol.INTERNAL_ERROR, f"{name}: an error in the proxy; see its log"))
         await self._send(client, last)
 
     async def _send_parts(self, client: Client, number: Any, parts: Iterator[Part | bytes | None]) -> None:
@@ -253,7 +246,7 @@ def _read(request: bytes) -> tuple[Any, str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("method"), str):
-        raise Refused(BAD_REQUEST, 'a request is a line like {"id": 1, "method": "hooks", "params": {}}')
+        raise Refused(protocol.BAD_REQUEST, 'a request is a line like {"id": 1, "method": "hooks", "params": {}}')
     number = found.get("id")
     return number if isinstance(number, int | str) else None, found["method"], found.get("params", {})
 

@@ -18,12 +18,10 @@ from runtimeproxy.cli.shared.output import FAILED, INTERRUPTED, NO_PROXY, WRONG_
 
 
 def main() -> int:
-    """Run ``runtimeproxy`` with the process's arguments and return its exit code."""
     return _guarded(command_group(), PROGRAM)
 
 
 def koord_runtime_proxy() -> int:
-    """Run ``koord-runtime-proxy`` with the process's arguments and return its exit code."""
     return _guarded(run_command(), "koord-runtime-proxy")
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -34,21 +35,13 @@ _pod_option = click.option(
 @click.option("--kind", metavar="KIND", help="Only events of this kind, like refused or breaker_open.")
 @_pod_option
 @row_options
-def events_command(
-    proxy: AdminClient,
-    follow: bool,
-    since: str | None,
-    kind: str | None,
-    pod: str | None,
-    output: str,
-    no_headers: bool,
-) -> int:
+def events_command(proxy: AdminClient, kind: str | None, pod: str | None, **form: Any) -> int:
     """Print the events that the proxy remembers, the oldest first.
 
     These are calls that were edited, refused or slow, or that a hook server failed; hook servers that came, changed or
     went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
     """
-    return _print(proxy, {"kind": kind, "pod": pod}, parse_since(since), follow, output, no_headers)
+    return _print(proxy, {"kind": kind, "pod": pod}, **form)
 
 
 @click.command("trace", cls=ProxyCommand, short_help="Print what hook servers did to calls.")
@@ -59,43 +52,36 @@ def events_command(
     "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=subjects.hook_servers
 )
 @row_options
-def trace_command(
-    proxy: AdminClient,
-    follow: bool,
-    since: str | None,
-    pod: str | None,
-    hook_server: str | None,
-    output: str,
-    no_headers: bool,
-) -> int:
+def trace_command(proxy: AdminClient, pod: str | None, hook_server: str | None, **form: Any) -> int:
     """Print the calls that hook servers changed, refused or failed, and those over a second; the oldest first.
 
     A call that no hook server changed is not remembered. CALL is the id that the log lines of the call have. Times are
     UTC.
     """
-    query = {"pod": pod, "hookServer": hook_server}
-    return _print(proxy, query, parse_since(since), follow, output, no_headers, CALLS | {"gap"})
+    return _print(proxy, {"pod": pod, "hookServer": hook_server}, CALLS | {"gap"}, **form)
 
 
 def _print(
     proxy: AdminClient,
     query: Mapping[str, str | None],
-    since: int | datetime | None,
+    kinds: frozenset[str] | None = None,
+    *,
     follow: bool,
+    since: str | None,
     output: str,
     no_headers: bool,
-    kinds: frozenset[str] | None = None,
 ) -> int:
     """Print the remembered events, and more as they come; return the exit code. Raises NoProxy at the proxy's end."""
+    first = parse_since(since)
 
     def is_wanted(event: Event) -> bool:
         if kinds is not None and event["kind"] not in kinds:
             return False
-        if not isinstance(since, datetime) or "time" not in event:
+        if not isinstance(first, datetime) or "time" not in event:
             return True
-        return datetime.fromisoformat(event["time"]) >= since
+        return datetime.fromisoformat(event["time"]) >= first
 
-    last = since if isinstance(since, int) else 0
+    last = first if isinstance(first, int) else 0
     found = remembered(proxy, **query, since=last)
     last = number(found[-1]) if found else last
     events = [event for event in found if is_wanted(event)]
@@ -104,7 +90,7 @@ def _print(
         return 0
     table = Table(COLUMNS, no_headers)
     try:
-        _print_lines(table, events[-LAST:] if follow and since is None else events, output)
+        _print_lines(table, events[-LAST:] if follow and first is None else events, output)
         if follow:
             for event in proxy.follow(**query, since=last):
                 if number(event) > last and is_wanted(event):

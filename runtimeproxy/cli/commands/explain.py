@@ -7,7 +7,7 @@ import click
 
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
-from runtimeproxy.cli.shared.output import JSON, TABLE, YAML, output_option, row_text, structured_text
+from runtimeproxy.cli.shared.output import TABLE, output_option, row_text, structured_text
 from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Event, Record, Subject, field_rows
 
 _READ = """\
@@ -17,7 +17,7 @@ Of a field "as asked" it is not known whether the kubelet asked for it or a hook
 
 @click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
 @click.argument("subject", metavar="POD|CONTAINER", shell_complete=subjects.pods_and_containers)
-@output_option(TABLE, JSON, YAML)
+@output_option()
 def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
 

@@ -12,17 +12,7 @@ import click
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
 from runtimeproxy.cli.shared.flags import LazyGroup
-from runtimeproxy.cli.shared.output import (
-    JSON,
-    STATES,
-    TABLE,
-    YAML,
-    clock,
-    output_option,
-    row_options,
-    row_text,
-    structured_text,
-)
+from runtimeproxy.cli.shared.output import STATES, TABLE, clock, output_option, row_options, row_text, structured_text
 
 COLUMNS = ("#", "name", "policy", "state", "p50", "p99", "detail")
 
@@ -87,7 +77,7 @@ def _milliseconds(seconds: float | None) -> str | None:
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever sees it; no secrets.")
 @click.option("--for", "duration", metavar="DURATION", help="For how long, like 10m or 1h.  [default: until enabled]")
 @click.option("--unregistered", is_flag=True, help="Disable a name that is not registered, before it registers.")
-@output_option(TABLE, JSON, YAML)
+@output_option()
 def disable_command(
     proxy: AdminClient, name: str, reason: str, duration: str | None, unregistered: bool, output: str
 ) -> None:
@@ -109,7 +99,7 @@ def disable_command(
 
 @click.command("enable", cls=ProxyCommand, short_help="Ask a disabled hook server again.")
 @click.argument("name", metavar="NAME", shell_complete=subjects.disabled_hook_servers)
-@output_option(TABLE, JSON, YAML)
+@output_option()
 def enable_command(proxy: AdminClient, name: str, output: str) -> None:
     """Ask the hook server NAME again, which was disabled. NAME may be the name of the registration file."""
     answer = proxy.call("enable", name=_named(name))

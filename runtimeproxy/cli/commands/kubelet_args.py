@@ -44,7 +44,7 @@ _DOCKER_FLAG = "--docker-endpoint=unix://{socket}"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The flags for kubelets of some versions in one mode; ``kubelet`` is what docs/kubelet.rst calls them."""
+    """The flags for kubelets of some versions in one mode; ``kubelet`` is their name in docs/kubelet.rst."""
 
     kubelet: str
     mode: Mode
@@ -56,7 +56,6 @@ class Row:
     flags: tuple[str, ...]
 
     def flags_for(self, socket: str) -> list[str]:
-        """Return the flags with the path of the proxy's socket."""
         return [flag.format(socket=socket) for flag in self.flags]
 
 

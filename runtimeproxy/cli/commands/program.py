@@ -25,7 +25,6 @@ INSTALL = {
     "zsh": 'runtimeproxy completion zsh >"${fpath[1]}/_runtimeproxy"',
     "fish": "runtimeproxy completion fish >~/.config/fish/completions/runtimeproxy.fish",
 }
-"""How the script of each shell is installed, for all new shells."""
 
 
 @click.command(

@@ -37,9 +37,8 @@ FOLDER = "runtimeproxy-report"
 """The directory within the archive."""
 MANIFEST = "MANIFEST"
 SECONDS = 2.5
-"""The time limit of a source; longer than that of what it asks, so that this one's own words are told."""
+"""The time limit of a source; longer than a client's own limit, so that its error text is reported."""
 DOCTOR_SECONDS = 5.0
-"""That of the doctor, who gives each check one of its own."""
 JOURNAL_LINES = 2000
 _JOURNAL_SECONDS = 2.0
 _PAGE = 500
@@ -100,10 +99,6 @@ def _store(node: Node) -> str:
     return _json({"pods": pods, "containers": containers})
 
 
-def _events(node: Node) -> str:
-    return "".join(json.dumps(event) + "\n" for event in remembered(node.proxy()))
-
-
 def _journal(node: Node) -> str:
     command = ["journalctl", "--quiet", "--no-pager", "--output=short-iso-precise", f"--lines={JOURNAL_LINES}"]
     try:
@@ -130,7 +125,7 @@ SOURCES = (
     Source("versions.json", _versions),
     *(Source(f"{name}.json", _answer(name)) for name in ("version", "livez", "readyz", "configz", "hooks")),
     Source("metrics.txt", _metrics),
-    Source("events.ndjson", _events),
+    Source("events.ndjson", lambda node: "".join(json.dumps(event) + "\n" for event in remembered(node.proxy()))),
     Source("store.json", _store),
     Source("journal.txt", _journal),
 )

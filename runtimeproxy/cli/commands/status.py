@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, ProxyCommand
-from runtimeproxy.cli.shared.output import FAILED, JSON, NO_PROXY, TABLE, YAML, output_option, structured_text
+from runtimeproxy.cli.shared.output import FAILED, NO_PROXY, TABLE, output_option, structured_text
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.settings.options import LOG_LEVELS
 
@@ -21,7 +21,7 @@ _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
 
 
 @click.command("status", cls=ProxyCommand, short_help="Say in one line whether the proxy is well.")
-@output_option(TABLE, JSON, YAML)
+@output_option()
 def status_command(proxy: AdminClient, output: str) -> int:
     """Say in one line of at most 80 characters whether the proxy is well.
 
@@ -58,7 +58,7 @@ def _print(status: str, text: str, checks: Sequence[Mapping[str, str]], output: 
 @click.command("log-level", cls=ProxyCommand, short_help="Change the level of the proxy's log for a while.")
 @click.argument("level", type=click.Choice(LOG_LEVELS, case_sensitive=False), metavar="|".join(LOG_LEVELS))
 @click.option("--for", "duration", metavar="DURATION", help="For how long, 24h at most.  [default: 10m]")
-@output_option(TABLE, JSON, YAML)
+@output_option()
 def log_level_command(proxy: AdminClient, level: str, duration: str | None, output: str) -> None:
     """Have the proxy log at another level; after a while it falls back to the configured one by itself."""
     told = proxy.call("loglevel", **{"level": level, "for": duration})

@@ -51,7 +51,7 @@ class _Observer:
         self._errors: deque[Event] = deque(maxlen=_KEPT_ERRORS)
 
     def look(self) -> Snapshot:
-        """Return what the proxy says now. Raises NoProxy, and what else the client raises."""
+        """Return the proxy's present answers. Raises NoProxy, and what else the client raises."""
         try:
             return self._look()
         except (ValueError, LookupError, TypeError):

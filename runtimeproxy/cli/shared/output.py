@@ -64,7 +64,8 @@ _Command = Callable[..., int | None]
 
 
 def output_option(*forms: str) -> Callable[[_Command], _Command]:
-    """Return the decorator that adds ``-o`` with these forms, the first being the default."""
+    """Return the decorator that adds ``-o`` with these forms, or table, JSON and YAML; the first is the default."""
+    forms = forms or (TABLE, JSON, YAML)
     return click.option(
         "-o",
         "--output",
@@ -78,7 +79,7 @@ def output_option(*forms: str) -> Callable[[_Command], _Command]:
 def row_options(command: _Command) -> _Command:
     """Add the flags of a command that prints rows."""
     no_headers = click.option("--no-headers", is_flag=True, help="Print a table without its first line.")
-    return output_option(TABLE, JSON, YAML)(no_headers(command))
+    return output_option()(no_headers(command))
 
 
 def row_text(rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool) -> str:

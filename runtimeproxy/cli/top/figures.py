@@ -132,8 +132,7 @@ def view(earlier: Snapshot | None, later: Snapshot) -> View:
 
 
 def readiness(checks: Sequence[Mapping[str, str]]) -> tuple[bool | None, Sequence[str]]:
-    """Return whether the proxy is ready, None if that is not known, and a line for each check that did not pass, failed
-    ones first."""
+    """Return whether the proxy is ready, None if that is unknown, and a line for each check that did not pass."""
     failed = [check_line(check) for check in checks if check["state"] == "failed"]
     degraded = [check_line(check) for check in checks if check["state"] == "degraded"]
     return not failed if checks else None, failed + degraded
@@ -202,7 +201,7 @@ def _rate(count: float, seconds: float | None) -> float | None:
 
 
 def _only(snapshot: Snapshot, name: str) -> tuple[float, Mapping[str, str]]:
-    """Return the value and the labels of a metric with one series; 0 if it is not there."""
+    """Return the value and the labels of a metric with one series; 0 if it is missing."""
     return next(((value, labels) for labels, value in snapshot.samples.get(PREFIX + name, ())), (0.0, {}))
 
 

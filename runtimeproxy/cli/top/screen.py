@@ -17,20 +17,13 @@ from runtimeproxy.observe.metric_table import SECONDS
 
 HEAD, TITLE, GOOD, MEDIUM, BAD, FAINT = "bold", "bold cyan", "green", "yellow", "bold red", "dim"
 NOTHING = Text("-", FAINT)
-_BESIDE = 156
-"""From so many columns on, the hook servers stand beside the operations."""
+_BESIDE, _COLUMNS_OF_ERRORS, _POLICY, _LAST_ERROR = 156, 120, 80, 98
+"""The least width at which the hook servers are next to the operations, the subject of an error has columns of its own,
+and a hook server has a policy and a last error."""
 _LEFT, _BETWEEN = 76, 4
-_COLUMNS_OF_ERRORS = 120
-"""From so many columns on, what an error is about has columns of its own."""
-_POLICY, _LAST_ERROR = 80, 98
-"""Columns from which on these two are told of a hook server."""
-_NOTES = 3
-"""Most lines of /readyz that are shown."""
-_LEAST_ERRORS = 3
-_MOST_ERRORS = 20
-"""Rows where the terminal sets no limit."""
-_LATENCY_LINES = 3
-_GAPS = 4
+_NOTES, _LEAST_ERRORS, _MOST_ERRORS = 3, 3, 20
+"""Lines of /readyz at most, and of errors; the last one where the terminal has no limit."""
+_LATENCY_LINES, _GAPS = 3, 4
 _LONGEST_NAME, _SHORTEST_NAME, _STATE, _KIND, _FIGURE = 24, 21, 8, 12, 8
 """Widths of columns; heads are filled up to them, else columns would move as figures come and go."""
 _Row = TypeVar("_Row")
