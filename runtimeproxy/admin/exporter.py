@@ -90,8 +90,6 @@ PAGES: Mapping[str, Page] = {
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of mutual TLS."""
-
     cert: str
     key: str
     client_ca: str
@@ -436,7 +434,6 @@ async def _write_events(response: web.StreamResponse, part: Part) -> None:
 
 
 def _params(request: web.BaseRequest, page: Page) -> dict[str, Any]:
-    """Return the parameters in a request's query. Raises Refused."""
     for name in request.query:
         if name not in page.takes:
             takes = ", ".join(page.takes) or "no parameters"

@@ -30,15 +30,12 @@ _PROCESS = {
 
 
 def exposition(answer: Mapping[str, Any]) -> bytes:
-    """Return the text for an answer to metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(answer))
     return generate_latest(registry)
 
 
 class _Snapshot(Collector):
-    """The metrics at one moment."""
-
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self._answer = answer
 

@@ -43,7 +43,6 @@ ROW_SECONDS = 0.0005
 PAGE, LONGEST_PAGE = 100, 1000
 """How many records an answer has, unless another number is requested, and at most."""
 EVENTS = 1000
-"""How many events an answer has, unless another number is requested."""
 ENCODED_EVENTS = 256
 FRESH_SECONDS = 0.25
 """For how long answers with metrics are the same."""
@@ -54,7 +53,6 @@ SERIES_AT_ONCE = 200
 TEXT_CHARACTERS = 512
 KINDS = tuple(kind.value for kind in EventKind)
 NAMES = 20
-"""How many hook servers an error lists."""
 LEAST_LEVEL_SECONDS, LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 1.0, 600.0, 86_400.0
 
 
@@ -341,7 +339,6 @@ def _quantile(times: Histogram | None, share: float) -> float | None:
 
 
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
-    """Disable a hook server, and yield what is shown of it then, with notes."""
     seconds = _seconds(arguments["for"]) if "for" in arguments else None
     manager, name = sources.manager, _resolve(sources.manager, arguments["name"])
     registered = _registered(manager)
@@ -356,7 +353,6 @@ async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncItera
 
 
 async def _enable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
-    """Enable a hook server, and yield what is shown of it then, with notes."""
     manager, name = sources.manager, _resolve(sources.manager, arguments["name"])
     known = dict.fromkeys([*_registered(manager), *manager.disabled])
     if name not in known:
@@ -474,7 +470,6 @@ def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _log_level(log_level: LogLevel, arguments: Mapping[str, Any]) -> Iterator[Part]:
-    """Set the log level, and yield it with the time until which it holds."""
     level = arguments["level"].lower()
     if level not in LOG_LEVELS:
         raise Refused(BAD_REQUEST, f"level is one of {', '.join(LOG_LEVELS)}")

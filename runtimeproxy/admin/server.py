@@ -28,7 +28,6 @@ SILENT_SECONDS = 10.0
 REQUEST_SECONDS = 0.1
 """How long a connection keeps its place without a request while all places are taken."""
 PAUSE_SECONDS = 0.5
-"""Pause of accepting when no file descriptor is left."""
 
 POLL_SECONDS = 0.25
 """How long an answer waits that has nothing to add yet."""
@@ -112,7 +111,6 @@ class Server:
         self._accepting = self._loop.create_task(self._accept())
 
     async def stop(self) -> None:
-        """Accept no more and close all connections."""
         tasks = [self._accepting, *(client.task for client in self.clients)]
         running = [task for task in tasks if task is not None]
         for task in running:

@@ -13,7 +13,6 @@ from runtimeproxy.cli.shared.output import INTERRUPTED, JSON, TABLE, Table, pars
 from runtimeproxy.cli.shared.subjects import COLUMNS, Event, number, remembered, row
 
 CALLS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "unhooked", "conflict", "slow"})
-"""The kinds of events that are about a call."""
 LAST = 10
 """How many earlier events are printed before the first one that is followed."""
 

@@ -87,7 +87,6 @@ def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Ite
 
 
 def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
-    """Return by field the hook server that set it last, by the events."""
     edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
     return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
 

@@ -29,7 +29,6 @@ _FLAGS = tuple(
 _CRIO_BY_NAME = (1, 29)
 """From this version on the kubelet recognises CRI-O by the end of the socket's path (kubernetes PR 118704)."""
 Parts = dict[str, str | list[str]]
-"""What is printed, by its key in JSON."""
 
 
 _KUBELET = (
@@ -219,7 +218,6 @@ def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> 
 
 
 def _parts(row: Row, flags: list[str]) -> Parts:
-    """Return what is printed for a kubelet or cri-dockerd with a unit of its own."""
     file = f"/etc/systemd/system/{row.unit}.d/90-runtimeproxy.conf"
     restart = ["systemctl daemon-reload", f"systemctl restart {row.unit}"]
     return {

@@ -34,7 +34,6 @@ from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.settings.version import VERSION, versions
 
 FOLDER = "runtimeproxy-report"
-"""The directory within the archive."""
 MANIFEST = "MANIFEST"
 SECONDS = 2.5
 """The time limit of a source; longer than a client's own limit, so that its error text is reported."""

@@ -21,7 +21,6 @@ _logger = logging.getLogger(__name__)
 
 
 def run_command() -> click.Command:
-    """Return the command with one flag for each row of the table of options."""
     help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
     return Command(
         "run", params=option_flags(OPTIONS), callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG

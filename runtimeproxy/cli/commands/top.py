@@ -14,7 +14,6 @@ from runtimeproxy.errors import RuntimeProxyError
 
 _KEPT_ERRORS = 200
 _KEYS = 0
-"""The file descriptor that keys come from."""
 
 
 @click.command("top", cls=ProxyCommand, short_help="Show what the proxy does, each second.")

@@ -111,8 +111,17 @@ class AdminClient:
     @contextmanager
     def _requested(self, method: str, params: Mapping[str, Any]) -> Iterator["_Lines"]:
         """Send a request; yield the lines of its answer."""
-        lines = self._connected()
+        if self._path is None:
+            raise NoProxy(f"the proxy has no admin endpoint: {_ADMIN_OPTION.flag} is none")
+        lines = _Lines()
         try:
+            try:
+                lines.connect(self._path, self._due)
+            except TimeoutError:
+                raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
+            except OSError as error:
+                words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
+                raise NoProxy(words.format(self._path)) from None
             lines.send(request(method, params), self._due)
             yield lines
         except Refused as refused:
@@ -127,22 +136,6 @@ class AdminClient:
             raise NoProxy(f"the answer cannot be read: is it a proxy of this version? ({self._path})") from None
         finally:
             lines.sock.close()
-
-    def _connected(self) -> "_Lines":
-        """Return a connection to the proxy. Raises NoProxy."""
-        if self._path is None:
-            raise NoProxy(f"the proxy has no admin endpoint: {_ADMIN_OPTION.flag} is none")
-        lines = _Lines()
-        try:
-            lines.connect(self._path, self._due)
-        except TimeoutError:
-            lines.sock.close()
-            raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
-        except OSError as error:
-            lines.sock.close()
-            words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
-            raise NoProxy(words.format(self._path)) from None
-        return lines
 
     def _waited(self) -> str:
         return f"(waited {self._seconds:g} s)"

@@ -20,7 +20,6 @@ FAILED = 1
 WRONG_USE = 2
 """The command line, the environment or the file is wrong, and nothing was opened."""
 NO_PROXY = 3
-"""No proxy answers."""
 INTERRUPTED = imports.INTERRUPTED
 STATES = {"closed": "ok", "open": "breaker open", "half_open": "breaker half open"}
 _SPAN = re.compile(r"([0-9]{1,6})(s|m|h)")
@@ -77,7 +76,6 @@ def output_option(*forms: str) -> Callable[[_Command], _Command]:
 
 
 def row_options(command: _Command) -> _Command:
-    """Add the flags of a command that prints rows."""
     no_headers = click.option("--no-headers", is_flag=True, help="Print a table without its first line.")
     return output_option()(no_headers(command))
 

@@ -79,7 +79,6 @@ def not_found(text: str) -> RuntimeProxyError:
 
 
 def pod_name(pod: Record | None) -> str:
-    """Return ``NAMESPACE/NAME``."""
     return "?" if pod is None else f"{pod['namespace']}/{pod['name']}"
 
 
@@ -131,7 +130,6 @@ def number(event: Event) -> int:
 
 
 def row(event: Event) -> dict[str, str | None]:
-    """Return an event in the columns."""
     return {
         "time": output.clock(event["time"]) if "time" in event else None,
         "kind": event["kind"],
@@ -152,7 +150,6 @@ def detail(event: Event) -> str:
 
 
 def _fields(fields: Sequence[Mapping[str, str]]) -> str:
-    """Return the fields by the hook server that set them."""
     owners: dict[str | None, list[str]] = {}
     for field in fields:
         owners.setdefault(field.get("hookServer"), []).append(field["field"])
@@ -171,7 +168,6 @@ SECONDS = 0.3
 _FLAGS = ("admin_endpoint", "config")
 
 Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
-"""What click calls with the text that was begun."""
 
 
 def _completion(names: Callable[[AdminClient, str], Iterable[str]]) -> Completion:

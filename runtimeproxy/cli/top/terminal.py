@@ -17,13 +17,11 @@ from runtimeproxy.cli.top.figures import Snapshot, view
 from runtimeproxy.cli.top.screen import screen
 
 SECONDS = 1.0
-"""The time between two frames."""
 _INTERVALS = 10
 """The seconds that rates and latencies are of; held calls are too few for one."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _QUIT = b"q"
 _KEYS = 0
-"""The file descriptor that keys come from."""
 _NO_KEY = b"\0"
 """What a control character of the terminal is set to if no key has it."""
 
