@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.protocol import Answer, Refused, join, line, request
+from runtimeproxy.admin.protocol import Answer, Refused, join, line, part_line, request
 
 
 def test_request_leaves_out_parameters_that_are_none() -> None:
     octets = request("store", {"pod": "a\n", "id": None, "limit": 0})
     assert (octets.count(b"\n"), octets[-1:]) == (1, b"\n")
     assert json.loads(octets) == {"id": 1, "method": "store", "params": {"pod": "a\n", "limit": 0}}
+
+
+@pytest.mark.parametrize("part", [{"a": 1}, b'{"a":1}'], ids=["object", "encoded"])
+def test_part_is_one_line(part: dict[str, Any] | bytes) -> None:
+    assert part_line("x", part) == line(id="x", part={"a": 1})
 
 
 def test_answer_is_the_joined_parts_and_end() -> None:
