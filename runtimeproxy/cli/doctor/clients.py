@@ -1,6 +1,4 @@
-"""The clients of the proxy and of the runtime: what they are configured with, what they are connected to, who uses the
-proxy.
-"""
+"""The clients of the proxy and of the runtime: how they are configured, and what they are connected to."""
 
 import os
 import re
@@ -20,7 +18,7 @@ from runtimeproxy.settings.options import CRIO_SOCKET, CRIO_SUFFIX
 KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
 
 
-class Told(NamedTuple):
+class Setting(NamedTuple):
     """An endpoint, and where it is set."""
 
     endpoint: str
@@ -28,21 +26,19 @@ class Told(NamedTuple):
 
 
 def kubelet(machine: Machine) -> Iterator[Finding]:
-    """Tell where each kubelet calls its runtime."""
     if machine.config.mode is Mode.DOCKER and any(machine.processes(CRI_DOCKERD)):
         yield skipped("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
         return
     flag = "docker-endpoint" if machine.config.mode is Mode.DOCKER else "container-runtime-endpoint"
     running = list(machine.processes(KUBELET))
     for process in running:
-        told = _flag(process, flag) or (None if machine.config.mode is Mode.DOCKER else _from_files(machine, process))
-        yield _judged(machine, process, told, flag)
+        found = _flag(process, flag) or (None if machine.config.mode is Mode.DOCKER else _from_files(machine, process))
+        yield _judged(machine, process, found, flag)
     if not running:
         yield unknown("no process named kubelet is seen here", "start it, or run doctor in the node's pid namespace")
 
 
 def cri_dockerd(machine: Machine) -> Iterator[Finding]:
-    """Tell where each cri-dockerd calls dockerd."""
     if machine.config.mode is not Mode.DOCKER:
         yield skipped("cri-dockerd belongs to Docker mode")
         return
@@ -51,26 +47,16 @@ def cri_dockerd(machine: Machine) -> Iterator[Finding]:
     yield from judged or [ok("no cri-dockerd runs here")]
 
 
-def endpoints(machine: Machine, process: Process) -> Iterator[Told]:
-    """Yield each endpoint that a running kubelet or cri-dockerd is told. Raises OSError and ConfigError."""
-    told = [
-        _flag(process, name) for name in ("container-runtime-endpoint", "image-service-endpoint", "docker-endpoint")
-    ]
-    if process.name == KUBELET:
-        told.append(_from_files(machine, process))
-    yield from (found for found in told if found is not None)
-
-
-def _judged(machine: Machine, process: Process, told: Told | None, flag: str) -> Finding:
+def _judged(machine: Machine, process: Process, setting: Setting | None, flag: str) -> Finding:
     who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
     to_do = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
-    if told is None:
+    if setting is None:
         return failed(f"{who} is told no endpoint and takes its default, not the proxy", to_do)
     try:
-        path = parse_endpoint(told.endpoint, told.origin)
+        path = parse_endpoint(setting.endpoint, setting.origin)
     except ConfigError as error:
         return failed(f"{who}: {error}", to_do)
-    where = f"{who} calls {path}, by {told.origin}"
+    where = f"{who} calls {path}, by {setting.origin}"
     if same(path, ours):
         at_crio = flag == "container-runtime-endpoint" and machine.config.runtime_endpoint.endswith(CRIO_SOCKET)
         if at_crio and not path.endswith(CRIO_SUFFIX):
@@ -82,24 +68,22 @@ def _judged(machine: Machine, process: Process, told: Told | None, flag: str) ->
     return failed(f"{where}: that is {past}", to_do)
 
 
-def _flag(process: Process, name: str) -> Told | None:
+def _flag(process: Process, name: str) -> Setting | None:
     value = process.flag(name)
-    return None if value is None else Told(value, f"--{name}")
+    return None if value is None else Setting(value, f"--{name}")
 
 
-def _from_files(machine: Machine, process: Process) -> Told | None:
-    """Return what the last of the kubelet's drop-ins that names an endpoint says, or else its file. Raises OSError.
-
-    Source: Kubernetes, "Kubelet Configuration Directory Merging"; a flag wins over both.
-    """
+def _from_files(machine: Machine, process: Process) -> Setting | None:
+    """Return the endpoint of the last of the kubelet's drop-ins that names one, or else of its file; a flag wins over
+    both (Kubernetes, "Kubelet Configuration Directory Merging"). Raises OSError and ConfigError."""
     files = [name for name in (process.flag("config"),) if name]
     if folder := process.flag("config-dir"):
         seen = _seen_by(machine, process, folder)
         files += [f"{folder}/{path.relative_to(seen)}" for path in sorted(seen.rglob("*.conf"))]
-    told = None
+    found = None
     for name in files:
-        told = _endpoint_in(_seen_by(machine, process, name).read_text(errors="replace"), name) or told
-    return told
+        found = _endpoint_in(_seen_by(machine, process, name).read_text(errors="replace"), name) or found
+    return found
 
 
 def _seen_by(machine: Machine, process: Process, path: str) -> Path:
@@ -108,13 +92,13 @@ def _seen_by(machine: Machine, process: Process, path: str) -> Path:
     return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
 
 
-def _endpoint_in(text: str, name: str) -> Told | None:
+def _endpoint_in(text: str, name: str) -> Setting | None:
     try:
         content: Any = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
     value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
-    return Told(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
+    return Setting(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
 
 
 WELL = {
@@ -137,7 +121,7 @@ _SUSPECTS = (*WELL, *_TO_DO, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-
 
 
 def past_the_proxy(machine: Machine) -> Iterator[Finding]:
-    """Tell who is connected to the runtime's socket; where the kernel does not tell it, count."""
+    """Report which processes are connected to the runtime's socket; where the kernel does not report it, count."""
     path = machine.config.runtime_endpoint
     try:
         sockets = machine.sockets_with_peers()
@@ -148,15 +132,18 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
     proxy, seen = machine.proxy(), set[int]()
     for process in machine.processes():
         opened = sockets_of(machine, process.pid)
-        if count := len(ends & opened):
-            said = f"(pid {process.pid}) has {count_of(count)} to {path}"
-            ours = process.pid == proxy
-            yield (
-                ok(f"the proxy {said}")
-                if ours
-                else _judged_connection(process.name, said, bool(ends_at_proxy & opened))
-            )
         seen |= opened
+        if count := len(ends & opened):
+            why = f"(pid {process.pid}) has {count_of(count)} to {path}"
+            name = process.name
+            if process.pid == proxy:
+                yield ok(f"the proxy {why}")
+            elif name in (KUBELET, CRI_DOCKERD) and not ends_at_proxy & opened:
+                yield failed(f"{name} {why}, and none to the proxy", f"restart it when the check {name} is ok")
+            elif name in WELL:
+                yield ok(f"{name} {why}: {WELL[name]}")
+            else:
+                yield warning(f"{name} {why}, past the proxy", _TO_DO.get(name, _ELSE))
     if not ends:
         yield ok(f"nobody is connected to {path}")
     if hidden := ends - seen:
@@ -191,17 +178,7 @@ def sockets_of(machine: Machine, pid: int) -> frozenset[int]:
 
 
 def client_ends(path: str, sockets: Iterable[UnixSocket]) -> frozenset[int]:
-    """Return the clients' ends of the connections to a path."""
     return frozenset(found.peer for found in at(path, sockets) if found.peer)
-
-
-def _judged_connection(name: str, said: str, at_proxy: bool) -> Finding:
-    """Return the finding on a program that is connected to the runtime, and perhaps to the proxy, too."""
-    if name in (KUBELET, CRI_DOCKERD) and not at_proxy:
-        return failed(f"{name} {said}, and none to the proxy", f"restart it when the check {name} is ok")
-    if name in WELL:
-        return ok(f"{name} {said}: {WELL[name]}")
-    return warning(f"{name} {said}, past the proxy", _TO_DO.get(name, _ELSE))
 
 
 def count_of(count: int, what: str = "connection") -> str:
@@ -209,11 +186,8 @@ def count_of(count: int, what: str = "connection") -> str:
 
 
 def _counted(machine: Machine) -> Finding:
-    """Return how many connections the runtime has, and how many of these the proxy cannot be.
-
-    /proc does not tell which client belongs to which connection. A client's own end has no path: the proxy cannot be
-    more of the runtime's connections than it has such ends.
-    """
+    """Return how many connections the runtime has, and how many of these cannot be the proxy's: no more can be than it
+    has clients' ends, which have no path. /proc does not show which client belongs to which connection."""
     path, sockets = machine.config.runtime_endpoint, machine.sockets()
     count = sum(found.connected for found in at(path, sockets))
     ends = frozenset(found.inode for found in sockets if found.connected and not found.path)
@@ -227,19 +201,22 @@ def _counted(machine: Machine) -> Finding:
 
 
 UNITS = ("kubelet.service", "cri-docker.service")
-_PROPERTIES = "ExecStart,Environment,EnvironmentFiles"
 _WORD = re.compile(r"[^\s\"'=;]+")
 _FILE = re.compile(r"(?:--config[= ]|^EnvironmentFiles=)(/[^\s\"']+)", re.MULTILINE)
-"""The files of a unit in which an endpoint may stand."""
+"""The files of a unit that may contain an endpoint."""
 
 
 def users(machine: Machine) -> Iterator[str]:
     """Yield a line for each program that is connected to the proxy or configured to call it. Raises OSError."""
     yield from _connected(machine)
     for process in machine.processes(KUBELET, CRI_DOCKERD):
-        for told in endpoints(machine, process):
-            if _is_ours(machine, told.endpoint):
-                yield f"{process.name} (pid {process.pid}) is configured to call it, by {told.origin}"
+        flags = ("container-runtime-endpoint", "image-service-endpoint", "docker-endpoint")
+        settings = [_flag(process, name) for name in flags]
+        if process.name == KUBELET:
+            settings.append(_from_files(machine, process))
+        for setting in settings:
+            if setting is not None and _is_ours(machine, setting.endpoint):
+                yield f"{process.name} (pid {process.pid}) is configured to call it, by {setting.origin}"
     if machine.path("run/systemd/system").exists():
         for unit in UNITS:
             yield from _configured(machine, unit)
@@ -264,9 +241,9 @@ def _connected(machine: Machine) -> Iterator[str]:
 
 
 def _configured(machine: Machine, unit: str) -> Iterator[str]:
-    told = machine.systemctl(["show", f"--property={_PROPERTIES}", "--", unit])
-    texts = {unit: told}
-    for name in _FILE.findall(told):
+    shown = machine.systemctl(["show", "--property=ExecStart,Environment,EnvironmentFiles", "--", unit])
+    texts = {unit: shown}
+    for name in _FILE.findall(shown):
         place = machine.path(name.lstrip("/"))
         if place.is_file():
             texts[f"{unit} by {name}"] = place.read_text(errors="replace")

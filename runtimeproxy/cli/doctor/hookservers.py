@@ -15,6 +15,10 @@ from runtimeproxy.cli.doctor.clients import count_of
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine, denied, same
 from runtimeproxy.errors import ConfigError, HookError, Reason
+from runtimeproxy.doctor.clients import count_of
+from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
+from runtimeproxy.doctor.machine import Machine, denied, same
+from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.files import StateError, folder_fault
 from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
@@ -22,7 +26,7 @@ from runtimeproxy.plugins import directory, disabling
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.manager import disabled_with, repeated_calls, repetitions, sockets_of
-from runtimeproxy.plugins.registration import Content, FailurePolicy, Registration, UnreadableFile, parse, plugin_name
+from runtimeproxy.plugins.registration import FailurePolicy, Registration, Registry, plugin_name
 from runtimeproxy.settings import config
 
 _NAME = "runtimeproxy-doctor"
@@ -43,7 +47,6 @@ _ELSE = "try `runtimeproxy hook verify` with its registration file, on a node th
 
 
 def registrations(machine: Machine) -> Iterator[Finding]:
-    """Read the registration files as the proxy does."""
     folder = machine.config.hookserver_config_dir
     try:
         fault = folder_fault(os.stat(folder), None)
@@ -52,37 +55,24 @@ def registrations(machine: Machine) -> Iterator[Finding]:
         return
     if fault:
         yield failed(f"{folder} {fault}, who could register a hook server", "chown it to root and chmod it to 0755")
-    contents = directory.read(folder)
-    entries = [_parsed(name, contents[name]) for name in sorted(contents)]
-    found = [finding for entry in entries for finding in _judged(entry)]
-    good = [entry for entry in entries if isinstance(entry, Registration)]
-    found += [warning(text, "remove one of the two files") for text in repetitions(repeated_calls(good))]
-    yield from found or [ok(f"{folder} has {count_of(len(contents), 'registration file')}")]
-
-
-def _judged(entry: Registration | str) -> Iterator[Finding]:
-    if isinstance(entry, str):
-        yield failed(entry, "correct the file or remove it; the proxy goes by the last good one until its restart")
-        return
-    for line in entry.warnings:
-        yield warning(line, "correct the file: docs/registration.rst has its keys and hook points")
-
-
-def _parsed(name: str, content: Content) -> Registration | str:
-    """Return a file's registration; what is wrong with it if it has none."""
-    if isinstance(content, UnreadableFile):
-        return content.reason
-    try:
-        return parse(name, content)
-    except ConfigError as error:
-        return str(error)
+    registry, found = Registry(), list[Finding]()
+    for change in registry.replace(directory.read(folder)):
+        if change.registration is None:
+            to_do = "correct the file or remove it; the proxy goes by the last good one until its restart"
+            found.append(failed(change.reason, to_do))
+        else:
+            to_do = "correct the file: docs/registration.rst has its keys and hook points"
+            found += [warning(line, to_do) for line in change.registration.warnings]
+    repeated = repetitions(repeated_calls(registry.registrations))
+    found += [warning(text, "remove one of the two files") for text in repeated]
+    yield from found or [ok(f"{folder} has {count_of(len(registry.names), 'registration file')}")]
 
 
 def hook_servers(machine: Machine) -> Iterator[Finding]:
     """Call each hook server that is registered and not disabled."""
-    contents = directory.read(machine.config.hookserver_config_dir)
-    parsed = (_parsed(name, contents[name]) for name in sorted(contents))
-    good = {plugin_name(entry.name): entry for entry in parsed if isinstance(entry, Registration)}
+    registry = Registry()
+    registry.replace(directory.read(machine.config.hookserver_config_dir))
+    good = {plugin_name(entry.name): entry for entry in registry.registrations}
     disabled: Mapping[str, Disabled] = {}
     mask = disabling.mask_file(machine.config.state_dir, machine.config.listen_endpoint)
     try:
@@ -101,16 +91,15 @@ def hook_servers(machine: Machine) -> Iterator[Finding]:
     if not good:
         yield ok("no hook server is registered")
     elif called := [replace(entry, name=name) for name, entry in good.items() if name not in why]:
-        yield from asyncio.run(_tried(machine, called))
+        yield from asyncio.run(_try_all(machine, called))
 
 
-async def _tried(machine: Machine, registered: list[Registration]) -> list[Finding]:
-    longest = machine.config.hook_timeout_seconds
-    tries = (_try(entry, min(entry.timeout_seconds or longest, CALL_SECONDS), machine) for entry in registered)
-    return await asyncio.gather(*tries)
+async def _try_all(machine: Machine, registered: list[Registration]) -> list[Finding]:
+    return await asyncio.gather(*(_try(machine, entry) for entry in registered))
 
 
-async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding:
+async def _try(machine: Machine, entry: Registration) -> Finding:
+    seconds = min(entry.timeout_seconds or machine.config.hook_timeout_seconds, CALL_SECONDS)
     if denied(entry.endpoint):
         return unknown(f"{entry.name}: {entry.endpoint}: Permission denied", AS_ROOT)
     name = next((name for name in TRIED if name in entry.points), None)
@@ -118,7 +107,10 @@ async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding
     began = perf_counter()
     try:
         if name is None:
-            return _reached(entry, client)
+            if client.peer().socket is None:
+                text = f"{entry.name}: {entry.endpoint}: nobody that the proxy trusts listens there"
+                return warning(text, _TO_DO[Reason.UNREACHABLE])
+            return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
         await client.call(BY_NAME[name], INVENTED, seconds)
     except HookError as error:
         return _failure(machine, entry, error)
@@ -128,13 +120,6 @@ async def _try(entry: Registration, seconds: float, machine: Machine) -> Finding
     said = f"{entry.name}: {entry.endpoint} answered {name} in {took * 1000:.0f} ms"
     slow = took > seconds / 2
     return warning(f"{said}, more than half of its time limit", "look why it is slow") if slow else ok(said)
-
-
-def _reached(entry: Registration, client: HookClient) -> Finding:
-    if client.peer().socket is None:
-        text = f"{entry.name}: {entry.endpoint}: nobody that the proxy trusts listens there"
-        return warning(text, _TO_DO[Reason.UNREACHABLE])
-    return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
 
 
 def _failure(machine: Machine, entry: Registration, error: HookError) -> Finding:
@@ -156,6 +141,5 @@ def _admin_flag(machine: Machine) -> str:
 
 
 def skip_label(machine: Machine) -> Iterator[Finding]:
-    """Tell which pods are never handed to hook servers."""
     label = f"{machine.config.skip_label_key}={machine.config.skip_label_value}"
     yield ok(f"pods with the label {label} are never handed to hook servers, whatever the failure policy")

@@ -1,6 +1,4 @@
-"""What the doctor reads of the machine: processes, units, files, and unix sockets in all network namespaces.
-
-Source of the latter: sock_diag(7)."""
+"""What the doctor reads of the machine: processes, units, files, and unix sockets in all network namespaces."""
 
 import ctypes
 import os
@@ -55,11 +53,8 @@ def listed(text: str) -> Iterator[UnixSocket]:
 
 
 def told(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
-    """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers. Raises OSError.
-
-    One that is gone is left out. A struct unix_diag_req asks, a struct unix_diag_msg answers for each socket.
-    Source: sock_diag(7) and <linux/unix_diag.h>.
-    """
+    """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers; a namespace that is gone is
+    left out. Source: sock_diag(7) and <linux/unix_diag.h>. Raises OSError."""
     request = _UNIX_DIAG_REQ.pack(
         *(socket.AF_UNIX, 0, 0, 1 << _ESTABLISHED | 1 << _LISTEN, 0, _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER, 0, 0)
     )
@@ -140,7 +135,6 @@ class Process(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the program, without its directory."""
         return os.path.basename(self.arguments[0])
 
     def flag(self, name: str) -> str | None:
@@ -176,18 +170,14 @@ class Machine:
     kernel: Callable[[Iterable[Path]], Iterable[UnixSocket]] = told
 
     def path(self, place: str) -> Path:
-        """Return the path of a place, such as "proc/locks", below the root."""
         return self.root / place
 
     def text(self, place: str) -> str:
-        """Return the text of a file. Raises OSError."""
         return self.path(place).read_text(errors="replace")
 
     def processes(self, *names: str) -> Iterator[Process]:
-        """Yield the processes of these names, or all if none is given.
-
-        Those that end meanwhile, and the kernel's own, are left out. Raises OSError.
-        """
+        """Yield the processes of these names, or all if none is given, without those that end meanwhile and the
+        kernel's own. Raises OSError."""
         for entry in os.listdir(self.path("proc")):
             if entry.isdigit():
                 try:
@@ -203,10 +193,8 @@ class Machine:
         return tuple(listed(self.text("proc/net/unix")))
 
     def sockets_with_peers(self) -> tuple[UnixSocket, ...]:
-        """Return the unix stream sockets with their peers, of the network namespaces of all processes.
-
-        Processes that may not be looked at are left out. Raises OSError where the kernel does not tell peers.
-        """
+        """Return the unix stream sockets with their peers, of the network namespaces of all processes that may be
+        looked at. Raises OSError where the kernel does not report peers."""
         namespaces: dict[int, Path] = {}
         for process in self.processes():
             place = self.path(f"proc/{process.pid}/ns/net")
@@ -220,18 +208,19 @@ class Machine:
 
     def open_sockets(self, pid: int) -> frozenset[int]:
         """Return the inodes of the sockets that a process has open, none if it has ended. Raises OSError."""
-        folder = self.path(f"proc/{pid}/fd")
+        folder, inodes = self.path(f"proc/{pid}/fd"), set[int]()
         try:
-            links = [_link(folder / entry) for entry in os.listdir(folder)]
+            for entry in os.listdir(folder):
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if (link := os.readlink(folder / entry)).startswith("socket:["):
+                        inodes.add(int(link[8:-1]))
         except (FileNotFoundError, ProcessLookupError):
             return frozenset()
-        return frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
+        return frozenset(inodes)
 
     def lock_holder(self) -> int | None:
-        """Return the process that holds the lock beside the proxy's socket; None if nobody does. Raises OSError.
-
-        /proc/locks is read, as a lock that is tried would stop a proxy that starts now.
-        """
+        """Return the process that holds the lock next to the proxy's socket, None if nobody does, by /proc/locks: to
+        try the lock would stop a proxy that starts now. Raises OSError."""
         try:
             found = os.stat(self.config.listen_endpoint + ".lock", follow_symlinks=False)
         except FileNotFoundError:
@@ -241,10 +230,8 @@ class Machine:
         return next((int(row[4]) for row in rows if row[1] == "FLOCK" and row[5] == place), None)
 
     def proxy(self) -> int | None:
-        """Return the process that serves the proxy's socket; None if none is seen. Raises OSError.
-
-        It holds the lock; a socket that systemd handed over has none, and is open in systemd, too.
-        """
+        """Return the process that serves the proxy's socket; None if none is seen. It holds the lock; a socket that
+        systemd handed over has none, and is open in systemd, too. Raises OSError."""
         if (holder := self.lock_holder()) is not None:
             return holder
         listening = self.listeners(self.config.listen_endpoint)
@@ -253,8 +240,8 @@ class Machine:
 
     def unit(self, name: str, properties: Sequence[str]) -> Mapping[str, str]:
         """Return properties of a systemd unit that are in force. Raises OSError."""
-        told = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
-        return dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+        shown = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
+        return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
 def denied(path: str) -> bool:
@@ -264,10 +251,3 @@ def denied(path: str) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)
     return not os.access(path, os.W_OK, effective_ids=True)
-
-
-def _link(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:
-        return ""  # closed meanwhile

@@ -1,4 +1,5 @@
-"""Checks of the proxy itself: its socket, directory and lock, its file limits, its systemd unit, the versions.
+"""Checks of the proxy itself: its socket, directory and lock, its file limits, its systemd unit, the versions. The
+table of checks describes each function.
 
 Invariant: nothing is opened for writing, connected to or locked.
 """
@@ -23,7 +24,6 @@ FULL = 0.8
 OLDEST_KERNEL = (4, 19)
 _LIBRARIES = ("aiohttp", "protobuf", "uvloop")
 _START = "start the proxy, or give doctor the flags that the proxy runs with"
-_REPLACE = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
 _LOG = "its log says what it waits for (docs/operation.rst, Stop)"
 
 UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
@@ -46,7 +46,6 @@ UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
 
 
 def socket_file(machine: Machine) -> Iterator[Finding]:
-    """Look at the proxy's socket: kind, owner, mode, and whether somebody listens."""
     path, mode = machine.config.listen_endpoint, machine.config.socket_mode
     try:
         found = os.lstat(path)
@@ -57,10 +56,8 @@ def socket_file(machine: Machine) -> Iterator[Finding]:
     if not stat.S_ISSOCK(found.st_mode):
         yield failed(f"{path} is not a socket", "remove it, or set --koord-runtimeproxy-endpoint to another path")
     elif not machine.listeners(path):
-        yield failed(
-            f"{path} is there and nobody listens on it",
-            _REPLACE,
-        )
+        to_do = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
+        yield failed(f"{path} is there and nobody listens on it", to_do)
     elif found.st_uid not in (0, os.geteuid()):
         yield failed(f"{path} belongs to user {found.st_uid}", "stop whoever made it, and start the proxy")
     elif rights & ~mode:
@@ -71,7 +68,6 @@ def socket_file(machine: Machine) -> Iterator[Finding]:
 
 
 def directory(machine: Machine) -> Iterator[Finding]:
-    """Look at the socket's directory: who else could replace the socket."""
     folder, group = os.path.dirname(machine.config.listen_endpoint), machine.config.socket_group
     try:
         found = os.lstat(folder)
@@ -79,9 +75,8 @@ def directory(machine: Machine) -> Iterator[Finding]:
         yield failed(f"{folder} is not there", "start the proxy, which makes it, or give doctor the proxy's flags")
         return
     if not stat.S_ISDIR(found.st_mode):
-        yield failed(
-            f"{folder} is a link or no directory", "set --koord-runtimeproxy-endpoint to a real directory's path"
-        )
+        to_do = "set --koord-runtimeproxy-endpoint to a real directory's path"
+        yield failed(f"{folder} is a link or no directory", to_do)
     elif fault := folder_fault(found, None if group is None else group_id(group)):
         yield failed(f"{folder} {fault}, who could replace the socket", "chown it to root and chmod it to 0755")
     else:
@@ -89,7 +84,6 @@ def directory(machine: Machine) -> Iterator[Finding]:
 
 
 def lock(machine: Machine) -> Iterator[Finding]:
-    """Look who holds the lock beside the socket."""
     path = machine.config.listen_endpoint
     try:
         regular = stat.S_ISREG(os.lstat(f"{path}.lock").st_mode)
@@ -112,7 +106,6 @@ def lock(machine: Machine) -> Iterator[Finding]:
 
 
 def file_limits(machine: Machine) -> Iterator[Finding]:
-    """Compare open files with the proxy's limit, and the machine's."""
     used, _, most = (int(number) for number in machine.text("proc/sys/fs/file-nr").split())
     if used > FULL * most:
         yield warning(f"{used} of the machine's {most} files are open", "raise fs.file-max, or find who leaks them")
@@ -134,7 +127,6 @@ def file_limits(machine: Machine) -> Iterator[Finding]:
 
 
 def unit(machine: Machine) -> Iterator[Finding]:
-    """Read the settings of the proxy's systemd unit that are in force."""
     if not machine.path("run/systemd/system").is_dir():
         yield skipped("systemd does not run here")
         return
@@ -155,7 +147,6 @@ def unit(machine: Machine) -> Iterator[Finding]:
 
 
 def versions(machine: Machine) -> Iterator[Finding]:
-    """Tell the versions of the proxy, Python, the libraries and the kernel."""
     kernel = machine.text("proc/sys/kernel/osrelease").strip()
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_KERNEL:

@@ -1,6 +1,6 @@
 """Checks of the runtime behind the proxy, and of the kernel's cgroups.
 
-Invariant: of an answer only names and versions are told, printable and short.
+Invariant: of an answer only names and versions are shown, printable and short.
 """
 
 import asyncio
@@ -27,8 +27,6 @@ _NAME, _VERSION = 2, 3
 
 
 class _Connection(http.client.HTTPConnection):
-    """An HTTP connection over the unix socket at ``path``."""
-
     def __init__(self, path: str) -> None:
         super().__init__("docker", timeout=CALL_SECONDS)
         self._path = path
@@ -40,68 +38,59 @@ class _Connection(http.client.HTTPConnection):
 
 
 def runtime(machine: Machine) -> Iterator[Finding]:
-    """Ask the runtime at its own socket."""
-    path = machine.config.runtime_endpoint
-    if denied(path):
-        yield unknown(f"{path}: Permission denied", AS_ROOT)
-        return
-    began = time.monotonic()
-    try:
-        versions = told_by(path, machine.config.mode)
-        fault = failed(f"{path} speaks no CRI version", "enable its CRI plugin")
-    except BackendError as error:
-        versions = {}
-        fault = failed(f"{path}: {error}", "start the runtime, or set --remote-runtime-service-endpoint")
-    if not versions:
-        yield _unless_modes_differ(fault, "the runtime", path, machine.config.mode, began)
+    """Call the runtime at its own socket."""
+    path, mode = machine.config.runtime_endpoint, machine.config.mode
+    start = "start the runtime, or set --remote-runtime-service-endpoint"
+    versions = _call(path, mode, "the runtime", path, "enable its CRI plugin", start)
+    if isinstance(versions, Finding):
+        yield versions
     elif list(versions) == ["v1alpha2"]:
-        said = f"{path}: {versions['v1alpha2']}, CRI v1alpha2 only"
-        yield warning(said, "update the runtime before a kubelet of 1.26 or later, which needs CRI v1")
-    elif machine.config.mode is Mode.DOCKER:
+        why = f"{path}: {versions['v1alpha2']}, CRI v1alpha2 only"
+        yield warning(why, "update the runtime before a kubelet of 1.26 or later, which needs CRI v1")
+    elif mode is Mode.DOCKER:
         yield ok(f"{path}: {versions['docker']}")
     else:
         yield ok(f"{path}: {versions['v1']}, CRI {' and '.join(versions)}")
 
 
 def proxy(machine: Machine) -> Iterator[Finding]:
-    """Ask the runtime through the proxy."""
+    """Call the runtime through the proxy."""
     path = machine.config.listen_endpoint
-    if denied(path):
-        yield unknown(f"{path}: Permission denied", AS_ROOT)
-        return
-    if machine.proxy() is None:
+    if not denied(path) and machine.proxy() is None:
         yield unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")
         return
-    began, look = time.monotonic(), "look at the check runtime first, then at the proxy's log"
+    look = "look at the check runtime first, then at the proxy's log"
+    versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", look, look)
+    yield versions if isinstance(versions, Finding) else ok(f"the runtime answers through {path}")
+
+
+def _call(path: str, mode: Mode, who: str, without_answer: str, enable: str, start: str) -> dict[str, str] | Finding:
+    """Return the runtime's versions, or why it returned none: it speaks no CRI (what to do is ``enable``), does not
+    answer (``start``), or answers in the other mode only."""
+    if denied(path):
+        return unknown(f"{path}: Permission denied", AS_ROOT)
+    began = time.monotonic()
     try:
-        versions = told_by(path, machine.config.mode)
-        fault = failed(f"{path} speaks no CRI version", look)
+        if versions := _versions(path, mode):
+            return versions
+        fault = failed(f"{path} speaks no CRI version", enable)
     except BackendError as error:
-        versions, fault = {}, failed(f"no answer through {path}: {error}", look)
-    if versions:
-        yield ok(f"the runtime answers through {path}")
-    else:
-        yield _unless_modes_differ(fault, "the proxy", path, machine.config.mode, began)
-
-
-def _unless_modes_differ(fault: Finding, who: str, path: str, mode: Mode, began: float) -> Finding:
-    """Return the fault of a call that began at a time, or that the modes differ, if the other mode's call succeeds."""
+        fault = failed(f"{without_answer}: {error}", start)
     other = Mode.CONTAINERD if mode is Mode.DOCKER else Mode.DOCKER
     if time.monotonic() - began < CHECK_SECONDS - CALL_SECONDS:  # else that call would exceed the check's time limit
         with suppress(BackendError):
-            if told_by(path, other):
+            if _versions(path, other):
                 modes = f"{who} at {path} answers in mode {other.value}, and --backend-runtime-mode is {mode.value}"
                 return failed(f"the modes differ: {modes}", f"set --backend-runtime-mode={other.value}")
     return fault
 
 
-def told_by(path: str, mode: Mode) -> dict[str, str]:
+def _versions(path: str, mode: Mode) -> dict[str, str]:
     """Return the runtime's name and version by the API's version. Raises BackendError."""
     return {"docker": _docker(path)} if mode is Mode.DOCKER else asyncio.run(_cri(path))
 
 
 async def _cri(path: str) -> dict[str, str]:
-    """Ask for each CRI version. Raises BackendError."""
     client = UnaryClient(path, max_reply_bytes=_LONGEST_ANSWER)
     try:
         answers = await asyncio.gather(*(_version(client, path, version) for version in VERSIONS))
@@ -165,7 +154,6 @@ def _shown(text: str) -> str:
 
 
 def cgroup(machine: Machine) -> Iterator[Finding]:
-    """Tell the version of the cgroup tree."""
     rows = [line.split() for line in machine.text("proc/mounts").splitlines()]
     mounts = {row[1]: row[2] for row in rows if row[2] in ("cgroup", "cgroup2")}
     if mounts.get("/sys/fs/cgroup") == "cgroup2":

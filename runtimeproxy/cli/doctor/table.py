@@ -68,8 +68,7 @@ def examine(
 
 
 def _begun(check: Check, machine: Machine) -> "Future[tuple[Finding, ...]]":
-    """Begin a check in a thread that the end of the process does not wait for."""
-    future: Future[tuple[Finding, ...]] = Future()
+    future: Future[tuple[Finding, ...]] = Future()  # no executor: the end of the process would wait for its threads
     threading.Thread(target=lambda: future.set_result(_looked(check, machine)), name=check.id, daemon=True).start()
     return future
 
