@@ -33,11 +33,8 @@ LONGEST_SECONDS = 300.0
 _SICK = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
 """Failures that count: they cost time or a connection, whatever the call was about."""
 _WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER})
-"""Results that close the breaker: any answer counts, whatever it says of one pod, since the hooks of all others must
-not be lost for it.
-
-The remaining reasons change nothing: a socket that is missing costs no time, and the next call looks again anyway.
-"""
+"""Results that close the breaker: any answer, since one about a single pod must not cost all others their hooks. The
+remaining reasons change nothing: a missing socket costs no time, and the next call looks again anyway."""
 
 
 class BreakerState(Enum):
@@ -93,7 +90,6 @@ class Breaker:
                 self._become(BreakerState.OPEN)
 
     def seconds_left(self, now: float) -> float:
-        """Return for how many seconds the server will not even be probed."""
         return max(self._until - now, 0.0) if self.state is BreakerState.OPEN else 0.0
 
     def _become(self, state: BreakerState) -> None:
@@ -154,8 +150,8 @@ class HookClient:
             raise HookError(self.plugin, point.name, Reason.INTERNAL, text) from None
         finally:
             self._in_flight -= 1
-            if self._closed:
-                await self._close_if_idle()
+            if self._closed and not self._in_flight:
+                await self._unary.close()
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
         """Return the HookError for a failed call. A DEADLINE_EXCEEDED that came ``soon`` is treated like other error
@@ -171,16 +167,13 @@ class HookClient:
         return HookError(self.plugin, point.name, Reason.ERROR_STATUS, status, said=failure.text)
 
     def abandon(self) -> None:
-        """End the calls in flight, and make no more: each fails with the reason DISABLED. Their callers go on inside
-        this call, but for those that wait for a connection: they do within 0.2 s."""
+        """End the calls in flight, and make no more: each fails with the reason DISABLED. Their callers continue inside
+        this call; those that wait for a connection do within 0.2 s."""
         self.abandoned = True
         self._unary.abandon()
 
     async def close(self) -> None:
         """Close the connection as soon as no call is in flight; a call that comes later is still made."""
         self._closed = True
-        await self._close_if_idle()
-
-    async def _close_if_idle(self) -> None:
-        if self._closed and not self._in_flight:
+        if not self._in_flight:
             await self._unary.close()

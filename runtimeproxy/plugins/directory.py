@@ -25,40 +25,35 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def counts(name: str) -> bool:
-    """Return whether a file of this name is a registration."""
     return name.endswith(".json") and not name.startswith(".")
 
 
 def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
-    """Return the content of every registration file by name; a missing directory has none.
+    """Return the content of every registration file by name; a missing directory has none. Raises OSError.
 
-    ``known`` are names read before: each is looked up even if the listing lacks it, because a listing taken during a
-    rename may lack a file that was there all the time. If new names appeared while the files were read, all are read
-    again: a file that is renamed meanwhile would be missed under both names. Raises OSError if the directory cannot be
-    read.
+    ``known`` are names read before, each looked up in any case: a listing taken during a rename may lack a file that
+    always existed. If new names appeared while the files were read, all are read again: a file that is renamed
+    meanwhile would be missed under both names.
     """
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
     except FileNotFoundError:
         return {}
     try:
-        return _settled(folder, _names(folder).union(known))
+        names = _names(folder).union(known)
+        for _ in range(_LOOKS):
+            contents = {name: content for name in names if (content := _content(folder, name)) is not None}
+            new = _names(folder) - names
+            if not new:
+                break
+            names |= new
+        return contents
     finally:
         os.close(folder)
 
 
 def _names(folder: int) -> set[str]:
     return {name for name in os.listdir(folder) if counts(name)}
-
-
-def _settled(folder: int, names: set[str]) -> dict[str, Content]:
-    for _ in range(_LOOKS):
-        contents = {name: content for name in names if (content := _content(folder, name)) is not None}
-        come = _names(folder) - names
-        if not come:
-            break
-        names |= come
-    return contents
 
 
 def _content(folder: int, name: str) -> Content | None:
@@ -85,18 +80,10 @@ def _regular(folder: int, name: str, found: os.stat_result) -> Content:
             return UnreadableFile(f"{name}: not a regular file; a registration is one small JSON file")
         if opened.st_size > MAX_BYTES:
             return UnreadableFile(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON file")
-        return _read_up_to(file, MAX_BYTES + 1)
+        with open(file, "rb", closefd=False) as content:
+            return content.read(MAX_BYTES + 1)  # the file may grow while it is read
     finally:
         os.close(file)
-
-
-def _read_up_to(file: int, limit: int) -> bytes:
-    """Read to the end, but at most ``limit`` bytes: the file may grow while it is read."""
-    parts = []
-    while limit and (part := os.read(file, limit)):
-        parts.append(part)
-        limit -= len(part)
-    return b"".join(parts)
 
 
 log = logging.getLogger(__name__)
@@ -130,7 +117,19 @@ class Watcher:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
                 os.set_blocking(self._inotify.fd, False)  # the library sets another flag's number
-            self._arm(self._inotify)
+            watches: dict[Watch, set[str]] = defaultdict(set)
+            for folder, name, mask in _places(self._directory):
+                try:
+                    watches[self._inotify.add_watch(folder, mask)].add(name)
+                except OSError as error:
+                    if error.errno not in _MISSING:
+                        raise
+            for watch in self._names.keys() - watches.keys():
+                try:
+                    self._inotify.rm_watch(watch)
+                except OSError:
+                    pass  # the folder is gone, and its watch with it
+            self._names = dict(watches)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -141,21 +140,6 @@ class Watcher:
                     self._directory,
                     self._poll_seconds,
                 )
-
-    def _arm(self, inotify: Inotify) -> None:
-        watches: dict[Watch, set[str]] = defaultdict(set)
-        for folder, name, mask in _places(self._directory):
-            try:
-                watches[inotify.add_watch(folder, mask)].add(name)
-            except OSError as error:
-                if error.errno not in _MISSING:
-                    raise
-        for watch in self._names.keys() - watches.keys():
-            try:
-                inotify.rm_watch(watch)
-            except OSError:
-                pass  # the folder is gone, and its watch with it
-        self._names = dict(watches)
 
     async def changed(self) -> None:
         """Wait until the directory may have changed, at most the poll interval; the watches must be renewed then."""
@@ -209,15 +193,15 @@ def _hops(path: str) -> Iterator[str]:
     """Yield a path, and what it becomes by resolving link after link: each link may be changed to point elsewhere."""
     yield path
     for _ in range(_MOST_LINKS):
-        behind = _behind_first_link(path)
-        if behind is None:
+        resolved = _with_first_link_resolved(path)
+        if resolved is None:
             return
-        path = behind
+        path = resolved
         yield path
 
 
-def _behind_first_link(path: str) -> str | None:
-    """Return a path with its first link resolved; None without one. ".." is kept, as a link may come before it."""
+def _with_first_link_resolved(path: str) -> str | None:
+    """Return None for a path without a link. ".." is kept, as a link may come before it."""
     folder, *names = "/", *path.split("/")[1:]
     for place, name in enumerate(names, start=1):
         here = os.path.join(folder, name)

@@ -1,9 +1,8 @@
 """Which hook servers an operator has disabled, now and across restarts (docs/operation.rst).
 
 Invariants: a change is in force before the mask, the file with the disabled hook servers, is written, and stays in
-force if it cannot be. A mask that cannot be used disables no hook server and does not keep the proxy from starting: a
-file that anybody may have made must not be able to take a policy out of force, and a node without its proxy is not
-ready. ``fault`` says so.
+force if it cannot be. A mask that cannot be used disables no hook server, as anybody may have made it, and does not
+keep the proxy from starting.
 """
 
 import asyncio
@@ -11,11 +10,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import StateError, StateFile
@@ -29,7 +27,7 @@ SCHEMA_VERSION = 1
 MAX_BYTES = 1 << 20
 """Longest file that is accepted, in bytes."""
 MOST_NAMES = 100
-"""Most hook servers that are disabled at once."""
+"""Most hook servers that are disabled at the same time."""
 LONGEST_NAME = 250
 """Most bytes of a hook server's name: a file's has 255 at most, .json included."""
 LONGEST_REASON, LONGEST_BY = 200, 100
@@ -54,11 +52,11 @@ class Disabled:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        _check("reason", self.reason, LONGEST_REASON)
-        _check("by", self.by, LONGEST_BY)
+        for what, text, longest in (("reason", self.reason, LONGEST_REASON), ("by", self.by, LONGEST_BY)):
+            if not isinstance(text, str) or not 1 <= len(text) <= longest or not text.isprintable() or not text.strip():
+                raise ConfigError(f"{what}: write 1 to {longest} printable characters")
 
     def shown(self) -> dict[str, str | None]:
-        """Return the object of the file, with times as in RFC 3339."""
         until = None if self.until is None else rfc3339(self.until)
         return {"reason": self.reason, "by": self.by, "since": rfc3339(self.since), "until": until}
 
@@ -78,23 +76,17 @@ def check_seconds(seconds: float) -> None:
         raise ConfigError(f"for: {seconds:g} s is not a time from 1 s to 365 days; leave it out for no end")
 
 
-def _check(what: str, text: object, longest: int) -> None:
-    if not isinstance(text, str) or not 1 <= len(text) <= longest or not text.isprintable() or not text.strip():
-        raise ConfigError(f"{what}: write 1 to {longest} printable characters")
-
-
 def _seconds(text: str) -> float:
     return (datetime.fromisoformat(text) - EPOCH).total_seconds()
 
 
 def written(disabled: Mapping[str, Disabled]) -> bytes:
-    """Return the content of the file."""
     entries = {name: entry.shown() for name, entry in sorted(disabled.items())}
     return json.dumps({"schemaVersion": SCHEMA_VERSION, "disabled": entries}, indent=2).encode() + b"\n"
 
 
 def parse(content: bytes) -> dict[str, Disabled]:
-    """Return what a file's content says. Raises MaskError, saying what is wrong and naming nothing."""
+    """Raises MaskError, whose text names nothing of the content."""
     try:
         whole = json.loads(content)
     except (ValueError, RecursionError):
@@ -102,21 +94,14 @@ def parse(content: bytes) -> dict[str, Disabled]:
     try:
         if whole["schemaVersion"] != SCHEMA_VERSION:
             raise MaskError(f"does not have schemaVersion {SCHEMA_VERSION}")
-        return dict(_entries(whole["disabled"]))
+        disabled = {}
+        for name, entry in whole["disabled"].items():
+            check_name(name)
+            until = None if entry.get("until") is None else _seconds(entry["until"])
+            disabled[name] = Disabled(entry["reason"], entry["by"], _seconds(entry["since"]), until)
+        return disabled
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
         raise MaskError("does not have the form that the proxy writes") from None
-
-
-def _entries(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Disabled]]:
-    for name, entry in entries.items():
-        check_name(name)
-        until = entry.get("until")
-        yield (
-            name,
-            Disabled(
-                entry["reason"], entry["by"], _seconds(entry["since"]), None if until is None else _seconds(until)
-            ),
-        )
 
 
 def mask_file(state_dir: str, listen_endpoint: str) -> StateFile:
@@ -158,7 +143,6 @@ class Disabling:
         self._look: asyncio.TimerHandle | None = None
 
     async def load(self) -> None:
-        """Read the mask."""
         if self._file is None:
             return
         try:
@@ -174,7 +158,6 @@ class Disabling:
             self._changed()
 
     def stop(self) -> None:
-        """Stop looking for times that are over."""
         if self._look is not None:
             self._look.cancel()
 
@@ -233,8 +216,8 @@ class Disabling:
         task = asyncio.create_task(self._write(self._file), name="write the mask")
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
-        done, _ = await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
-        if not done:
+        await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+        if not task.done():
             self.fault = _why(TimeoutError(), self._file)
         return self.fault
 

@@ -1,4 +1,4 @@
-"""The Plugins Manager knows which hook servers are to be asked at a hook point, right now.
+"""The Plugins Manager: which hook servers are called at a hook point now.
 
 Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
 a whole. Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever
@@ -63,10 +63,10 @@ class Plugin:
 
 
 PATIENCE_SECONDS = 5.0
-"""Seconds that a look at the directory may take before a warning is logged, and the start goes on without it."""
+"""Seconds that a read of the directory may take before a warning is logged, and the start continues without it."""
 FAULT_SECONDS = 1.0
 """Seconds until the directory is read again after an error in the proxy itself."""
-_TOLD = {
+_RESULTS = {
     ChangeKind.ADDED: ("ok", EventKind.PLUGIN_ADDED),
     ChangeKind.CHANGED: ("ok", EventKind.PLUGIN_CHANGED),
     ChangeKind.RESTORED: ("ok", EventKind.PLUGIN_CHANGED),
@@ -96,6 +96,7 @@ class Manager:
         self._client_factory = client_factory
         self._watcher = directory.Watcher(folder, poll_seconds)
         self._registry = Registry()
+        self.rejected: Mapping[str, str] = self._registry.rejected
         self._disabling = Disabling(mask, self._mask_changed, metrics.events.wall_clock)
         self._clients: WeakSet[HookClient] = WeakSet()
         """The clients that are in use: a call may still wait for one that no plugin has any more."""
@@ -147,24 +148,16 @@ class Manager:
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """Return the registered plugins, in file-name order."""
+        """Return the plugins that are called, in file-name order."""
         return tuple(self._plugins.values())
 
-    @property
-    def rejected(self) -> Mapping[str, str]:
-        """Return the files whose present content is rejected, each with the reason."""
-        return self._registry.rejected
-
     def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        """Return the plugins registered for a point, in file-name order."""
         return self.by_point.get(point.name, ())
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
-        """Return whether any plugin is registered for any of the points."""
         return any(point.name in self.by_point for point in points)
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
-        """Return whether a plugin with policy Fail is registered for a point."""
         return point.name in self._fail_points
 
     @property
@@ -179,15 +172,14 @@ class Manager:
 
     @property
     def mask_fault(self) -> str:
-        """Return why the mask could not be used the last time, in one line; "" if it could."""
         return self._disabling.fault
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
         """Stop calling a hook server, and all others that name its socket, permanently or for so many seconds,
-        registered or not; return what else the operator should know, in lines.
+        registered or not; return what else the operator should know, in lines. Raises ConfigError.
 
-        It is in force at once: calls that wait for its answer go on without it, under both policies. ``reason`` and
-        ``by``, the user, are logged. Raises ConfigError for a text or a time that cannot be.
+        It is in force immediately: calls that wait for its answer continue without it, under both policies.
+        ``reason`` and ``by``, the user, are logged.
         """
         notes = await self._disabling.disable(name, reason, by, seconds)
         unknown = f"it is not registered now: it will not be asked once {name}.json is in {self._folder}"
@@ -202,7 +194,6 @@ class Manager:
         return (*(f"{other} names the same socket: it is enabled, too" for other in same), *notes)
 
     def _same_socket(self, name: str) -> list[str]:
-        """Return the other hook servers that name the socket of this one."""
         socket = self._sockets.get(name)
         return [other for other, its in self._sockets.items() if its == socket and other != name]
 
@@ -211,7 +202,6 @@ class Manager:
         self.measure()
 
     def _disable(self) -> None:
-        """Set which hook servers are disabled, and report the changes."""
         names = self._disabling.names
         present = sockets_of(self._registry.registrations)
         self._sockets = {name: its for name, its in self._sockets.items() if name in names} | present
@@ -260,8 +250,8 @@ class Manager:
     async def _warn_if_slow(self) -> AsyncIterator[None]:
         """Log a warning if a look at the directory takes too long: no change is noticed until it has ended."""
         why = "does not answer: is there a link into a mount that is gone? The plugins stay as they are"
-        complain = partial(self._complain, f"{self._folder} {why}")
-        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, complain)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(PATIENCE_SECONDS, self._complain, f"{self._folder} {why}")
         try:
             yield
         finally:
@@ -296,7 +286,7 @@ class Manager:
         self.complaint = text
 
     def _tell(self, change: Change) -> None:
-        result, kind = _TOLD[change.kind]
+        result, kind = _RESULTS[change.kind]
         self._metrics.count("config_reloads", result)
         registration = change.registration
         name = plugin_name(change.name)
@@ -338,15 +328,12 @@ class Manager:
         }
         self._built, self.repeated = wanted, repeated
         plugins = self._plugins.values()
-        by_point = {
-            point.name: tuple(
-                plugin
-                for plugin in plugins
-                if point.name in plugin.points and (plugin.name, point.name) not in self.repeated
-            )
-            for point in HOOK_POINTS
-        }
-        self.by_point = {name: found for name, found in by_point.items() if found}
+        by_point: dict[str, tuple[Plugin, ...]] = {}
+        for plugin in plugins:
+            for point in plugin.points:
+                if (plugin.name, point) not in repeated:
+                    by_point[point] = (*by_point.get(point, ()), plugin)
+        self.by_point = by_point
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         kept = {plugin.client for plugin in plugins}
         for plugin in before.values():
@@ -366,14 +353,8 @@ class Manager:
         same = before is not None and before.endpoint == registration.endpoint
         client = before.client if before and same else self._client_factory(name, registration.endpoint)
         self._clients.add(client)
-        return Plugin(
-            name=name,
-            endpoint=registration.endpoint,
-            policy=registration.policy,
-            points=registration.points,
-            timeout_seconds=registration.timeout_seconds or self._timeout_seconds,
-            client=client,
-        )
+        seconds = registration.timeout_seconds or self._timeout_seconds
+        return Plugin(name, registration.endpoint, registration.policy, registration.points, seconds, client)
 
     def _retire(self, client: HookClient) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")
