@@ -13,13 +13,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.observe.events import rfc3339
 
 OWN_LOGGER = "runtimeproxy"
 LINES_WAITING = 4096
-"""How many lines wait for the writing thread before new ones are dropped."""
 SECONDS_BETWEEN = 1.0
 """Least seconds between two lines of a kind; lines at debug level are not limited."""
 
@@ -32,10 +32,7 @@ _CLOSE_SECONDS = 1.0
 
 def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
     """Log lines at ``level`` or above to ``fd`` as ``format`` ("text" or "json"), replacing an earlier configuration.
-
-    Other libraries log only warnings and errors: their debug lines contain header values. Returns the handler; closing
-    it writes the last lines.
-    """
+    Other libraries log only warnings and errors: their debug lines contain header values."""
     for old in _handlers():
         old.close()
     handler = LineHandler(fd, FORMATTERS[format]())
@@ -53,7 +50,6 @@ def set_level(level: str) -> None:
 
 
 def dropped() -> int:
-    """Return how many lines stderr did not take."""
     return sum(handler.dropped for handler in _handlers())
 
 
@@ -100,14 +96,12 @@ class LineHandler(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record's line, unless its kind is over the limit."""
         try:
             if self._admits(record):
                 line = self.format(record) + "\n"
                 self._lines.put_nowait(line.encode(errors="backslashreplace"))
-        except (
-            Exception
-        ):  # a full queue, or a template that does not fit its arguments: logging's own report shows values
+        # A full queue, or a template that does not fit its arguments: logging's own report would show values.
+        except Exception:
             self.dropped += 1
 
     def _admits(self, record: logging.LogRecord) -> bool:
@@ -120,8 +114,7 @@ class LineHandler(logging.Handler):
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                # The bare descriptor: a thread that hangs inside sys.stderr would hold its lock when the interpreter
-                # ends.
+                # The bare descriptor: a thread that hangs inside sys.stderr holds its lock when the interpreter ends.
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError:
@@ -139,72 +132,51 @@ class LineHandler(logging.Handler):
 
 
 class Lines(logging.Formatter):
-    """What both formats share: message, exception and time of a record, without values."""
+    """What both formats share: the parts of a line, without values."""
 
     show_tracebacks = False
 
-    def message(self, record: logging.LogRecord) -> str:
-        """Return the message; for a line of another library only the first line of its template."""
-        if record.name.partition(".")[0] == OWN_LOGGER:
-            return record.getMessage()
-        return str(record.msg).partition("\n")[0]
+    def parts(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return time, level, logger, message, call, error, traceback and left_out.
 
-    def trouble(self, record: logging.LogRecord) -> str:
-        """Return the exception's class and place, and its text if the class is the project's; "" without one."""
-        if not record.exc_info or record.exc_info[1] is None:
-            return ""
-        error = record.exc_info[1]
-        frames = traceback.extract_tb(error.__traceback__)
+        Of another library's line the message is only the first line of its template. The error is the exception's class
+        and place, with its text if the class is the project's; the traceback has places and code, oldest first.
+        """
+        own = record.name.partition(".")[0] == OWN_LOGGER
+        error = record.exc_info[1] if record.exc_info else None
+        frames = [] if error is None else traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        words = f": {error}" if isinstance(error, RuntimeProxyError) else ""
-        return f"{type(error).__name__}{place}{words}"
-
-    def call(self, record: logging.LogRecord) -> str:
-        """Return the id of the call that the line is about; "" where there is none."""
-        return str(getattr(record, "call", ""))
-
-    def frames(self, record: logging.LogRecord) -> list[str]:
-        """Return the traceback's lines, oldest first, if tracebacks are shown: places and code, no values."""
-        if not self.show_tracebacks or not record.exc_info or record.exc_info[1] is None:
-            return []
-        frames = traceback.extract_tb(record.exc_info[1].__traceback__)
-        return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
-
-    def time(self, record: logging.LogRecord) -> str:
-        """Return the record's time in UTC, with milliseconds (RFC 3339)."""
-        return rfc3339(record.created)
+        text = f": {error}" if isinstance(error, RuntimeProxyError) else ""
+        shown = frames if self.show_tracebacks else []
+        return {
+            "time": rfc3339(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage() if own else str(record.msg).partition("\n")[0],
+            "call": str(getattr(record, "call", "")),
+            "error": "" if error is None else f"{type(error).__name__}{place}{text}",
+            "traceback": [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in shown],
+            "left_out": getattr(record, "left_out", 0),
+        }
 
 
 class TextLines(Lines):
     """``TIME LEVEL LOGGER: MESSAGE call=ID``, on one line whatever the message holds; a traceback follows indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text."""
-        parts = [self.message(record), self.trouble(record)]
-        text = _on_one_line(": ".join(part for part in parts if part))
-        left_out = getattr(record, "left_out", 0)
-        more = f" ({left_out} more like this left out)" if left_out else ""
-        call = f" call={self.call(record)}" if self.call(record) else ""
-        head = f"{self.time(record)} {record.levelname} {record.name}: {text}{more}{call}"
-        return "\n    ".join([head, *map(_on_one_line, self.frames(record))])
+        parts = self.parts(record)
+        text = _on_one_line(": ".join(filter(None, (parts["message"], parts["error"]))))
+        more = f" ({parts['left_out']} more like this left out)" if parts["left_out"] else ""
+        call = f" call={parts['call']}" if parts["call"] else ""
+        head = f"{parts['time']} {record.levelname} {record.name}: {text}{more}{call}"
+        return "\n    ".join([head, *map(_on_one_line, parts["traceback"])])
 
 
 class JsonLines(Lines):
-    """One JSON object a line: time, level, logger, message, and where they apply call, error, traceback, left_out."""
+    """One JSON object a line: the parts, of which time, level, logger and message are always in it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as a JSON object."""
-        line = {
-            "time": self.time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": self.message(record),
-            "call": self.call(record),
-            "error": self.trouble(record),
-            "traceback": self.frames(record),
-            "left_out": getattr(record, "left_out", 0),
-        }
-        return json.dumps({key: value for key, value in line.items() if value or key == "message"})
+        return json.dumps({key: value for key, value in self.parts(record).items() if value or key == "message"})
 
 
 def _on_one_line(text: str) -> str:

@@ -37,7 +37,7 @@ PREFIX = "runtimeproxy_"
 RUNTIME = "runtime"
 """A label that no call site gives: it is the same in the whole process."""
 HOOK_SERVER = "hook_server"
-"""The first label of each row that has it."""
+"""The first label that a call site gives, of each row that has it."""
 HOOK_SERVERS = 32
 """Most names of hook servers in labels in a process's life; the others together are OTHER."""
 HOOK_SERVER_SERIES = 1_200
@@ -73,7 +73,6 @@ class Metric:
 
     @property
     def shown(self) -> str:
-        """Return the name as it is shown."""
         return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
 
     @property
@@ -87,105 +86,88 @@ class Metric:
         return {label: runtime if label == RUNTIME else next(values) for label in self.labels}
 
 
-def _counter(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, help, labels)
+def _counter(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, Kind.COUNTER, help, tuple(labels.split()))
 
 
-def _gauge(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, help, labels, "seconds" if name.endswith("_seconds") else "")
+def _gauge(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, Kind.GAUGE, help, tuple(labels.split()), "seconds" if name.endswith("_seconds") else "")
 
 
-def _histogram(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, help, labels, "seconds", SECONDS)
+def _histogram(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, Kind.HISTOGRAM, help, tuple(labels.split()), "seconds", SECONDS)
 
 
 ROWS: tuple[Metric, ...] = (
-    _gauge("build_info", "1, with the versions as labels.", "version", "python", RUNTIME),
+    _gauge("build_info", "1, with the versions as labels.", "version python runtime"),
     _gauge("ready", "1 if calls are served as they should be: what /readyz said at the last look."),
     # Held calls.
     _counter(
         "calls",
         "Held calls that ended: the runtime agreed or failed, its answer never came (unsettled), the proxy refused the "
         "call, or the client left while it was held (ended).",
-        RUNTIME,
-        "operation",
-        "outcome",
+        "runtime operation outcome",
     ),
     _histogram(
         "call_duration_seconds",
         "Time of held calls by part: the proxy's own, its turn (behind an earlier call of the same pod or container), "
         "the Pre hooks, the runtime, the Post hooks. Each call has the part own; the others are there where the call "
         "had them.",
-        RUNTIME,
-        "operation",
-        "part",
+        "runtime operation part",
     ),
     _counter("calls_unreadable", "Held messages that could not be read.", "operation"),
-    _counter("fields_left_out", "Fields that hook servers set and the request has no means for.", "operation", "field"),
+    _counter("fields_left_out", "Fields that hook servers set and the request has no means for.", "operation field"),
     _gauge("held_calls", "Calls that are held now."),
     _gauge("held_oldest_seconds", "Age of the call that is held longest."),
     _counter(
         "unknown_outcomes",
         "Starts, stops and removes without an answer that were settled: agreed, failed, repeated by the client, or "
         "given up.",
-        "operation",
-        "result",
+        "operation result",
     ),
     _counter("internal_errors", "Errors in the proxy itself.", "operation"),
     _counter(
         "calls_passed",
         "Calls that passed, counted at the request's head: by the method's name, other for one that is not known.",
-        RUNTIME,
-        "method",
+        "runtime method",
     ),
     # Hook servers.
     _counter(
         "hook_calls",
         "Calls that hook servers were asked, by what came: ok, the reason of the failure, or left where the held call "
         "ended before the answer.",
-        HOOK_SERVER,
-        "hook",
-        "code",
+        "hook_server hook code",
     ),
     # By server alone: by hook point as well it would be seven times the series, at the worst 2,800.
-    _histogram("hook_call_duration_seconds", "Time of the calls that hook servers were asked.", HOOK_SERVER),
+    _histogram("hook_call_duration_seconds", "Time of the calls that hook servers were asked.", "hook_server"),
     _counter(
         "hook_failures",
         "Failures by reason, also those for which the hook server was not asked.",
-        HOOK_SERVER,
-        "hook",
-        "reason",
+        "hook_server hook reason",
     ),
-    _counter("hook_fail_open", "Failures that a call went on without.", HOOK_SERVER, "hook", "reason"),
+    _counter("hook_fail_open", "Failures that a call went on without.", "hook_server hook reason"),
     _counter(
-        "hook_fail_closed",
-        "Failures for which a call was refused: the policy is Fail.",
-        HOOK_SERVER,
-        "hook",
-        "reason",
+        "hook_fail_closed", "Failures for which a call was refused: the policy is Fail.", "hook_server hook reason"
     ),
-    _counter("hook_refusals", "Calls that the hook server refused, under either policy.", HOOK_SERVER, "hook"),
-    _counter("hook_bad_fields", "Fields of answers with a value that no runtime accepts.", HOOK_SERVER, "field"),
+    _counter("hook_refusals", "Calls that the hook server refused, under either policy.", "hook_server hook"),
+    _counter("hook_bad_fields", "Fields of answers with a value that no runtime accepts.", "hook_server field"),
     _counter(
         "values_normalised",
         "Values of answers that runtimes take in another form: a cpuset, a quota below the kernel's least, unlimited "
         "memory (-1) that a request spells 0.",
-        HOOK_SERVER,
-        "field",
+        "hook_server field",
     ),
     _counter(
-        "hook_fields_changed", "Calls that the runtime agreed to with a change of this field.", HOOK_SERVER, "field"
+        "hook_fields_changed", "Calls that the runtime agreed to with a change of this field.", "hook_server field"
     ),
-    _counter(
-        "hook_conflicts", "Fields of this hook server that a later one set to another value.", HOOK_SERVER, "hook"
-    ),
-    _gauge("hook_timeout_seconds", "How long a call to the hook server may take.", HOOK_SERVER),
-    _gauge("hook_breaker_open", "1 while the hook server is not asked since it failed too often.", HOOK_SERVER),
-    _counter("hook_breaker_openings", "Times that a breaker opened.", HOOK_SERVER),
+    _counter("hook_conflicts", "Fields of this hook server that a later one set to another value.", "hook_server hook"),
+    _gauge("hook_timeout_seconds", "How long a call to the hook server may take.", "hook_server"),
+    _gauge("hook_breaker_open", "1 while the hook server is not asked since it failed too often.", "hook_server"),
+    _counter("hook_breaker_openings", "Times that a breaker opened.", "hook_server"),
     _gauge(
-        "hook_unreachable", "1 while no connection to the hook server can be made, or it answers none.", HOOK_SERVER
+        "hook_unreachable", "1 while no connection to the hook server can be made, or it answers none.", "hook_server"
     ),
-    _gauge("hook_disabled", "1 while an operator has disabled the hook server.", HOOK_SERVER),
+    _gauge("hook_disabled", "1 while an operator has disabled the hook server.", "hook_server"),
     _gauge("plugins", "Registered plugins by the state of their breaker, or disabled.", "state"),
     # Registration files.
     _counter("config_reloads", "Changes of registration files by result: ok, removed, rejected.", "result"),
@@ -194,7 +176,7 @@ ROWS: tuple[Metric, ...] = (
     # Connections.
     _gauge("connections_open", "Clients' connections that are open now."),
     _counter("connections", "Clients' connections that were paired with one to the runtime."),
-    _counter("connections_broken", "Connections closed since a peer broke the protocol.", "side", "kind"),
+    _counter("connections_broken", "Connections closed since a peer broke the protocol.", "side kind"),
     _counter("connections_piped", "CRI clients that do not speak HTTP/2, piped to the runtime (CRI-O's HTTP/1.1)."),
     _counter("backend_dial_failures", "Times that the runtime could not be reached for a client."),
     _counter("image_dial_failures", "Times that the image endpoint could not be reached."),

@@ -9,8 +9,9 @@ import os
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from runtimeproxy.observe.events import PARTS, Events
 from runtimeproxy.observe.metric_table import (
@@ -20,7 +21,6 @@ from runtimeproxy.observe.metric_table import (
     METRICS,
     OTHER,
     ROWS,
-    RUNTIME,
     Histogram,
     Key,
     Kind,
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 RECENT_CALLS = 256
 PROCESS = os.urandom(2).hex()
-"""The beginning of this process's call ids: the numbers behind it begin anew with each process."""
+"""The beginning of this process's call ids: the numbers after it begin with 1 in each process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +58,8 @@ class CallTimes:
 
 
 class Metrics:
-    """Counters, gauges and histograms by name and labels, the times of the latest calls, and the events.
-
-    ``runtime`` is the value of the label of that name.
-    """
+    """Counters, gauges and histograms by name and labels, the times of the latest calls, and the events. ``runtime`` is
+    the value of the label of that name."""
 
     def __init__(self, clock: Callable[[], float], runtime: str = "") -> None:
         self.clock = clock
@@ -94,7 +92,6 @@ class Metrics:
         self.counters[key] = self.counters.get(key, 0) + 1
 
     def counted_elsewhere(self, name: str, value: int, *labels: str) -> None:
-        """Set a counter that is kept elsewhere."""
         self.counters[self._series(Kind.COUNTER, name, labels)] = value
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
@@ -116,12 +113,11 @@ class Metrics:
         row = METRICS.get(name)
         if row is None or row.kind is not kind or len(row.given) != len(labels):
             raise ValueError(f"{name} with {len(labels)} labels is not a {kind.value} of the table of metrics: add it")
-        return name, (self._known(labels[0]), *labels[1:]) if HOOK_SERVER in row.labels else labels
-
-    def _known(self, hook_server: str) -> str:
+        if HOOK_SERVER not in row.labels:
+            return name, labels
         if len(self._hook_servers) < HOOK_SERVERS:
-            self._hook_servers.add(hook_server)
-        return hook_server if hook_server in self._hook_servers else OTHER
+            self._hook_servers.add(labels[0])
+        return name, labels if labels[0] in self._hook_servers else (OTHER, *labels[1:])
 
     def is_shown(self, hook_server: str) -> bool:
         """Return whether a hook server has its own name in labels, now or as soon as it is counted."""
@@ -179,7 +175,6 @@ class Metrics:
     # Reading.
 
     def counted(self, name: str, **labels: str) -> int:
-        """Return a counter's value; 0 if it was never incremented."""
         return self.counters.get((name, tuple(labels[label] for label in METRICS[name].given)), 0)
 
     def total(self, name: str, **labels: str) -> int:
@@ -198,24 +193,19 @@ class Metrics:
         for key, value in sorted({**self.counters, **self.gauges}.items()):
             lines[key[0]].append(self._line(METRICS[key[0]], "", key[1], value))
         for (name, labels), histogram in sorted(self.histograms.items()):
-            lines[name] += self._histogram_lines(METRICS[name], labels, histogram)
+            row, bounds = METRICS[name], (*histogram.bounds, "+Inf")
+            below = tuple(accumulate(histogram.counts))
+            for bound, count in zip(bounds, below, strict=True):
+                lines[name].append(self._line(row, "_bucket", labels, count, f'le="{bound}"'))
+            lines[name].append(self._line(row, "_sum", labels, histogram.sum))
+            lines[name].append(self._line(row, "_count", labels, below[-1]))
         return [line for found in lines.values() for line in found]
 
-    def _histogram_lines(self, row: Metric, labels: tuple[str, ...], histogram: Histogram) -> Iterator[str]:
-        below = 0
-        for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-            below += count
-            yield self._line(row, "_bucket", labels, below, f'le="{bound}"')
-        yield self._line(row, "_sum", labels, histogram.sum)
-        yield self._line(row, "_count", labels, below)
-
     def _line(self, row: Metric, suffix: str, labels: tuple[str, ...], value: float, *more: str) -> str:
-        values = iter(labels)
-        pairs = [f'{name}="{_escaped(self.runtime if name == RUNTIME else next(values))}"' for name in row.labels]
-        spelt = ",".join([*pairs, *more])
+        pairs = []
+        for name, text in row.labelled(labels, self.runtime).items():
+            escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            pairs.append(f'{name}="{escaped}"')
+        pairs += more
         number = f"{value:.0f}" if value == int(value) else repr(value)
-        return f"{row.shown}{suffix}{{{spelt}}} {number}" if spelt else f"{row.shown}{suffix} {number}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        return f"{row.shown}{suffix}{{{','.join(pairs)}}} {number}" if pairs else f"{row.shown}{suffix} {number}"
