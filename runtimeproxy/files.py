@@ -1,7 +1,6 @@
 """Files, directories and sockets that no other user may have made, and the files that keep state across restarts.
 
-Invariants: nothing is used that another user could have written. A ``StateFile`` is at every moment the old content or
-the new one as a whole.
+Invariant: nothing is used that another user could have written.
 """
 
 import ctypes
@@ -20,7 +19,6 @@ from runtimeproxy.errors import RuntimeProxyError
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_SECONDS = 1.0
 """How long a write waits for another process's."""
-_PAUSE_SECONDS = 0.01
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
@@ -28,7 +26,7 @@ _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 Version = tuple[int, int, int] | None
-"""What one version of a file has for itself: device, inode and time of change; None if there is no file."""
+"""Device, inode and time of change of a file; None if there is no file."""
 
 
 class StateError(RuntimeProxyError):
@@ -44,8 +42,9 @@ class Changed(StateError):
 
 
 class StateFile:
-    """The file at a path, with mode 0600; file and directory are made by the first write. ``durable`` content survives
-    the end of the machine too. No method blocks for longer than the file system does, and LOCK_SECONDS."""
+    """The file at a path, with mode 0600; file and directory are made by the first write. Its content is always the old
+    one or the new one as a whole, and survives the end of the machine if ``durable``. No method blocks for longer than
+    the file system does, and LOCK_SECONDS."""
 
     def __init__(self, path: str, longest: int, *, durable: bool) -> None:
         self.path = path
@@ -54,7 +53,7 @@ class StateFile:
         self._durable = durable
 
     def version(self) -> Version:
-        """Return the present version. Raises StateError."""
+        """Raises StateError."""
         with self._failing("cannot be read"), suppress(FileNotFoundError):
             return _version(os.lstat(self.path))
         return None
@@ -100,7 +99,7 @@ class StateFile:
                 return _version(os.stat(self._name, dir_fd=folder, follow_symlinks=False))
 
     def remove(self) -> None:
-        """Remove the file if there is one. Raises StateError."""
+        """Raises StateError, but not for a missing file."""
         with self._failing("cannot be removed"), suppress(FileNotFoundError):
             os.unlink(self.path)
 
@@ -139,7 +138,7 @@ def _lock(folder: int) -> None:
         except BlockingIOError:
             if time.monotonic() >= until:
                 raise
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(0.01)
 
 
 def make_folder(folder: str) -> bool:

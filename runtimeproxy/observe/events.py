@@ -24,13 +24,12 @@ MOST_EVENTS = 4096
 MOST_BYTES = 2 << 20
 """Most bytes of all events together; each is counted with its texts in UTF-8 and FIXED_BYTES."""
 FIXED_BYTES = 352
-"""What an event takes beside its texts: tuple, numbers, the objects' heads, its place in the ring."""
+"""The bytes of an event without its texts: tuple, numbers, the objects' heads, its place in the ring."""
 PAGE = 100
 """How many events one ``read`` returns at most: 0.2 ms, the JSON of them included."""
 PAGE_BYTES = 32 * 1024
 """No event is added to so many bytes of texts."""
 MOST_FIELDS = 32
-"""Most fields of an event; how many there are more is in its text."""
 LONGEST_TEXT = 400
 """Longest text of a cut event, in characters; a label's or annotation's whole key is shorter."""
 UNCUT = 8192
@@ -41,7 +40,7 @@ PARTS = ("own", "turn", "hooks", "runtime", "post")
 _SECONDS = Struct(f"{len(PARTS)}d")
 _BETWEEN = "\0"
 _NAMES = ("call", "namespace", "pod", "podId", "container", "containerId", "hookServer", "text")
-"""The texts that are kept together as one, in their order; the fields with their owners follow them."""
+"""The texts that are joined to one, in their order; the fields with their owners follow them."""
 
 
 class EventKind(Enum):
@@ -98,8 +97,7 @@ class Page(NamedTuple):
     gap: tuple[int, int] | None
 
 
-_NO_CALL = About()
-_NO_FIELDS: Mapping[str, str] = {}
+_NO_CALL, _NO_FIELDS = About(), dict[str, str]()
 
 
 class Events:
@@ -161,7 +159,6 @@ class Events:
 
     @property
     def runtime_is_lost(self) -> bool:
-        """Return whether anybody sees the runtime lost."""
         return bool(self._lost)
 
     def read(self, since: int = 0, limit: int = PAGE) -> Page:
@@ -173,9 +170,8 @@ class Events:
         begin = max(since + 1, first)
         found: list[Row] = []
         room = PAGE_BYTES
-        for number, at, kind, operation, hook, reason, parts, kept in islice(
-            self._ring, begin - first, begin - first + min(limit, PAGE)
-        ):
+        events = islice(self._ring, begin - first, begin - first + min(limit, PAGE))
+        for number, at, kind, operation, hook, reason, parts, kept in events:
             found.append((number, at, kind.value, operation, hook, reason, parts.hex(), kept.decode()))
             room -= len(kept)
             if room <= 0:

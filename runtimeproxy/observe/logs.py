@@ -97,19 +97,16 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if self._admits(record):
-                line = self.format(record) + "\n"
-                self._lines.put_nowait(line.encode(errors="backslashreplace"))
+            if record.levelno > logging.DEBUG and getattr(record, "limited", True):
+                left_out = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
+                if left_out is None:
+                    return
+                record.__dict__["left_out"] = left_out
+            line = self.format(record) + "\n"
+            self._lines.put_nowait(line.encode(errors="backslashreplace"))
         # A full queue, or a template that does not fit its arguments: logging's own report would show values.
         except Exception:
             self.dropped += 1
-
-    def _admits(self, record: logging.LogRecord) -> bool:
-        if record.levelno <= logging.DEBUG or not getattr(record, "limited", True):
-            return True
-        left_out = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
-        record.__dict__["left_out"] = left_out
-        return left_out is not None
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:

@@ -1,11 +1,10 @@
 """Detect stalls of the event loop while they last, and log the place where it hangs (fault matrix X7).
 
-Invariant: a line names places in code, never values. While the loop is idle, only the watching thread wakes shortly for
-each look and the loop is not woken; while it is busy, its iterations cost nothing extra.
+Invariant: a line names places in code, never values. An idle loop is not woken, and iterations cost nothing extra.
 
 An idle loop has no Python frame above the one that runs it. If the thread finds another frame, it schedules a callback
-on the loop: a loop that has not run it in time hangs. A stall may be as old as one look interval when it is found, so
-each stall longer than the limit plus one interval is logged, whenever it begins, and none shorter than the limit.
+on the loop: a loop that has not run it in time hangs. Each stall longer than the limit plus one look interval is
+logged, whenever it begins, and none shorter than the limit.
 """
 
 import asyncio
@@ -51,7 +50,6 @@ class LoopWatchdog:
         self._watcher = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
-        """Start watching at the loop's next iteration."""
         self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
@@ -60,15 +58,12 @@ class LoopWatchdog:
         self._watcher.start()
 
     def stop(self) -> None:
-        """Stop watching and join the thread."""
         if not self._stopped:
             self._stopped = True
             self._going_on.release()
         self._turned.set()
         if self._watcher.is_alive():
             self._watcher.join()
-
-    # In the watching thread.
 
     def _watch(self) -> None:
         while not self._going_on.acquire(timeout=LOOK_SECONDS):
@@ -89,19 +84,16 @@ class LoopWatchdog:
         log.warning("the event loop hangs for more than %s s at %s", STALL_SECONDS, place)
         self._turned.wait()
         if not self._stopped:
-            self._loop.call_soon_threadsafe(self._over, time.monotonic() - began, place)
+            self._loop.call_soon_threadsafe(self._ended, time.monotonic() - began, place)
 
     def _place(self) -> str:
-        """Return file, line and function of the frames above the loop's own, innermost first."""
         frame, places = self._frame(), list[str]()
         while frame is not None and frame is not self._resting and len(places) < FRAMES_TOLD:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
             frame = frame.f_back
         return " < ".join(places)
 
-    # Back in the loop.
-
-    def _over(self, seconds: float, place: str) -> None:
+    def _ended(self, seconds: float, place: str) -> None:
         self.last_stall = Stall(self._loop.time(), seconds)
         self._metrics.count("loop_stalls")
         self._metrics.gauge("loop_stalled_seconds", seconds)

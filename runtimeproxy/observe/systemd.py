@@ -14,7 +14,7 @@ READY = b"READY=1"
 STOPPING = b"STOPPING=1"
 ALIVE = b"WATCHDOG=1"
 STATUS_SECONDS = 1.0
-"""Seconds between two looks for new words; words that are the same are not told again."""
+"""Seconds between two checks whether the status has changed."""
 
 
 class SystemdNotifier:
@@ -23,7 +23,7 @@ class SystemdNotifier:
 
     def __init__(self, environ: MutableMapping[str, str], status: Callable[[], str]) -> None:
         self._status = status
-        self._told_status = ""
+        self._sent_status = ""
         self._address = environ.pop("NOTIFY_SOCKET", "")
         interval, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         ours = bool(self._address) and pid in ("", str(os.getpid()))
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     def ready(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send READY=1 and the status, and from now on WATCHDOG=1 in intervals, and the status when it has changed."""
-        self._tell(READY)
+        self._send(READY)
         if self._beat_seconds:
             self._beat(loop)
         if self._address:
@@ -41,27 +41,26 @@ class SystemdNotifier:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timers["beat"] = loop.call_later(self._beat_seconds, self._beat, loop)
-        self._tell(ALIVE)
+        self._send(ALIVE)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timers["status"] = loop.call_later(STATUS_SECONDS, self._look, loop)
         status = self._status()
-        if status != self._told_status and self._tell(f"STATUS={status}".encode()):
-            self._told_status = status
+        if status != self._sent_status and self._send(f"STATUS={status}".encode()):
+            self._sent_status = status
 
     def stopping(self) -> None:
-        """Send STOPPING=1; the other messages go on."""
-        self._tell(STOPPING)
+        """Send STOPPING=1; the other messages continue."""
+        self._send(STOPPING)
 
     def leave(self) -> None:
-        """Stop sending and close the socket."""
         for timer in self._timers.values():
             timer.cancel()
         if self._socket is not None:
             self._socket.close()
 
-    def _tell(self, state: bytes) -> bool:
-        """Send a state; return whether the supervisor's socket took it."""
+    def _send(self, state: bytes) -> bool:
+        """Return whether the supervisor's socket accepted the state."""
         if not self._address:
             return False
         # An address that begins with @ is an abstract one, whose first byte is NUL.

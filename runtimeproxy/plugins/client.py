@@ -130,28 +130,26 @@ class HookClient:
             body = codec.encode(point, request)
             return codec.decode(point, await self._unary.call(codec.PATHS[point.name], body, timeout_seconds, peer))
         except Shortage as shortage:
-            raise HookError(self.plugin, point.name, Reason.INTERNAL, shortage.text) from None
+            reason, text = Reason.INTERNAL, shortage.text
         except TooLong as failure:
-            text = f"{failure.text}; let it answer less, or raise --hook-answer-limit"
-            raise HookError(self.plugin, point.name, Reason.BAD_ANSWER, text) from None
+            reason, text = Reason.BAD_ANSWER, f"{failure.text}; let it answer less, or raise --hook-answer-limit"
         except Unprocessed:
-            text = "the server refused every try until the time was over"
-            raise HookError(self.plugin, point.name, Reason.DEADLINE, text) from None
+            reason, text = Reason.DEADLINE, "the server refused every try until the time was over"
         except CallFailed as failure:
-            if self.abandoned:
-                raise HookError(self.plugin, point.name, Reason.DISABLED, "it was disabled meanwhile") from None
-            raise self._error(point, failure, loop.time() < half_time) from None
+            if not self.abandoned:
+                raise self._error(point, failure, loop.time() < half_time) from None
+            reason, text = Reason.DISABLED, "it was disabled meanwhile"
         except UntrustedSocket as error:
-            raise HookError(self.plugin, point.name, Reason.UNTRUSTED_SOCKET, str(error)) from None
+            reason, text = Reason.UNTRUSTED_SOCKET, str(error)
         except WireError as error:
-            raise HookError(self.plugin, point.name, Reason.BAD_ANSWER, str(error)) from None
+            reason, text = Reason.BAD_ANSWER, str(error)
         except ValueError:
-            text = "the request cannot be put into a hook message"
-            raise HookError(self.plugin, point.name, Reason.INTERNAL, text) from None
+            reason, text = Reason.INTERNAL, "the request cannot be put into a hook message"
         finally:
             self._in_flight -= 1
             if self._closed and not self._in_flight:
                 await self._unary.close()
+        raise HookError(self.plugin, point.name, reason, text)
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
         """Return the HookError for a failed call. A DEADLINE_EXCEEDED that came ``soon`` is treated like other error

@@ -182,7 +182,10 @@ def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
     links = _links(directory)
     for path in (directory, *links):
         for hop in _hops(path):
-            yield from _above(hop)
+            folder = "/"
+            for name in hop.split("/")[1:]:
+                yield folder, name, _COMES_OR_GOES
+                folder = os.path.join(folder, name)
     yield directory, _EVERY_NAME, _CHANGES
     for link in links:
         *_, last = _hops(link)
@@ -213,13 +216,6 @@ def _with_first_link_resolved(path: str) -> str | None:
             parts = os.path.join(folder, target, *names[place:]).split("/")
             return "/" + "/".join(part for part in parts if part not in ("", "."))
     return None
-
-
-def _above(path: str) -> Iterator[tuple[str, str, Mask]]:
-    folder = "/"
-    for name in path.split("/")[1:]:
-        yield folder, name, _COMES_OR_GOES
-        folder = os.path.join(folder, name)
 
 
 def _links(directory: str) -> list[str]:

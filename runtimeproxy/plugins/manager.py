@@ -116,17 +116,14 @@ class Manager:
         self.disabled_with: Mapping[str, str] = {}
         """Those that are disabled with one of the same socket, each with its name."""
         self.on_change: Callable[[], None] | None = None
-        """Called when the set of registered plugins has changed."""
         self.read = False
-        """Whether the directory was read once."""
         self.complaint = ""
         """Why the directory could not be read at the last look; "" if it could."""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read the mask and the directory, then follow it, so that plugins registered before the start serve the first
-        call. Waits at most PATIENCE_SECONDS for a directory that does not respond."""
+        """Read the mask and the directory, for which it waits at most PATIENCE_SECONDS, then follow the directory."""
         await self._disabling.load()
         looked = asyncio.Event()
         self._task = asyncio.create_task(self._follow(looked), name="plugins manager")

@@ -75,24 +75,28 @@ class Reach:
 
     def _look_at(self, plugin: Plugin) -> None:
         why, now, known = plugin.client.absence(), self._loop.time(), self.absences.get(plugin.name)
-        extra = {"kind": plugin.name}
         if not why:
             self._absent_since.pop(plugin.client, None)
             if known is not None:
                 del self.absences[plugin.name]
                 self._metrics.events.add(EventKind.PLUGIN_REACHABLE, hook_server=plugin.name)
                 seconds = now - known.since
-                log.info("%s.json: hook server reachable after %.0f s", plugin.name, seconds, extra=extra)
+                log.info(
+                    "%s.json: hook server reachable after %.0f s", plugin.name, seconds, extra={"kind": plugin.name}
+                )
         elif (since := self._absent_since.setdefault(plugin.client, now)) < now:
             self.absences[plugin.name] = Absence(since, why)
             if known is None or known.since < since:  # the registration may have got another socket
-                self._metrics.events.add(EventKind.PLUGIN_UNREACHABLE, hook_server=plugin.name, text=why)
-                log.warning(
-                    "%s.json: hook server unreachable: %s; %s: start it, or correct remote-endpoint (a path on the "
-                    "node, not one inside a pod), or remove the file",
-                    plugin.name,
-                    why,
-                    _EFFECTS[plugin.policy],
-                    extra=extra,
-                )
+                self._report_absence(plugin, why)
         self._metrics.gauge("hook_unreachable", float(plugin.name in self.absences), plugin.name)
+
+    def _report_absence(self, plugin: Plugin, why: str) -> None:
+        self._metrics.events.add(EventKind.PLUGIN_UNREACHABLE, hook_server=plugin.name, text=why)
+        log.warning(
+            "%s.json: hook server unreachable: %s; %s: start it, or correct remote-endpoint (a path on the node, not "
+            "one inside a pod), or remove the file",
+            plugin.name,
+            why,
+            _EFFECTS[plugin.policy],
+            extra={"kind": plugin.name},
+        )

@@ -5,10 +5,10 @@ removes the last good registration of its name; only the file's absence does.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import BY_NAME
@@ -23,8 +23,6 @@ HOOKS = "runtime-hooks"
 TIMEOUT = "timeout"
 KEYS = frozenset({ENDPOINT, POLICY, HOOKS, TIMEOUT})
 _FOLDED = {key.casefold(): key for key in KEYS}
-
-_T = TypeVar("_T")
 
 _MAX_TEXT = 256  # longer than any endpoint or duration: such a text is not even shown
 _MAX_SHOWN = 5
@@ -58,7 +56,6 @@ class Registration:
 
 
 def plugin_name(file_name: str) -> str:
-    """Return the name that a registration file gives its hook server."""
     return file_name.removesuffix(".json")
 
 
@@ -72,18 +69,13 @@ def parse(name: str, content: bytes) -> Registration:
         raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
     hooks = set(listed)
     points = hooks & BY_NAME.keys()
-    endpoint = _parsed(name, entry, ENDPOINT, parse_endpoint)
+    endpoint = parse_endpoint(_text(name, entry, ENDPOINT), f"{name}: {ENDPOINT}")
     policy = _POLICIES.get(_text(name, entry, POLICY).lower()) if POLICY in entry else FailurePolicy.IGNORE
     if policy is None:
         raise ConfigError(f"{name}: {POLICY} must be Fail or Ignore")
-    return Registration(
-        name=name,
-        endpoint=endpoint,
-        policy=policy,
-        points=frozenset(points),
-        timeout_seconds=_parsed(name, entry, TIMEOUT, parse_duration) if TIMEOUT in entry else None,
-        warnings=tuple(_warnings(name, [key for key, _ in members], hooks - points, points)),
-    )
+    seconds = parse_duration(_text(name, entry, TIMEOUT), f"{name}: {TIMEOUT}") if TIMEOUT in entry else None
+    warnings = tuple(_warnings(name, [key for key, _ in members], hooks - points, points))
+    return Registration(name, endpoint, policy, frozenset(points), seconds, warnings)
 
 
 def _object(name: str, content: bytes) -> Members:
@@ -106,6 +98,8 @@ def _object(name: str, content: bytes) -> Members:
 
 
 def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
+    if key not in entry:
+        raise ConfigError(f"{name}: {key} is missing; name the socket that the plugin listens on")
     value = entry[key]
     if not isinstance(value, str):
         raise ConfigError(f"{name}: {key} must be a text")
@@ -114,12 +108,6 @@ def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
     if not value.isprintable():
         raise ConfigError(f"{name}: {key} holds characters that cannot be printed")
     return value
-
-
-def _parsed(name: str, entry: Mapping[str, Any], key: str, parser: Callable[[str, str], _T]) -> _T:
-    if key not in entry:
-        raise ConfigError(f"{name}: {key} is missing; name the socket that the plugin listens on")
-    return parser(_text(name, entry, key), f"{name}: {key}")
 
 
 def _warnings(name: str, keys: Sequence[str], hooks: Iterable[str], points: Iterable[str]) -> Iterable[str]:
@@ -148,12 +136,9 @@ class UnreadableFile:
 
 
 Content = bytes | UnreadableFile
-"""The content of a file, as far as it could be read."""
 
 
 class ChangeKind(Enum):
-    """Kind of a change of a registration file."""
-
     ADDED = "added"
     CHANGED = "changed"
     RESTORED = "good again, unchanged"
@@ -188,7 +173,7 @@ class Registry:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of the existing files, good or not."""
+        """Return the names of the files, good or not."""
         return frozenset(self._seen)
 
     def replace(self, contents: Mapping[str, Content]) -> tuple[Change, ...]:

@@ -38,13 +38,12 @@ def kubelet(machine: Machine) -> Iterator[Finding]:
         yield unknown("no process named kubelet is seen here", "start it, or run doctor in the node's pid namespace")
 
 
-def cri_dockerd(machine: Machine) -> Iterator[Finding]:
+def cri_dockerd(machine: Machine) -> list[Finding]:
     if machine.config.mode is not Mode.DOCKER:
-        yield skipped("cri-dockerd belongs to Docker mode")
-        return
+        return [skipped("cri-dockerd belongs to Docker mode")]
     flag, running = "docker-endpoint", list(machine.processes(CRI_DOCKERD))
     judged = [_judged(machine, process, _flag(process, flag), flag) for process in running]
-    yield from judged or [ok("no cri-dockerd runs here")]
+    return judged or [ok("no cri-dockerd runs here")]
 
 
 def _judged(machine: Machine, process: Process, setting: Setting | None, flag: str) -> Finding:
@@ -82,7 +81,14 @@ def _from_files(machine: Machine, process: Process) -> Setting | None:
         files += [f"{folder}/{path.relative_to(seen)}" for path in sorted(seen.rglob("*.conf"))]
     found = None
     for name in files:
-        found = _endpoint_in(_seen_by(machine, process, name).read_text(errors="replace"), name) or found
+        text = _seen_by(machine, process, name).read_text(errors="replace")
+        try:
+            content: Any = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
+        value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
+        if isinstance(value, str) and value:
+            found = Setting(value, f"containerRuntimeEndpoint in {name}")
     return found
 
 
@@ -90,15 +96,6 @@ def _seen_by(machine: Machine, process: Process, path: str) -> Path:
     """Return a path as the process sees it, in its own mount namespace and working directory."""
     base = "root" if os.path.isabs(path) else "cwd"
     return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
-
-
-def _endpoint_in(text: str, name: str) -> Setting | None:
-    try:
-        content: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
-    value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
-    return Setting(value, f"containerRuntimeEndpoint in {name}") if isinstance(value, str) and value else None
 
 
 WELL = {
@@ -152,21 +149,19 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
         yield unknown(f"{count_of(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
 
 
-def nri(machine: Machine) -> Iterator[Finding]:
+def nri(machine: Machine) -> list[Finding]:
     """Look whether a koordlet that is registered here is connected to the runtime's NRI socket, too. Raises OSError."""
     files = directory.read(machine.config.hookserver_config_dir).items()
     if not any(KOORDLET in f"{name} {content!r}" for name, content in files):
-        yield ok(f"no {KOORDLET} is registered")
-        return
+        return [ok(f"no {KOORDLET} is registered")]
     try:
         ends = client_ends(NRI_SOCKET, machine.sockets_with_peers())
     except OSError:
-        yield unknown(f"the kernel does not report who is connected to {NRI_SOCKET}", f"make sure that {_NO_NRI}")
-        return
+        return [unknown(f"the kernel does not report who is connected to {NRI_SOCKET}", f"make sure that {_NO_NRI}")]
     why = f"is registered here and connected to {NRI_SOCKET}, too: each of its hooks runs twice, and scales twice"
     pids = [process.pid for process in machine.processes(KOORDLET) if ends & machine.open_sockets(process.pid)]
     found = [warning(f"{KOORDLET} (pid {pid}) {why}", f"see to it that {_NO_NRI}") for pid in pids]
-    yield from found or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
+    return found or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
 
 
 def sockets_of(machine: Machine, pid: int) -> frozenset[int]:

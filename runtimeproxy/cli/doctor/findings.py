@@ -6,6 +6,7 @@ Invariant: a finding that is neither ok nor skipped says what to do.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from runtimeproxy.cli.doctor.machine import Machine
 
@@ -32,7 +33,7 @@ class Finding:
 
     verdict: Verdict
     why: str
-    do: str = ""
+    do: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,8 @@ class Check:
         return f"docs/troubleshooting.rst#doctor-{self.id}"
 
 
-def ok(why: str) -> Finding:
-    return Finding(Verdict.OK, why)
-
-
-def warning(why: str, do: str) -> Finding:
-    return Finding(Verdict.WARNING, why, do)
-
-
-def failed(why: str, do: str) -> Finding:
-    return Finding(Verdict.FAILED, why, do)
-
-
-def skipped(why: str) -> Finding:
-    return Finding(Verdict.SKIPPED, why)
-
-
-def unknown(why: str, do: str) -> Finding:
-    return Finding(Verdict.UNKNOWN, why, do)
+ok = partial(Finding, Verdict.OK, do="")
+warning = partial(Finding, Verdict.WARNING)
+failed = partial(Finding, Verdict.FAILED)
+unknown = partial(Finding, Verdict.UNKNOWN)
+skipped = partial(Finding, Verdict.SKIPPED, do="")

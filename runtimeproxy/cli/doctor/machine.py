@@ -89,18 +89,12 @@ def _answers(asked: socket.socket) -> Iterator[UnixSocket]:
                 if number := -int.from_bytes(body[:4], sys.byteorder, signed=True):
                     raise OSError(number, os.strerror(number))
                 return
-            if (found := _socket(body)) is not None:
-                yield found
-
-
-def _socket(body: bytes) -> UnixSocket | None:
-    """Return the socket of a struct unix_diag_msg and its attributes; None if it is not a stream's."""
-    _, kind, state, _, inode = _UNIX_DIAG_MSG.unpack_from(body)
-    attributes = dict(_parts(body[_UNIX_DIAG_MSG.size :], _NLATTR))
-    path = attributes.get(_UNIX_DIAG_NAME, b"").rstrip(b"\0").replace(b"\0", b"@").decode(errors="replace")
-    peer = int.from_bytes(attributes.get(_UNIX_DIAG_PEER, b""), sys.byteorder)
-    found = UnixSocket(inode, state == _LISTEN, state == _ESTABLISHED, path, peer)
-    return found if kind == socket.SOCK_STREAM else None
+            _, socket_kind, state, _, inode = _UNIX_DIAG_MSG.unpack_from(body)
+            attributes = dict(_parts(body[_UNIX_DIAG_MSG.size :], _NLATTR))
+            path = attributes.get(_UNIX_DIAG_NAME, b"").rstrip(b"\0").replace(b"\0", b"@").decode(errors="replace")
+            peer = int.from_bytes(attributes.get(_UNIX_DIAG_PEER, b""), sys.byteorder)
+            if socket_kind == socket.SOCK_STREAM:
+                yield UnixSocket(inode, state == _LISTEN, state == _ESTABLISHED, path, peer)
 
 
 def _parts(data: bytes, head: struct.Struct) -> Iterator[tuple[int, bytes]]:
@@ -120,7 +114,7 @@ def at(path: str, sockets: Iterable[UnixSocket]) -> tuple[UnixSocket, ...]:
 
 
 def same(one: str, other: str) -> bool:
-    """Return whether two paths lead to the same place, as those below /run and /var/run do."""
+    """Return whether two paths lead to one place, as /run and /var/run do."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 

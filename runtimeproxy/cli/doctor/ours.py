@@ -24,7 +24,6 @@ FULL = 0.8
 OLDEST_KERNEL = (4, 19)
 _LIBRARIES = ("aiohttp", "protobuf", "uvloop")
 _START = "start the proxy, or give doctor the flags that the proxy runs with"
-_LOG = "its log says what it waits for (docs/operation.rst, Stop)"
 
 UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "NeedDaemonReload": (lambda value: value != "yes", "systemctl daemon-reload, then restart the unit"),
@@ -45,64 +44,58 @@ UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
 """The properties of the unit that matter: whether a value is good, and what to do if not."""
 
 
-def socket_file(machine: Machine) -> Iterator[Finding]:
+def socket_file(machine: Machine) -> list[Finding]:
     path, mode = machine.config.listen_endpoint, machine.config.socket_mode
     try:
         found = os.lstat(path)
     except FileNotFoundError:
-        yield failed(f"{path} is not there: no proxy listens", _START)
-        return
+        return [failed(f"{path} is not there: no proxy listens", _START)]
     rights = stat.S_IMODE(found.st_mode)
     if not stat.S_ISSOCK(found.st_mode):
-        yield failed(f"{path} is not a socket", "remove it, or set --koord-runtimeproxy-endpoint to another path")
-    elif not machine.listeners(path):
+        return [failed(f"{path} is not a socket", "remove it, or set --koord-runtimeproxy-endpoint to another path")]
+    if not machine.listeners(path):
         to_do = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
-        yield failed(f"{path} is there and nobody listens on it", to_do)
-    elif found.st_uid not in (0, os.geteuid()):
-        yield failed(f"{path} belongs to user {found.st_uid}", "stop whoever made it, and start the proxy")
-    elif rights & ~mode:
+        return [failed(f"{path} is there and nobody listens on it", to_do)]
+    if found.st_uid not in (0, os.geteuid()):
+        return [failed(f"{path} belongs to user {found.st_uid}", "stop whoever made it, and start the proxy")]
+    if rights & ~mode:
         to_do = "restart the proxy; where systemd makes the socket set SocketMode="
-        yield warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", to_do)
-    else:
-        yield ok(f"{path} listens, mode {rights:04o}")
+        return [warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", to_do)]
+    return [ok(f"{path} listens, mode {rights:04o}")]
 
 
-def directory(machine: Machine) -> Iterator[Finding]:
+def directory(machine: Machine) -> list[Finding]:
     folder, group = os.path.dirname(machine.config.listen_endpoint), machine.config.socket_group
     try:
         found = os.lstat(folder)
     except FileNotFoundError:
-        yield failed(f"{folder} is not there", "start the proxy, which makes it, or give doctor the proxy's flags")
-        return
+        return [failed(f"{folder} is not there", "start the proxy, which makes it, or give doctor the proxy's flags")]
     if not stat.S_ISDIR(found.st_mode):
         to_do = "set --koord-runtimeproxy-endpoint to a real directory's path"
-        yield failed(f"{folder} is a link or no directory", to_do)
-    elif fault := folder_fault(found, None if group is None else group_id(group)):
-        yield failed(f"{folder} {fault}, who could replace the socket", "chown it to root and chmod it to 0755")
-    else:
-        yield ok(f"{folder} can be written by no other user")
+        return [failed(f"{folder} is a link or no directory", to_do)]
+    if fault := folder_fault(found, None if group is None else group_id(group)):
+        return [failed(f"{folder} {fault}, who could replace the socket", "chown it to root and chmod it to 0755")]
+    return [ok(f"{folder} can be written by no other user")]
 
 
-def lock(machine: Machine) -> Iterator[Finding]:
+def lock(machine: Machine) -> list[Finding]:
     path = machine.config.listen_endpoint
     try:
         regular = stat.S_ISREG(os.lstat(f"{path}.lock").st_mode)
     except FileNotFoundError:
-        yield ok(f"{path}.lock is not there: no proxy ran here, or systemd made the socket")
-        return
+        return [ok(f"{path}.lock is not there: no proxy ran here, or systemd made the socket")]
     if not regular:
-        yield failed(f"{path}.lock is not a regular file: no proxy can start", "remove it")
-        return
+        return [failed(f"{path}.lock is not a regular file: no proxy can start", "remove it")]
     holder, listening = machine.lock_holder(), machine.listeners(path)
     if holder is None:
-        yield ok(f"nobody holds {path}.lock")
-    elif not listening:
-        yield warning(f"pid {holder} holds {path}.lock and does not listen", f"wait for its end: {_LOG}")
-    elif listening.isdisjoint(machine.open_sockets(holder)):
+        return [ok(f"nobody holds {path}.lock")]
+    if not listening:
+        to_do = "wait for its end: its log says what it waits for (docs/operation.rst, Stop)"
+        return [warning(f"pid {holder} holds {path}.lock and does not listen", to_do)]
+    if listening.isdisjoint(machine.open_sockets(holder)):
         to_do = f"stop pid {holder} if it is no proxy, or whoever took the socket's place"
-        yield failed(f"pid {holder} holds {path}.lock and another process listens on the socket", to_do)
-    else:
-        yield ok(f"pid {holder}, which listens, holds {path}.lock")
+        return [failed(f"pid {holder} holds {path}.lock and another process listens on the socket", to_do)]
+    return [ok(f"pid {holder}, which listens, holds {path}.lock")]
 
 
 def file_limits(machine: Machine) -> Iterator[Finding]:
@@ -126,24 +119,20 @@ def file_limits(machine: Machine) -> Iterator[Finding]:
         yield ok(f"the proxy (pid {pid}) has {count} of {limit[1]} files open")
 
 
-def unit(machine: Machine) -> Iterator[Finding]:
+def unit(machine: Machine) -> list[Finding]:
     if not machine.path("run/systemd/system").is_dir():
-        yield skipped("systemd does not run here")
-        return
+        return [skipped("systemd does not run here")]
     pid = machine.proxy()
     if pid is None:
-        yield unknown("no proxy runs", _START)
-        return
+        return [unknown("no proxy runs", _START)]
     services = re.findall(r"[^/\n]+\.service(?=/|\n|$)", machine.text(f"proc/{pid}/cgroup"))
     if not services:
-        yield warning(f"the proxy (pid {pid}) runs in no systemd service", "give it one: nobody restarts it now")
-        return
+        return [warning(f"the proxy (pid {pid}) runs in no systemd service", "give it one: nobody restarts it now")]
     name = services[-1]
-    told = machine.unit(name, list(UNIT))
-    bad = [(key, to_do) for key, (good, to_do) in UNIT.items() if key in told and not good(told[key])]
-    yield from [warning(f"{name} has {key}={told[key]}", to_do) for key, to_do in bad] or [
-        ok(f"{name}: {', '.join(f'{key}={value}' for key, value in told.items())}")
-    ]
+    shown = machine.unit(name, list(UNIT))
+    bad = [(key, to_do) for key, (good, to_do) in UNIT.items() if key in shown and not good(shown[key])]
+    found = [warning(f"{name} has {key}={shown[key]}", to_do) for key, to_do in bad]
+    return found or [ok(f"{name}: {', '.join(f'{key}={value}' for key, value in shown.items())}")]
 
 
 def versions(machine: Machine) -> Iterator[Finding]:

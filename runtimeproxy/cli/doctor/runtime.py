@@ -53,15 +53,14 @@ def runtime(machine: Machine) -> Iterator[Finding]:
         yield ok(f"{path}: {versions['v1']}, CRI {' and '.join(versions)}")
 
 
-def proxy(machine: Machine) -> Iterator[Finding]:
+def proxy(machine: Machine) -> list[Finding]:
     """Call the runtime through the proxy."""
     path = machine.config.listen_endpoint
     if not denied(path) and machine.proxy() is None:
-        yield unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")
-        return
+        return [unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")]
     look = "look at the check runtime first, then at the proxy's log"
     versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", look, look)
-    yield versions if isinstance(versions, Finding) else ok(f"the runtime answers through {path}")
+    return [versions if isinstance(versions, Finding) else ok(f"the runtime answers through {path}")]
 
 
 def _call(path: str, mode: Mode, who: str, without_answer: str, enable: str, start: str) -> dict[str, str] | Finding:
@@ -153,12 +152,11 @@ def _shown(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable())[:_LONGEST_NAME]
 
 
-def cgroup(machine: Machine) -> Iterator[Finding]:
+def cgroup(machine: Machine) -> list[Finding]:
     rows = [line.split() for line in machine.text("proc/mounts").splitlines()]
     mounts = {row[1]: row[2] for row in rows if row[2] in ("cgroup", "cgroup2")}
     if mounts.get("/sys/fs/cgroup") == "cgroup2":
-        yield ok("cgroup v2")
-    elif "cgroup" in mounts.values():
-        yield ok("cgroup v1" + (" with a v2 tree beside it" if "cgroup2" in mounts.values() else ""))
-    else:
-        yield unknown("no cgroup tree is mounted here", "run doctor on the node itself, or in its mount namespace")
+        return [ok("cgroup v2")]
+    if "cgroup" in mounts.values():
+        return [ok("cgroup v1" + (" with a v2 tree beside it" if "cgroup2" in mounts.values() else ""))]
+    return [unknown("no cgroup tree is mounted here", "run doctor on the node itself, or in its mount namespace")]
