@@ -1,7 +1,4 @@
-"""Files, directories and sockets that no other user may have made, and the files that keep state across restarts.
-
-Invariant: nothing is used that another user could have written.
-"""
+"""Files, directories and sockets that no other user can have made, and the files that keep state across restarts."""
 
 import ctypes
 import fcntl
@@ -34,7 +31,7 @@ class StateError(RuntimeProxyError):
 
 
 class NotOurs(StateError):
-    """Another user could have written it."""
+    """Another user could have written it: it must not be used."""
 
 
 class Changed(StateError):

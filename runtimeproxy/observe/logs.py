@@ -79,10 +79,8 @@ class Limit:
 
 class LineHandler(logging.Handler):
     """Formats in the caller's thread and writes in its own; ``dropped`` counts the lines that stderr did not take.
-
     ``extra={"kind": NAME}`` divides lines of one template into kinds, for instance one per plugin. ``extra=UNLIMITED``
-    exempts a line from the limit. ``extra={"call": ID}`` puts the call's id into the line.
-    """
+    exempts a line from the limit. ``extra={"call": ID}`` puts the call's id into the line."""
 
     def __init__(self, fd: int, lines: "Lines", limit: Limit | None = None) -> None:
         super().__init__()
@@ -134,11 +132,8 @@ class Lines(logging.Formatter):
     show_tracebacks = False
 
     def parts(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return time, level, logger, message, call, error, traceback and left_out.
-
-        Of another library's line the message is only the first line of its template. The error is the exception's class
-        and place, with its text if the class is the project's; the traceback has places and code, oldest first.
-        """
+        """Of another library's line the message is only the first line of its template. The error is the exception's
+        class and place, with its text if the class is the project's. The traceback begins with the oldest call."""
         own = record.name.partition(".")[0] == OWN_LOGGER
         error = record.exc_info[1] if record.exc_info else None
         frames = [] if error is None else traceback.extract_tb(error.__traceback__)

@@ -36,12 +36,10 @@ PROCESS = os.urandom(2).hex()
 
 @dataclass(slots=True, eq=False)
 class CallTimes:
-    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached.
-
-    From held to released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done
-    the Post hooks. Within these, ``turn`` is how long it waited behind an earlier call of its subject, ``hooks`` and
-    ``post`` how long for the hooks, ``asking`` how long for the runtime while it was held.
-    """
+    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached. From held to
+    released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done the Post
+    hooks. Within these, ``turn`` is the wait for an earlier call of its subject, ``hooks`` and ``post`` that for the
+    hooks, ``asking`` that for the runtime before the release."""
 
     operation: str
     held: float
@@ -130,8 +128,6 @@ class Metrics:
             if HOOK_SERVER in METRICS[name].labels and labels[0] == shown:
                 del self.gauges[name, labels]
 
-    # Held calls.
-
     def call(self, operation: str) -> CallTimes:
         """Record the start of an intercepted call, give it its id, and return its times."""
         self._calls_begun += 1
@@ -171,8 +167,6 @@ class Metrics:
         for field in fields:
             if owner := owners.get(f"resources.{field}"):
                 self.count("values_normalised", owner, f"resources.{field}")
-
-    # Reading.
 
     def counted(self, name: str, **labels: str) -> int:
         return self.counters.get((name, tuple(labels[label] for label in METRICS[name].given)), 0)

@@ -12,11 +12,17 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from asyncinotify import Inotify, Mask, Watch
 
 from runtimeproxy.plugins.registration import MAX_BYTES, Content, UnreadableFile
 
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 10.0
+SETTLE_SECONDS = 0.02
+"""Pause in seconds after the first event: a file that is truncated and written again is mostly seen once."""
 _LOOKS = 4
 """How many times the files are read while new names keep appearing."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -30,11 +36,9 @@ def counts(name: str) -> bool:
 
 def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
     """Return the content of every registration file by name; a missing directory has none. Raises OSError.
-
     ``known`` are names read before, each looked up in any case: a listing taken during a rename may lack a file that
     always existed. If new names appeared while the files were read, all are read again: a file that is renamed
-    meanwhile would be missed under both names.
-    """
+    meanwhile would be missed under both names."""
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
     except FileNotFoundError:
@@ -86,18 +90,13 @@ def _regular(folder: int, name: str, found: os.stat_result) -> Content:
         os.close(file)
 
 
-log = logging.getLogger(__name__)
-
-POLL_SECONDS = 10.0
-SETTLE_SECONDS = 0.02
-"""Pause in seconds after the first event: a file that is truncated and written anew is mostly seen once."""
-
 _MAX_FORGOTTEN = 1000
 _MOST_LINKS = 40
 """Most links that are followed in a path, as in the kernel (path_resolution(7))."""
 _COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
 """The events that matter in a folder above the directory; other writes there must not wake the proxy."""
 _CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
+_EVERY_NAME = ""
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
 
 
@@ -125,10 +124,8 @@ class Watcher:
                     if error.errno not in _MISSING:
                         raise
             for watch in self._names.keys() - watches.keys():
-                try:
+                with suppress(OSError):  # the folder is gone, and its watch with it
                     self._inotify.rm_watch(watch)
-                except OSError:
-                    pass  # the folder is gone, and its watch with it
             self._names = dict(watches)
         except OSError as error:
             if not self._warned:
@@ -170,15 +167,10 @@ class Watcher:
                 return
 
 
-_EVERY_NAME = ""
-
-
 def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
     """Yield where a change matters as (folder, name in it, event mask); in the directory itself every name matters.
-
     Folders come before what is in them, so that what appears while the watches are set is seen by the watch above. Of
-    two masks for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
-    """
+    two masks for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later."""
     links = _links(directory)
     for path in (directory, *links):
         for hop in _hops(path):
@@ -219,8 +211,6 @@ def _with_first_link_resolved(path: str) -> str | None:
 
 
 def _links(directory: str) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return [entry.path for entry in entries if counts(entry.name) and entry.is_symlink()]
-    except OSError:
-        return []
+    with suppress(OSError), os.scandir(directory) as entries:
+        return [entry.path for entry in entries if counts(entry.name) and entry.is_symlink()]
+    return []

@@ -42,9 +42,7 @@ class MaskError(StateError):
 @dataclass(frozen=True, slots=True)
 class Disabled:
     """Why a hook server is disabled, by whom, since and until when (None: until it is enabled), in seconds since 1970.
-
-    Raises ConfigError for a text that could not be logged.
-    """
+    Raises ConfigError for a text that could not be logged."""
 
     reason: str
     by: str

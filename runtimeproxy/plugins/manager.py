@@ -160,11 +160,10 @@ class Manager:
     @property
     def masked(self) -> Mapping[str, Registration]:
         """Return the registrations of the disabled hook servers by name, with the timeout that would be in force."""
-        found = {plugin_name(entry.name): entry for entry in self._registry.registrations}
         return {
-            name: replace(entry, timeout_seconds=entry.timeout_seconds or self._timeout_seconds)
-            for name, entry in found.items()
-            if name in self.disabled
+            plugin_name(entry.name): replace(entry, timeout_seconds=entry.timeout_seconds or self._timeout_seconds)
+            for entry in self._registry.registrations
+            if plugin_name(entry.name) in self.disabled
         }
 
     @property
@@ -173,11 +172,8 @@ class Manager:
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
         """Stop calling a hook server, and all others that name its socket, permanently or for so many seconds,
-        registered or not; return what else the operator should know, in lines. Raises ConfigError.
-
-        It is in force immediately: calls that wait for its answer continue without it, under both policies.
-        ``reason`` and ``by``, the user, are logged.
-        """
+        registered or not; return what else the operator should know, in lines. Calls that wait for its answer continue
+        without it immediately, under both policies. ``reason`` and ``by``, the user, are logged. Raises ConfigError."""
         notes = await self._disabling.disable(name, reason, by, seconds)
         unknown = f"it is not registered now: it will not be asked once {name}.json is in {self._folder}"
         same = [f"{other} names the same socket: it is disabled, too" for other in self._same_socket(name)]

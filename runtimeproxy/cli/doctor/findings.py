@@ -1,7 +1,4 @@
-"""Verdicts, findings, and a row of the table of checks.
-
-Invariant: a finding that is neither ok nor skipped says what to do.
-"""
+"""Verdicts, findings, which say what to do unless they are ok or skipped, and a row of the table of checks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict, one line why, one line what to do ("" where it is ok or skipped)."""
+    """One verdict, one line why, one line what to do."""
 
     verdict: Verdict
     why: str

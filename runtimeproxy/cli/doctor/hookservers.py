@@ -113,25 +113,21 @@ async def _try(machine: Machine, entry: Registration) -> Finding:
             return ok(f"{entry.name}: {entry.endpoint} listens; it has no Pre hook point and was not called")
         await client.call(BY_NAME[name], INVENTED, seconds)
     except HookError as error:
-        return _failure(machine, entry, error)
+        if error.reason is Reason.REFUSED:
+            return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
+        to_do = _TO_DO.get(error.reason, _ELSE)
+        if entry.policy is not FailurePolicy.FAIL:
+            return warning(f"{error.logged} (calls go on without it, policy Ignore)", to_do)
+        if machine.config.admin_endpoint:
+            flags = f"--reason={error.reason.value}{_admin_flag(machine)}"
+            to_do += f"; until then `runtimeproxy hook disable {quote(entry.name)} {flags}` lets calls go on without it"
+        return failed(f"{error.logged} (calls are refused, policy Fail)", to_do)
     finally:
         await client.close()
     took = perf_counter() - began
     said = f"{entry.name}: {entry.endpoint} answered {name} in {took * 1000:.0f} ms"
     slow = took > seconds / 2
     return warning(f"{said}, more than half of its time limit", "look why it is slow") if slow else ok(said)
-
-
-def _failure(machine: Machine, entry: Registration, error: HookError) -> Finding:
-    if error.reason is Reason.REFUSED:
-        return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
-    to_do = _TO_DO.get(error.reason, _ELSE)
-    if entry.policy is not FailurePolicy.FAIL:
-        return warning(f"{error.logged} (calls go on without it, policy Ignore)", to_do)
-    if machine.config.admin_endpoint:
-        command = f"runtimeproxy hook disable {quote(entry.name)} --reason={error.reason.value}{_admin_flag(machine)}"
-        to_do += f"; until then `{command}` lets calls go on without it"
-    return failed(f"{error.logged} (calls are refused, policy Fail)", to_do)
 
 
 def _admin_flag(machine: Machine) -> str:

@@ -1,8 +1,4 @@
-"""Checks of the proxy itself: its socket, directory and lock, its file limits, its systemd unit, the versions. The
-table of checks describes each function.
-
-Invariant: nothing is opened for writing, connected to or locked.
-"""
+"""Checks of the proxy itself. Nothing is opened for writing, connected to or locked."""
 
 import os
 import platform

@@ -1,7 +1,4 @@
-"""Checks of the runtime behind the proxy, and of the kernel's cgroups.
-
-Invariant: of an answer only names and versions are shown, printable and short.
-"""
+"""Checks of the runtime and of the cgroup tree. Of an answer only names and versions are shown, printable and short."""
 
 import asyncio
 import http.client

@@ -1,7 +1,4 @@
-"""The table of checks, and how they are run.
-
-Invariant: each check ends in at least one finding by its time limit, whatever it or another one does.
-"""
+"""The table of checks, and how they are run: each ends in at least one finding by its time limit."""
 
 import os
 import threading
