@@ -113,7 +113,6 @@ class StateFile:
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Raise StateError with the file's name for what goes wrong."""
         try:
             yield
         except StateError as error:

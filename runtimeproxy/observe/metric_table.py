@@ -49,8 +49,6 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 
 class Kind(Enum):
-    """Kind of a metric, in Prometheus' words."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -77,7 +75,6 @@ class Metric:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Return the labels that a call site gives, in their order."""
         return tuple(label for label in self.labels if label != RUNTIME)
 
     def labelled(self, given: Sequence[str], runtime: str) -> dict[str, str]:

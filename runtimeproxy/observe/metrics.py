@@ -52,7 +52,6 @@ class CallTimes:
     asking: float = 0.0
     post: float = 0.0
     id: str = ""
-    """The call's id in log lines and events."""
 
 
 class Metrics:
@@ -93,11 +92,9 @@ class Metrics:
         self.counters[self._series(Kind.COUNTER, name, labels)] = value
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
-        """Set a gauge; raise ValueError if the table has no such gauge with so many labels."""
         self.gauges[self._series(Kind.GAUGE, name, labels)] = value
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        """Add an observation; raise ValueError if the table has no such histogram with so many labels."""
         try:
             found = self.histograms[name, labels]
         except KeyError:

@@ -60,7 +60,6 @@ class SystemdNotifier:
             self._socket.close()
 
     def _send(self, state: bytes) -> bool:
-        """Return whether the supervisor's socket accepted the state."""
         if not self._address:
             return False
         # An address that begins with @ is an abstract one, whose first byte is NUL.

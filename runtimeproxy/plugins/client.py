@@ -112,7 +112,6 @@ class HookClient:
     def __init__(self, plugin: str, endpoint: str, max_answer_bytes: int = MAX_REPLY_BYTES) -> None:
         self.plugin = plugin
         self.abandoned = False
-        """Whether no more calls are made: the hook server was disabled."""
         self._unary = UnaryClient(endpoint, max_reply_bytes=max_answer_bytes, dialler=dial_trusted)
         self.peer = self._unary.peer
         self.absence = self._unary.absence

@@ -25,13 +25,10 @@ log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 1 << 20
-"""Longest file that is accepted, in bytes."""
 MOST_NAMES = 100
-"""Most hook servers that are disabled at the same time."""
 LONGEST_NAME = 250
 """Most bytes of a hook server's name: a file's has 255 at most, .json included."""
-LONGEST_REASON, LONGEST_BY = 200, 100
-"""Most characters of a reason, and of who gave it."""
+LONGEST_REASON, LONGEST_BY = 200, 100  # characters
 LONGEST_SECONDS = 365 * 86400
 
 
@@ -69,7 +66,6 @@ def check_name(name: str) -> None:
 
 
 def check_seconds(seconds: float) -> None:
-    """Raise ConfigError if a hook server cannot be disabled for so many seconds."""
     if not 1 <= seconds <= LONGEST_SECONDS:
         raise ConfigError(f"for: {seconds:g} s is not a time from 1 s to 365 days; leave it out for no end")
 

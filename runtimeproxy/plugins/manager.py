@@ -66,14 +66,13 @@ PATIENCE_SECONDS = 5.0
 """Seconds that a read of the directory may take before a warning is logged, and the start continues without it."""
 FAULT_SECONDS = 1.0
 """Seconds until the directory is read again after an error in the proxy itself."""
-_RESULTS = {
+_RESULTS = {  # what a change is counted with, and its event
     ChangeKind.ADDED: ("ok", EventKind.PLUGIN_ADDED),
     ChangeKind.CHANGED: ("ok", EventKind.PLUGIN_CHANGED),
     ChangeKind.RESTORED: ("ok", EventKind.PLUGIN_CHANGED),
     ChangeKind.REMOVED: ("removed", EventKind.PLUGIN_REMOVED),
     ChangeKind.REJECTED: ("rejected", EventKind.PLUGIN_INVALID),
 }
-"""The result that a change is counted with, and its event."""
 
 
 class Manager:
@@ -132,7 +131,6 @@ class Manager:
                 await looked.wait()
 
     async def stop(self) -> None:
-        """Stop following, wait for calls in flight and close all clients."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -217,7 +215,6 @@ class Manager:
                 self._metrics.forget(name)
 
     def measure(self) -> None:
-        """Set the gauges of the plugins: their timeouts, breakers, and which are disabled."""
         states = Counter(plugin.breaker.state for plugin in self._plugins.values())
         for plugin in self._plugins.values():
             self._metrics.gauge("hook_timeout_seconds", plugin.timeout_seconds, plugin.name)

@@ -15,7 +15,6 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.settings.config import parse_duration, parse_endpoint
 
 MAX_BYTES = 1024 * 1024
-"""Longest file that is accepted, in bytes."""
 
 ENDPOINT = "remote-endpoint"
 POLICY = "failure-policy"
@@ -158,8 +157,6 @@ class Change:
 
 
 class Registry:
-    """The registrations by file name."""
-
     def __init__(self) -> None:
         self._good: dict[str, Registration] = {}
         self._seen: dict[str, Content] = {}
@@ -168,7 +165,6 @@ class Registry:
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """Return the registrations in file-name order, which is the order of the plugins."""
         return tuple(self._good[name] for name in sorted(self._good))
 
     @property

@@ -19,8 +19,6 @@ KUBELET, CRI_DOCKERD = "kubelet", "cri-dockerd"
 
 
 class Setting(NamedTuple):
-    """An endpoint, and where it is set."""
-
     endpoint: str
     origin: str
 
@@ -150,7 +148,6 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
 
 
 def nri(machine: Machine) -> list[Finding]:
-    """Look whether a koordlet that is registered here is connected to the runtime's NRI socket, too. Raises OSError."""
     files = directory.read(machine.config.hookserver_config_dir).items()
     if not any(KOORDLET in f"{name} {content!r}" for name, content in files):
         return [ok(f"no {KOORDLET} is registered")]

@@ -69,7 +69,6 @@ def registrations(machine: Machine) -> Iterator[Finding]:
 
 
 def hook_servers(machine: Machine) -> Iterator[Finding]:
-    """Call each hook server that is registered and not disabled."""
     registry = Registry()
     registry.replace(directory.read(machine.config.hookserver_config_dir))
     good = {plugin_name(entry.name): entry for entry in registry.registrations}

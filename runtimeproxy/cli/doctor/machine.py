@@ -122,8 +122,6 @@ SYSTEMCTL_SECONDS = 1.5
 
 
 class Process(NamedTuple):
-    """A process with a command line."""
-
     pid: int
     arguments: tuple[str, ...]
 
@@ -197,7 +195,6 @@ class Machine:
         return tuple(self.kernel(namespaces.values()))
 
     def listeners(self, path: str) -> frozenset[int]:
-        """Return the inodes of the sockets that listen at a path. Raises OSError."""
         return frozenset(found.inode for found in at(path, self.sockets()) if found.listening)
 
     def open_sockets(self, pid: int) -> frozenset[int]:
@@ -233,7 +230,6 @@ class Machine:
         return next((pid for pid in others if not listening.isdisjoint(self.open_sockets(pid))), None)
 
     def unit(self, name: str, properties: Sequence[str]) -> Mapping[str, str]:
-        """Return properties of a systemd unit that are in force. Raises OSError."""
         shown = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
         return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 

@@ -35,7 +35,6 @@ class _Connection(http.client.HTTPConnection):
 
 
 def runtime(machine: Machine) -> Iterator[Finding]:
-    """Call the runtime at its own socket."""
     path, mode = machine.config.runtime_endpoint, machine.config.mode
     start = "start the runtime, or set --remote-runtime-service-endpoint"
     versions = _call(path, mode, "the runtime", path, "enable its CRI plugin", start)
@@ -51,7 +50,6 @@ def runtime(machine: Machine) -> Iterator[Finding]:
 
 
 def proxy(machine: Machine) -> list[Finding]:
-    """Call the runtime through the proxy."""
     path = machine.config.listen_endpoint
     if not denied(path) and machine.proxy() is None:
         return [unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")]
