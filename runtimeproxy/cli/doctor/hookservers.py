@@ -14,10 +14,6 @@ from time import perf_counter
 from runtimeproxy.cli.doctor.clients import count_of
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine, denied, same
-from runtimeproxy.errors import ConfigError, HookError, Reason
-from runtimeproxy.doctor.clients import count_of
-from runtimeproxy.doctor.findings import AS_ROOT, CALL_SECONDS, Finding, failed, ok, unknown, warning
-from runtimeproxy.doctor.machine import Machine, denied, same
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.files import StateError, folder_fault
 from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
