@@ -8,39 +8,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from runtimeproxy.core.call import (
-    DONE,
-    GONE,
-    NOT_DONE,
-    UNANSWERED,
-    UPDATE_SECONDS,
-    CallState,
-    Life,
-    Reply,
-    Unreadable,
-    read_once,
-)
+from runtimeproxy.core import call
+from runtimeproxy.core.call import CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.frame_relay import Shared
 from runtimeproxy.cri.reader import CriHeld
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
-from runtimeproxy.model import hookpoints, merge, no_effect
-from runtimeproxy.model.fields import (
-    Adjustment,
-    Changes,
-    ContainerInfo,
-    ContainerRecord,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    ResourceValue,
-    Subject,
-    named,
-    respelt,
-)
+from runtimeproxy.model import fields, hookpoints, merge, no_effect
+from runtimeproxy.model.fields import Adjustment, ContainerRecord, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.model.no_effect import Fields
@@ -150,12 +127,12 @@ class PodCall(CriCall):
 
     async def settle(self) -> Reply:
         if self.state is not CallState.RELEASED:
-            return NOT_DONE
+            return call.NOT_DONE
         state = await self.shared.backend.pod_state(self.version, self.id)
         if state is None:
-            return GONE
+            return call.GONE
         stopped = state == api_pb2.SANDBOX_NOTREADY
-        return DONE if stopped and self.operation is Operation.STOP_POD_SANDBOX else UNANSWERED
+        return call.DONE if stopped and self.operation is Operation.STOP_POD_SANDBOX else call.UNANSWERED
 
 
 class ContainerCall(CriCall):
@@ -180,17 +157,17 @@ class ContainerCall(CriCall):
 
     async def settle(self) -> Reply:
         if self.state is not CallState.RELEASED:
-            return NOT_DONE
+            return call.NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
         state = await self.shared.backend.container_state(self.version, self.id)
         if state is None:
-            return NOT_DONE if starts else GONE
+            return call.NOT_DONE if starts else call.GONE
         ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
-        return DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else UNANSWERED
+        return call.DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
 
     def settable(
-        self, changes: Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
-    ) -> Changes:
+        self, changes: fields.Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
+    ) -> fields.Changes:
         """Return the changes that an update can carry, in its values; what it cannot set is reported."""
         said = messages.values_for_update(
             changes,
@@ -199,7 +176,7 @@ class ContainerCall(CriCall):
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
         self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(respelt(changes, said.resources), adjustment.owners)
+        self.shared.metrics.normalised(fields.respelt(changes, said.resources), adjustment.owners)
         return said.resources
 
 
@@ -207,7 +184,7 @@ class RunPodCall(CriCall):
     """RunPodSandbox: the request describes the pod."""
 
     @read_once
-    def requested(self) -> PodInfo:
+    def requested(self) -> fields.PodInfo:
         return messages.read_pod(self.message)
 
     def order_key(self) -> str:
@@ -222,7 +199,7 @@ class RunPodCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         said = messages.values_for_create(adjustment, self.requested.resources)
         if said is not adjustment:
-            self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(fields.respelt(adjustment.resources, said.resources), adjustment.owners)
         return messages.edit_pod(self.message, said)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -244,7 +221,7 @@ class CreateCall(CriCall):
     """The container in ``_pod``, so that it is made only once."""
 
     @read_once
-    def requested(self) -> tuple[ContainerInfo, PodInfo | None]:
+    def requested(self) -> tuple[fields.ContainerInfo, fields.PodInfo | None]:
         """The container, and what this request contains of its pod."""
         return messages.read_container(self.message)
 
@@ -276,7 +253,7 @@ class CreateCall(CriCall):
         parent = merge.parent_to_put_in(subject.pod, adjustment)
         said = messages.values_for_create(adjustment, self.requested[0].resources)
         if said is not adjustment:
-            self.shared.metrics.normalised(respelt(adjustment.resources, said.resources), adjustment.owners)
+            self.shared.metrics.normalised(fields.respelt(adjustment.resources, said.resources), adjustment.owners)
         return messages.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -315,7 +292,7 @@ class StartCall(ContainerCall):
 
     prepares = True
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
         """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
         failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         present = merge.container_of(subject).effective.resources
@@ -323,7 +300,7 @@ class StartCall(ContainerCall):
         resources = {name: value for name, value in settable.items() if value}
         if not resources:
             return {}
-        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
+        seconds = call.UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
         request = messages.update_request(self.id, resources, present)
@@ -348,7 +325,7 @@ class UpdateCall(ContainerCall):
         _ = self.update  # any part of the request that cannot be read raises here
         return self.id
 
-    def hook_request(self, subject: Subject) -> HookRequest:
+    def hook_request(self, subject: Subject) -> fields.HookRequest:
         return merge.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
@@ -366,7 +343,9 @@ class UpdateCall(ContainerCall):
             said = replace(said, requested=replace(said.requested, resources=taken))
         if unused := self.shared.backend.no_effect.get(self.operation):
             hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
-            of_kubelet = Adjustment(annotations=said.requested.annotations, resources=named(said.requested.resources))
+            of_kubelet = Adjustment(
+                annotations=said.requested.annotations, resources=fields.named(said.requested.resources)
+            )
             of_kubelet, _ = no_effect.used(of_kubelet, unused)
             resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
             request = RequestedUpdate(said.requested.container_id, resources, of_kubelet.annotations)

@@ -31,19 +31,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookapi.api_pb2 import LinuxContainerResources
 from runtimeproxy.hookapi.codec import entries_of, resources_of
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import (
-    MEMORY,
-    NO_RESOURCES,
-    SWAP,
-    UNLIMITED,
-    Adjustment,
-    Changes,
-    ContainerInfo,
-    Kind,
-    PodInfo,
-    Resources,
-    ResourceValue,
-)
+from runtimeproxy.model.fields import MEMORY, SWAP, Adjustment, Changes, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field, rewrite, string_field, varint_field
 
@@ -257,7 +245,7 @@ def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Ad
     """
     if MEMORY not in adjustment.resources:
         return adjustment
-    changes, held = fields.in_create(adjustment.resources), requested or NO_RESOURCES
+    changes, held = fields.in_create(adjustment.resources), requested or fields.NO_RESOURCES
     swap = _swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, changes[MEMORY])
     return replace(adjustment, resources={**swap, **changes})
 
@@ -275,15 +263,15 @@ def values_for_update(
     ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
     0 means that to every runtime. A swap limit changes with the memory limit.
     """
-    held = present or NO_RESOURCES
-    unlimited = UNLIMITED if accepts_unlimited_memory else None
+    held = present or fields.NO_RESOURCES
+    unlimited = fields.UNLIMITED if accepts_unlimited_memory else None
     sent = fields.in_update(changes, 0 if held.memory_limit_in_bytes <= 0 else unlimited)
     if sent.get(MEMORY):
-        sent = {**_swap(*fields.limits_before(requested or NO_RESOURCES, held), sent[MEMORY]), **sent}
+        sent = {**_swap(*fields.limits_before(requested or fields.NO_RESOURCES, held), sent[MEMORY]), **sent}
     return SettableValues(sent, fields.left_out(changes, sent, held))
 
 
-def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
+def _swap(memory: int, swap: int, new_memory: fields.ResourceValue) -> Changes:
     new_swap = fields.swap_for(memory, swap, new_memory)
     return {} if swap <= 0 or new_swap == swap else {SWAP: new_swap}
 
@@ -292,7 +280,7 @@ def without_fixed_fields(resources: Resources | None) -> Resources | None:
     """Return an update's resources without the fields that no runtime changes."""
     if resources is None or not any(getattr(resources, name) for name in _FIXED):
         return resources
-    return replace(resources, **{name: getattr(NO_RESOURCES, name) for name in _FIXED})
+    return replace(resources, **{name: getattr(fields.NO_RESOURCES, name) for name in _FIXED})
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
@@ -325,7 +313,7 @@ def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mappi
                 return False
         elif any(key.encode() in message for key in value):
             return False
-        elif fields.ROWS[name].kind is Kind.TEXTS:
+        elif fields.ROWS[name].kind is fields.Kind.TEXTS:
             getattr(more, name).update(value)
         else:
             for page_size in sorted(value):
@@ -342,7 +330,7 @@ def _inside(number: int, edits: Edits) -> Edits:
 
 def _texts(number: int, values: Mapping[str, str]) -> Edits:
     """Edit a map<string,string> or a list of KeyValue, in both of which the last entry with a key counts."""
-    return {number: _TO_WIRE[Kind.TEXTS](values)} if values else {}
+    return {number: _TO_WIRE[fields.Kind.TEXTS](values)} if values else {}
 
 
 def _cgroup_parent(parent: str | None) -> Edits:
@@ -355,9 +343,9 @@ def _resources(number: int, changes: Changes) -> Edits:
     return _inside(number, edits)
 
 
-_TO_WIRE: dict[Kind, Callable[[Any], Edit]] = {
-    Kind.NUMBER: varint_field,
-    Kind.TEXT: string_field,
-    Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
-    Kind.TEXTS: lambda values: entries_field({key: string_field(value) for key, value in values.items()}),
+_TO_WIRE: dict[fields.Kind, Callable[[Any], Edit]] = {
+    fields.Kind.NUMBER: varint_field,
+    fields.Kind.TEXT: string_field,
+    fields.Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
+    fields.Kind.TEXTS: lambda values: entries_field({key: string_field(value) for key, value in values.items()}),
 }

@@ -8,40 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from runtimeproxy.core.call import (
-    DONE,
-    GONE,
-    NOT_DONE,
-    UNANSWERED,
-    UPDATE_SECONDS,
-    CallState,
-    Life,
-    Reply,
-    Unreadable,
-    read_once,
-)
+from runtimeproxy.core import call
+from runtimeproxy.core.call import CallState, Life, Reply, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import Action, DockerHeld, Route, Shared
-from runtimeproxy.docker.lookup import Lookup, container_info
 from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.docker.sync import EventFollower
+from runtimeproxy.docker.sync import EventFollower, Lookup, container_info
 from runtimeproxy.errors import BackendError, HookError
-from runtimeproxy.model import hookpoints, merge
-from runtimeproxy.model.fields import (
-    MEMORY,
-    NO_RESOURCES,
-    SWAP,
-    Adjustment,
-    ContainerRecord,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    ResourceValue,
-    Subject,
-)
+from runtimeproxy.model import fields, hookpoints, merge
+from runtimeproxy.model.fields import Adjustment, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.model.hookpoints import REMOVES, HookPoint, Operation
 from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate
 from runtimeproxy.observe.metrics import Metrics
@@ -266,13 +244,13 @@ class ReferenceCall(DockerCall):
 
     async def settle(self) -> Reply:
         if self.state is not CallState.RELEASED:
-            return NOT_DONE
+            return call.NOT_DONE
         starts = self.operation is Operation.START_CONTAINER
         life = await self.life(self._id)
         if life is None:
-            return NOT_DONE if starts else GONE
+            return call.NOT_DONE if starts else call.GONE
         done = life.started if starts else not life.running
-        return DONE if done and self.operation not in REMOVES else UNANSWERED
+        return call.DONE if done and self.operation not in REMOVES else call.UNANSWERED
 
 
 class StopCall(ReferenceCall):
@@ -291,21 +269,21 @@ class StartCall(ReferenceCall):
     container_operation = Operation.START_CONTAINER
     prepares = True
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
         """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
 
         Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
         call is ``state_unknown`` from then on.
         """
         container = merge.container_of(subject).effective
-        update = messages.edit_update(b"{}", adjustment.resources, container.resources or NO_RESOURCES)
+        update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
             return {}
         self.shared.events.expect_update(self._id)
         try:
-            await self.shared.backend.update(self._id, update.body, UPDATE_SECONDS)
+            await self.shared.backend.update(self._id, update.body, call.UPDATE_SECONDS)
         except BaseException as error:
             self.shared.events.no_update(self._id)
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
@@ -329,14 +307,14 @@ class UpdateCall(ReferenceCall):
         _ = self.update
         return super().order_key()
 
-    def hook_request(self, subject: Subject) -> HookRequest:
+    def hook_request(self, subject: Subject) -> fields.HookRequest:
         return merge.update_hook_request(subject, self.update.requested)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put each field into the body whose value would differ in the daemon after the unedited request."""
-        effective = merge.container_of(subject).effective.resources or NO_RESOURCES
-        if MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
-            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {SWAP})
+        effective = merge.container_of(subject).effective.resources or fields.NO_RESOURCES
+        if fields.MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
+            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {fields.SWAP})
         update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
         self.leave_out(left_out, "Docker", self.shared.metrics.left_out)

@@ -16,16 +16,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from runtimeproxy.core.call import (
-    MESSAGE_LIMIT,
-    NO_ROOM,
-    UNANSWERED,
-    CallState,
-    HeldCall,
-    MemoryBudget,
-    Reply,
-    Unreadable,
-)
+from runtimeproxy.core import call
+from runtimeproxy.core.call import CallState, HeldCall, MemoryBudget, Reply, Unreadable
 from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import OTHER, Key
 from runtimeproxy.wire import JOINED_BYTES, http1
@@ -297,13 +289,13 @@ class DockerHeld(Exchange, HeldCall):
     def collect(self, part: bytes) -> bool:
         """Keep a part of the body as it came; return False if the body is too long, or the memory budget used up."""
         self._collected += part
-        if len(self._collected) > MESSAGE_LIMIT:
+        if len(self._collected) > call.MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
         else:
             length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
             self._counted += length
             if not self.shared.budget.add(length):
-                self.problem = NO_ROOM
+                self.problem = call.NO_ROOM
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
@@ -364,7 +356,7 @@ class DockerHeld(Exchange, HeldCall):
             self.state = CallState.ENDED
             self._free()
         if self.reply is None:
-            self.reply = UNANSWERED
+            self.reply = call.UNANSWERED
             self._reader.ready.append(self)
 
     def _free(self) -> None:

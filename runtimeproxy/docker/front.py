@@ -14,9 +14,8 @@ from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
 from runtimeproxy.docker.exchange import PASSING_CREATE, Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route
-from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import DAEMON_AWAY, Reader
-from runtimeproxy.docker.sync import EventFollower
+from runtimeproxy.docker.sync import EventFollower, Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.fields import Subject

@@ -26,18 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 from runtimeproxy.core.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import (
-    MEMORY,
-    ROWS,
-    SWAP,
-    Adjustment,
-    Changes,
-    ContainerInfo,
-    PodInfo,
-    Resources,
-    named,
-    overlay,
-)
+from runtimeproxy.model.fields import MEMORY, SWAP, Changes, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import json
 from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, Table, read_members
 
@@ -58,8 +47,8 @@ LABELS: Table = {"labels": ("Labels", dict)}
 REST: Table = {"env": ("Env", list), "host": ("HostConfig", Object)}
 _PARENT: Table = {"parent": ("CgroupParent", str)}
 _RUNTIME: Table = {"runtime": ("Runtime", str)}
-_RESOURCES: Table = {name: (key, ROWS[name].kind.type) for name, key in RESOURCE_TABLE.items()}
-_UPDATED: Table = {name: row for name, row in _RESOURCES.items() if ROWS[name].in_updates}
+_RESOURCES: Table = {name: (key, fields.ROWS[name].kind.type) for name, key in RESOURCE_TABLE.items()}
+_UPDATED: Table = {name: row for name, row in _RESOURCES.items() if fields.ROWS[name].in_updates}
 _ID: Table = {"id": ("Id", str)}
 
 LABEL_PREFIX = "annotation."
@@ -251,7 +240,7 @@ def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> Re
     annotations = {key[prefix:]: value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
     if labels[TYPE_LABEL] == POD_TYPE:
         handler = read_members(host, _RUNTIME)["runtime"]
-        pause = named(Resources(**read_members(host, _RESOURCES)))
+        pause = fields.named(Resources(**read_members(host, _RESOURCES)))
         pod = PodInfo(
             name=labels.get(POD_NAME_LABEL, parts.pod if parts else ""),
             uid=labels.get(POD_UID_LABEL, parts.uid if parts else ""),
@@ -264,7 +253,7 @@ def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> Re
                 if key not in _OF_DOCKERSHIM and not key.startswith(LABEL_PREFIX)
             },
             annotations=annotations,
-            resources=overlay(None, {key: value for key, value in pause.items() if _OF_PAUSE.get(key) != value}),
+            resources=fields.overlay(None, {key: value for key, value in pause.items() if _OF_PAUSE.get(key) != value}),
         )
         return RequestedPod(pod, parent)
     pod_id = labels.get(SANDBOX_LABEL)
@@ -287,7 +276,7 @@ _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 _CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
 
 
-def edit_create(body: bytes, adjustment: Adjustment, cgroup_parent: str | None, *, of_pod: bool) -> bytes:
+def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str | None, *, of_pod: bool) -> bytes:
     """Put an adjustment into a create: its labels into a pod's, its envs into a container's. ``cgroup_parent`` is in
     the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored.
     """

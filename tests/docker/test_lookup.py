@@ -11,10 +11,10 @@ import pytest
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
-from runtimeproxy.docker import lookup as module
+from runtimeproxy.docker import sync as module
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.messages import Driver
+from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD

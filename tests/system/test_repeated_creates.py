@@ -19,7 +19,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.cri.backend import Backend as CriBackend
 from runtimeproxy.cri.backend import CriState
 from runtimeproxy.docker.backend import Backend as DockerBackend
-from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, PodInfo, PodRecord
 from runtimeproxy.observe.events import EventKind
