@@ -5,14 +5,9 @@ Reading raises nothing but ``Unreadable``, whose text has none of the bytes; edi
 not protobuf. An edited request differs in the changed fields only, and without a change the result is the same object
 (hook-api, "What an answer means").
 
-**Changes are appended where that has the same meaning**: a second message that has only the changes follows the
-request. A parser reads the two as one (protobuf.dev, "Last One Wins"): the last number, text or map entry of a key
-counts, messages merge field by field, lists are concatenated. These parsers do so: gogo/protobuf, which runtimes use up
-to cri-api 0.33 (api.pb.go makes a message only ``if m.Linux == nil``), google.golang.org/protobuf (internal/impl,
-``consumeMessageInfo``), C++ (``MergePartialFromCodedStream``) and Rust's prost (``merge_field``).
-A request is rewritten instead where a field is cleared, since 0 and "" are not written, where an entry of a list (envs,
-huge pages) replaces one with its key, and where a value or a key may already be in the request, so that an adjustment
-that changes nothing still returns the same object.
+Where that has the same meaning, a second message with only the changes is appended: gogo/protobuf, Go's, C++'s and
+Rust's parsers read the two as one (protobuf.dev, "Last One Wins"). A request is rewritten where a field is cleared (0
+and "" are not written), an entry of a list replaces one with its key, or a value or key may already be in the request.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +40,7 @@ _WITHOUT_ID = "CRI message without an id"
 
 
 def read_pod(message: bytes) -> PodInfo:
-    """Read a RunPodSandboxRequest; the pod has no id yet. Raises Unreadable."""
+    """Read a RunPodSandboxRequest. Raises Unreadable."""
     request = _asked(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")

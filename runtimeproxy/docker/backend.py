@@ -1,14 +1,10 @@
 """The requests that the proxy itself sends to dockerd: inspect, image, info, list, events, PreStart's extra update.
 
-Only this file uses aiohttp and its exceptions, and imports it in ``load`` or the first request: CRI mode never loads
-it.
-Invariants: what does not exist is the result None; everything else that fails is a BackendError, whose text has nothing
-of a reply, but for that of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice;
-a request that only reads may be sent again where a kept connection turns out to have ended (RFC 9110, 9.2.2).
-
-Paths have no version prefix: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
-them to its newest API, while any one version is rejected by some daemon (docs/docker-mode.rst, "Paths"). The names read
-here are the same in all versions.
+Only this file uses aiohttp, which is imported by ``load`` or the first request: CRI mode never loads it. What does not
+exist is the result None; everything else that fails is a BackendError, whose text has nothing of a reply, but for that
+of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice; a read may be sent again
+where a kept connection turns out to have ended (RFC 9110, 9.2.2). Paths have no version prefix: any one version is
+rejected by some daemon (docs/docker-mode.rst, "Paths").
 """
 
 import asyncio
@@ -92,7 +88,7 @@ class Backend:
         return await self._find("/images/{}/json", image_id) if image_id else None
 
     async def info(self) -> bytes:
-        """Read the answer to GET /info. Raises BackendError."""
+        """Raises BackendError."""
         return await self._get("GET /info", "/info", REPLY_LIMIT)
 
     async def pods_containers(self) -> list[tuple[str, str]]:

@@ -1,9 +1,8 @@
 """Which requests of Docker's API are held or may become a tunnel, and the exchange of one request and its answer.
 
-Invariants: a request that dockerd's router hands to one of the five handlers has a route, and no other request has one,
-but for absolute targets with a malformed authority, which dockerd refuses by itself. A held request leaves once and
-whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
-Targets are as ``wire.http1`` reads them: bytes as latin-1, without control characters.
+Invariants: exactly the requests that dockerd's router hands to one of the five handlers have a route, but for absolute
+targets with a malformed authority, which dockerd refuses itself. A held request leaves once and whole, or not at all;
+its answer waits for the Post hooks (relay-rules B, C1). Targets are latin-1 text without control characters.
 Source: Go's net/url (ParseRequestURI), gorilla/mux 1.8 (ServeHTTP, cleanPath) and moby's api/server, 20.10 to 28.
 """
 

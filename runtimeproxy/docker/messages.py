@@ -1,18 +1,10 @@
 """Read the bodies of Docker's requests into values of ``model``, and put an adjustment into a body.
 
-No other file names Docker's keys and labels (docs/docker-mode.rst, "Names and labels" and "Bodies"). The same pod gives
-the same hook message as in CRI mode, as far as dockershim passes it on.
-Invariants: reading raises nothing but ``Unreadable``, whatever the bytes, and its text has none of them. An edited body
+Reading raises nothing but ``Unreadable``, whose text has none of the bytes; editing raises WireError. An edited body
 differs in the changed members only, and without a change the result is the same object. The daemon's own checks hold
-("Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources and UpdateContainer). Editing raises
-WireError where a body is not JSON or not of the request's kind.
-
-What dockershim adds to the kubelet's values is removed: its labels, and the CPU shares and the OOM score of every pause
-container. Without them a sandbox has no resources, as in CRI, where resources are the pod's and not the pause
-container's. ``runtime_handler`` is HostConfig.Runtime: "" where the pod names none, as in CRI. Half a surrogate pair in
-a text becomes U+FFFD, as in Go, so that a body equals what inspect shows of it later.
-A cgroup parent in CRI is a path from the root of the cgroup tree with both drivers; Docker under systemd has one slice
-(systemd.slice(5): a-b.slice is inside a.slice, "-.slice" is the root, no part is empty).
+(docs/docker-mode.rst, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources,
+UpdateContainer). What dockershim adds to the kubelet's values is removed: its labels, and each pause container's CPU
+shares and OOM score. Half a surrogate pair becomes U+FFFD, as in Go, so that a body equals what inspect shows later.
 """
 
 import re
@@ -85,7 +77,8 @@ def driver(text: str) -> Driver:
 
 
 def to_cri(parent: str | None, driver: Driver) -> str | None:
-    """Return HostConfig.CgroupParent as CRI's path; "" (the daemon's default) stays "", and None, if unknown, None."""
+    """Return HostConfig.CgroupParent as CRI's path from the root of the cgroup tree; "", the daemon's default, stays.
+    Docker under systemd has one slice (systemd.slice(5)): a-b.slice is inside a.slice, "-.slice" is the root."""
     if driver is Driver.CGROUPFS or parent is None:
         return parent
     if parent == _ROOT:
@@ -127,9 +120,8 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """The parts of the name k8s_<container>_<pod>_<namespace>_<uid>_<attempt> (docs/docker-mode.rst, "Names and
-    labels"). It has one more part after a conflict of names; a pod sandbox has POD for the container.
-    """
+    """The name k8s_<container>_<pod>_<namespace>_<uid>_<attempt> (docs/docker-mode.rst, "Names and labels"), with one
+    more part after a conflict of names; a pod sandbox has POD for the container."""
 
     container: str
     pod: str
@@ -139,7 +131,6 @@ class DockerName:
 
 
 _NAME = re.compile(r"/?k8s_([^_]+)_([^_]+)_([^_]+)_([^_]+)_([0-9]{1,10})(?:_[^_]+)?")
-
 
 _OF_SANDBOX = "POD"
 _OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
@@ -174,9 +165,7 @@ def parse_name(name: str) -> DockerName | None:
 
 
 def is_pods(body: bytes) -> bool:
-    r"""Return whether a body may be that of a pod or its container, without parsing it. It has the name of the type
-    label, or a \u escape, which could hide that name.
-    """
+    r"""Return whether a body may be that of a pod or its container: it has the type label, or a \u escape."""
     return _TYPE_TEXT in body or b"\\u" in body
 
 
@@ -300,10 +289,8 @@ def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str |
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update to send: its body, the resource fields put in, and the names of those that an update cannot set, and of
-    those for which it has another value that means the same. A field put in as 0 or "" cancels the request's own value:
-    the container keeps what it has.
-    """
+    """An update to send, with the names of the fields that it cannot set, and of those that it has in other values. A
+    field put in as 0 or "" cancels the request's own value: the container keeps what it has."""
 
     body: bytes
     resources: Changes
@@ -332,9 +319,7 @@ def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
 
 
 def differing_in_create(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the changed fields that a create cannot carry, and of those for which it has another value
-    that means the same.
-    """
+    """Return the names of the changed fields that a create cannot carry, and of those that it has in other values."""
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys())), fields.respelt(changes, fields.in_create(changes))
 
 
@@ -365,9 +350,7 @@ def _envs(envs: Mapping[str, str], elements: Any) -> Elements:
 
 
 def _resource_edits(owner: Object, requested: Changes) -> dict[str, Edit]:
-    """Set resource fields, unless one is missing and its value is the zero that a missing member means. A CPU quota or
-    period clears NanoCpus, which means the same and excludes both.
-    """
+    """Set resource fields, but no missing one to zero. A CPU quota or period clears NanoCpus, which excludes both."""
     values: dict[str, Any] = {RESOURCE_TABLE[name]: value for name, value in requested.items()}
     if _CPU_LIMITS & requested.keys():
         values["NanoCpus"] = 0

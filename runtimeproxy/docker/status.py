@@ -1,14 +1,9 @@
 """Parse dockerd's inspect of a pod or a container into values of ``model``, without what the create did not ask for.
 
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text has none of them. A part that is
-missing, null or of a wrong type counts as unknown; the other parts are still used.
-
-What dockerd adds to a container when it is created (moby's daemon/commit.go and daemon/daemon_unix.go, 20.10 to 28):
-the image's env entries after the request's own, where their keys are new; the image's labels, where their keys are
-new; Runtime, where none was asked for; MemorySwap = 2 x Memory where it was 0, and -1 where the kernel does not account
-for swap. It discards what the kernel has no controller for: inspect cannot show that. PATH, HOSTNAME and the like, and
-the daemon's default cgroup parent, are added at start and are not shown. Health checks, ports, IPC mode and more are
-added too, but are not read here.
+Nothing but ``Unreadable`` is raised, and its text has none of the bytes. A part that is missing, null or of a wrong
+type counts as unknown; the other parts are still used. dockerd adds to a create (moby's daemon/commit.go and
+daemon/daemon_unix.go, 20.10 to 28) the image's env entries and labels with new keys, Runtime where none was requested,
+and MemorySwap: 2 x Memory where it was 0, -1 where the kernel does not account for swap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,9 +54,8 @@ def read_info(reply: bytes) -> tuple[str, str]:
 
 @reads_json
 def parse_inspect(reply: bytes, full_id: str = "") -> Object:
-    """Return the members of an inspected container or image that are read, without those that are unknown. ``full_id``
-    is used where the reply repeats no id. Raises Unreadable.
-    """
+    """Return the known members of an inspected container or image; ``full_id`` is used where the reply repeats no id.
+    Raises Unreadable."""
     known = _known(messages.document(reply), _PARTS)
     if known.get("Id"):
         return known
@@ -132,9 +126,8 @@ def read_state(reply: bytes) -> Life:
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
-    """Remove the image's labels, but keep the kubelet's on a container with a name given by dockershim: an image that
-    was committed from a pod's container has them, too.
-    """
+    """Remove the image's labels, but not the kubelet's of a container with dockershim's form of name: an image that was
+    committed from a pod's container has them, too."""
     kept = _KUBELETS if messages.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
