@@ -106,8 +106,7 @@ class Backend:
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
         """Read a container, with its pod's id from ListContainers where ContainerStatus does not name the pod: that
-        does so only in the verbose part, whose content each runtime chooses.
-        """
+        does so only in the verbose part, whose content each runtime chooses."""
         reply = await self._status(version, _CONTAINER, container_id)
         if reply is None:
             return None
@@ -173,8 +172,7 @@ class Backend:
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds. Raises BackendError, whose
-        ``not_done`` is True if the runtime certainly did not apply the update.
-        """
+        ``not_done`` is True if the runtime certainly did not apply the update."""
         try:
             await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)
         except CallFailed as error:
@@ -216,8 +214,7 @@ class CriState:
 
     def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
         """Yield the pods, dropping each record, with its containers', whose id now belongs to another pod, of another
-        uid: the runtime has lost its state.
-        """
+        uid: the runtime has lost its state."""
         for pod in pods:
             known = self._store.pod(pod.id)
             if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):

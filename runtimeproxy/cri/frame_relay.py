@@ -298,8 +298,7 @@ class FrameRelay(ABC):
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
         """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start: 0, so
-        that the rest of the cut frame leaves in one slice with what follows it, unless other frames wait in between.
-        """
+        that the rest of the cut frame leaves in one slice with what follows it, unless other frames wait in between."""
         at, self._cut = self._cut, 0
         if at > len(data) or not self.sink.waiting:
             self.sink.cut_through = False
@@ -320,8 +319,7 @@ class FrameRelay(ABC):
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
         """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler. DATA pass even
-        before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8).
-        """
+        before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8)."""
         if kind == _DATA:
             length = after - at
             if length > self.sink.window:

@@ -88,8 +88,7 @@ class ImageStream:
 
     def client_data(self, data: Data) -> None:
         """Send DATA on as the image service's windows allow. The client's stream window is credited at once, its
-        connection window only when the bytes have left: that bounds what waits.
-        """
+        connection window only when the bytes have left: that bounds what waits."""
         self._half_closed |= data.end
         if self.ended:
             self._client.credit(data.length)

@@ -195,8 +195,7 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put an adjustment into a CreateContainerRequest, and ``cgroup_parent`` into its pod's config, None to leave the
-    kubelet's. The adjustment's own parent is ignored, since it may also come from the pod's record.
-    """
+    kubelet's. The adjustment's own parent is ignored, since it may also come from the pod's record."""
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
         return message
@@ -236,8 +235,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
 
 def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Adjustment:
     """Return the adjustment in the values of a create; ``requested`` are the request's own resources. A swap limit
-    changes with the memory limit.
-    """
+    changes with the memory limit."""
     if MEMORY not in adjustment.resources:
         return adjustment
     changes, held = fields.in_create(adjustment.resources), requested or fields.NO_RESOURCES
@@ -280,8 +278,7 @@ def without_fixed_fields(resources: Resources | None) -> Resources | None:
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
     """Make an UpdateContainerResourcesRequest that has only the changed fields. ``base`` is what the container has: a
-    map field is sent with all its entries, since a runtime may merge or replace it.
-    """
+    map field is sent with all its entries, since a runtime may merge or replace it."""
     changed = fields.overlay(base, changes)
     values = {name: getattr(changed, name) for name in changes}
     return edit_update(api_pb2.Identified(id=container_id).SerializeToString(), values, {})

@@ -418,8 +418,7 @@ class Reader(Streams):
     def unfinished(self) -> tuple[int, int, int]:
         """Return how many calls wait for their answers, how many answers have begun, and how many streams are endless.
         An answer that waits for the client's credit counts among the first; calls that wait for the image service do
-        not count.
-        """
+        not count."""
         count = Counter(self.open.values())
         waiting = self.client_out.queues.keys() - self.open.keys() - self.streams.keys()
         for stream in self.client_out.queues:

@@ -105,8 +105,7 @@ def read_container_state(message: bytes) -> api_pb2.ContainerState:
 
 def read_container_life(message: bytes) -> Life:
     """Read whether a container was started and runs in a ContainerStatusResponse; one whose state is UNKNOWN may run.
-    containerd and CRI-O report one whose start failed as EXITED without a start time. Raises Unreadable.
-    """
+    containerd and CRI-O report one whose start failed as EXITED without a start time. Raises Unreadable."""
     status = decode(api_pb2.ContainerStatusResponse, message).status
     may_run = status.state not in (api_pb2.CONTAINER_CREATED, api_pb2.CONTAINER_EXITED)
     return Life(started=status.started_at > 0 or may_run, running=may_run)
@@ -191,8 +190,7 @@ def _from_json(values: Json, page_size: str) -> Resources:
 
 def _effective(configured: Resources | None, runs: Resources) -> Resources | None:
     """Return the resources in effect, ``runs``, over those of the config, which count where the machine lacks a field.
-    Where that sets no swap limit runtimes set one equal to the memory limit: it is returned as 0, "not set" in CRI.
-    """
+    Where that sets no swap limit runtimes set one equal to the memory limit: it is returned as 0, "not set" in CRI."""
     effective = overlay(configured, named(runs))
     if effective is None or (configured and configured.memory_swap_limit_in_bytes):
         return effective
@@ -203,8 +201,7 @@ def _effective(configured: Resources | None, runs: Resources) -> Resources | Non
 
 def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
     """Return the variables that the create request set, with the values in effect. Those of the process, which include
-    the image's, are returned only without these. A variable with bytes that are not UTF-8 is left out.
-    """
+    the image's, are returned only without these. A variable with bytes that are not UTF-8 is left out."""
     runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):
         return {key: value for key, value in runs.items() if _REPLACED not in key + value}
@@ -224,8 +221,7 @@ def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
 
 def _is_base64_of(given: str, value: str) -> bool:
     """Return whether ``given`` is the base64 of ``value``, so that a U+FFFD in that was really set. A runtime whose CRI
-    has the value as bytes writes them to JSON in base64, without replacing any.
-    """
+    has the value as bytes writes them to JSON in base64, without replacing any."""
     try:
         return b64decode(given, validate=True) == value.encode()
     except ValueError:
@@ -234,8 +230,7 @@ def _is_base64_of(given: str, value: str) -> bool:
 
 def _cgroup_parent(spec: Json) -> str | None:
     """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd). systemd's
-    slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5)).
-    """
+    slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5))."""
     cgroups_path = _text(_object(spec, "linux"), "cgroupsPath")
     if not cgroups_path:
         return None

@@ -117,8 +117,7 @@ class CreateCall(DockerCall):
 
     def subject(self, store: Store) -> Subject | None:
         """Return the pod described in the request, or the container in its pod from the Store; None if dockerd's cgroup
-        driver is not known, as the parent needs it, or the container's pod. Raises Unreadable.
-        """
+        driver is not known, as the parent needs it, or the container's pod. Raises Unreadable."""
         requested, driver = self.requested, self.shared.lookup.driver
         if driver is None:
             return None
@@ -160,8 +159,7 @@ class CreateCall(DockerCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the daemon gave, and the resources that were sent: an edited body is parsed again, as an edit
-        also obeys dockerd's checks.
-        """
+        also obeys dockerd's checks."""
         made_id = messages.read_created_id(reply.message)
         sent = self.requested if self._released is None else messages.read_create(self._released, self.route.name)
         if isinstance(sent, RequestedPod):
@@ -214,8 +212,7 @@ class ReferenceCall(DockerCall):
 
     def subject(self, store: Store) -> Subject | None:
         """Return the subject from the Store; None if it is not there. If a dockerd event has made the Store forget it
-        since the call found it, the call is ``state_unknown``.
-        """
+        since the call found it, the call is ``state_unknown``."""
         known = self.shared.lookup.known(self._id) if self._id else None
         self.state_unknown |= self._found and known is None
         # A subject that only this call has read is not in the Store to be forgotten, but may have changed as well.
@@ -324,8 +321,7 @@ class UpdateCall(ReferenceCall):
 
     def send_request(self, body: bytes | None) -> bool:
         """Expect the daemon's event if the record will have the update, which it has if the container is known and the
-        request can be read.
-        """
+        request can be read."""
         self._expecting = False
         if self.state is CallState.HOLDING:
             with suppress(Unreadable):

@@ -145,8 +145,7 @@ class DockerFront(FrontBase):
 
     def intercepts(self, route: Route) -> bool:
         """Hold a create, and a request that names a known or not yet known subject with hooks. A start or a stop is not
-        held while no hook server is registered and no call waits.
-        """
+        held while no hook server is registered and no call waits."""
         if route.action is Action.CREATE:
             return True
         kind, reference = BY_REFERENCE[route.action], route.reference
@@ -218,8 +217,7 @@ class DockerConnection(Connection):
 
     def client_eof(self) -> bool:
         """Return True if the EOF must wait for a held call. One that ``drain`` caused is not passed on at all: a daemon
-        may end the calls of a client that has sent EOF.
-        """
+        may end the calls of a client that has sent EOF."""
         self._end_is_ours = self._shut and self.reader.between_requests
         waits = self.reader.client_ended()
         self.act_on_ready()

@@ -267,8 +267,7 @@ _CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
 
 def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str | None, *, of_pod: bool) -> bytes:
     """Put an adjustment into a create: its labels into a pod's, its envs into a container's. ``cgroup_parent`` is in
-    the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored.
-    """
+    the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored."""
     labels = {LABEL_PREFIX + key: value for key, value in adjustment.annotations.items()}
     if of_pod:
         labels = {**adjustment.labels, **labels}

@@ -213,8 +213,7 @@ class Requests:
 
     def _hold_up(self, held: DockerHeld) -> None:
         """Stop parsing after a held request that is complete or of which no more is read. Its call runs once all
-        requests before it are answered (relay-rules B7).
-        """
+        requests before it are answered (relay-rules B7)."""
         self.collecting = None
         if self.blocked_by is None:
             self.blocked_by = held
@@ -266,8 +265,7 @@ class Requests:
 
     def end(self) -> bool:
         """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is
-        dropped: no daemon acts on it.
-        """
+        dropped: no daemon acts on it."""
         self._cut()
         self.end_waits = self._unsent
         return self.end_waits

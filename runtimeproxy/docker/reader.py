@@ -122,8 +122,7 @@ class Reader:
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
         """Answer an unreadable request in its turn, and end the connection after the answer (relay-rules B7).
-        ``inside`` is the request inside whose body the error was found; the daemon will never have all of it.
-        """
+        ``inside`` is the request inside whose body the error was found; the daemon will never have all of it."""
         self.refused = True
         self.ready.append(RefusedRequest(error.status, str(error)))
         if inside is not None:
@@ -205,8 +204,7 @@ class Reader:
 
     def send_request(self, exchange: DockerHeld, request: bytes, body: bytes = b"") -> None:
         """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
-        body is passed as ``body`` and written by itself, since joining it with the head would copy it.
-        """
+        body is passed as ``body`` and written by itself, since joining it with the head would copy it."""
         if self._daemon_ended and not self._redial():
             exchange.not_sent()
             self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))

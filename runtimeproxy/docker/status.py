@@ -87,8 +87,7 @@ def read_inspect(
     inspected: Object, shipped: ImageDefaults | None, default_runtime: str = DEFAULT_RUNTIME
 ) -> RequestedPod | RequestedContainer | None:
     """Return what a container, as ``parse_inspect`` returns it, was created with; None if it belongs to no pod.
-    ``shipped`` is what its image added; None if the image is gone, whose additions then stay in. Raises Unreadable.
-    """
+    ``shipped`` is what its image added; None if the image is gone, whose additions then stay in. Raises Unreadable."""
     top = read_members(inspected, _TOP)
     name, host, config = top["name"], top["host"], read_members(top["config"], _CONFIG)
     shipped = shipped or ImageDefaults()

@@ -73,8 +73,7 @@ class Lookup:
 
     async def read(self, reference: str) -> tuple[str, Subject] | None:
         """Read what a reference names, and its full id; None if it does not exist or belongs to no pod. A record that
-        the Store has under that id takes precedence. Raises BackendError, Unreadable.
-        """
+        the Store has under that id takes precedence. Raises BackendError, Unreadable."""
         reply = await self._backend.inspect(reference)
         if reply is None:
             return None
@@ -132,8 +131,7 @@ class Lookup:
 
     async def _requested(self, reply: bytes, inspected: Object) -> RequestedPod | RequestedContainer | None:
         """Return what an inspected container was created with; None, without another request, if it belongs to no pod.
-        What its image added is removed, for which the image has to be read.
-        """
+        What its image added is removed, for which the image has to be read."""
         if not messages.is_pods(reply):
             return None
         await self.known_driver()
@@ -142,8 +140,7 @@ class Lookup:
 
     async def _image(self, image_id: str) -> ImageDefaults | None:
         """Return what an image adds to its containers, from a cache if possible; None if there is no such image. A
-        node's containers use few images, and all of the containers are read after a restart.
-        """
+        node's containers use few images, and all of the containers are read after a restart."""
         shipped = self._images.get(image_id)
         if shipped is None:
             image = await self._backend.image(image_id)
@@ -168,8 +165,7 @@ class EventFollower:
     outside the Store is no longer valid (relay-rules B10). ``on_died`` is called with the id of one whose process has
     ended, ``on_restarted`` with that of one that a client restarted. ``on_connected`` is awaited after each connect; a
     BackendError from it counts like a lost connection. ``on_missed`` is called after that, and whenever an event may
-    have been missed. ``wall_clock_ns`` returns nanoseconds since 1970.
-    """
+    have been missed. ``wall_clock_ns`` returns nanoseconds since 1970."""
 
     def __init__(
         self,
