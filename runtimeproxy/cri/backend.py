@@ -48,8 +48,6 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The methods that read pods or containers, and the function for the items of the list."""
-
     method: str
     list_method: str
     listed: Callable[[bytes], Iterator[PodInfo] | Iterator[ContainerInfo]]
@@ -67,7 +65,6 @@ class Backend:
         """True once the runtime is known to accept -1 in an update as "no memory limit"."""
         self.runtime_name = ""
         self.no_effect: Mapping[Operation, Fields] = {}
-        """The fields that the runtime is known not to use, by operation."""
         self.repeats_until = 0.0
         """Until when, on the event loop's clock, the runtime may answer a create with what a create of an earlier
         process made."""
@@ -105,8 +102,7 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container, with its pod's id from ListContainers where ContainerStatus does not name the pod: that
-        does so only in the verbose part, whose content each runtime chooses."""
+        """Read a container; ListContainers has its pod's id where the verbose ContainerStatus lacks it."""
         reply = await self._status(version, _CONTAINER, container_id)
         if reply is None:
             return None
@@ -213,8 +209,7 @@ class CriState:
         return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
 
     def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
-        """Yield the pods, dropping each record, with its containers', whose id now belongs to another pod, of another
-        uid: the runtime has lost its state."""
+        """Yield the pods; drop each record, with its containers', whose id now has another uid: the state was lost."""
         for pod in pods:
             known = self._store.pod(pod.id)
             if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):

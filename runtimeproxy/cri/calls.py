@@ -33,8 +33,6 @@ runtime in memory together with every parsed form. A shorter one is parsed while
 
 @dataclass(frozen=True, slots=True)
 class CriShared(Shared):
-    """What the calls of all connections share."""
-
     backend: Backend
     metrics: Metrics
 
@@ -271,7 +269,6 @@ class UpdatePodCall(PodCall):
 
     @read_once
     def requested(self) -> tuple[Resources | None, Resources | None]:
-        """The overhead and the resources."""
         return messages.read_pod_update(self.message)
 
     def order_key(self) -> str:

@@ -126,8 +126,6 @@ class Open(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the connections of a front share."""
-
     budget: MemoryBudget
     clock: Callable[[], float]
     counters: MutableMapping[Key, int]
@@ -152,7 +150,6 @@ class Streams:
         self.runtime_out = FlowControlledSender()
         self.streams: dict[int, Stream] = {}
         self.open: dict[int, Open] = {}
-        """Passing streams that the runtime has not ended."""
         self.highest = 0
         """Highest id of a stream that was sent to the runtime."""
         self.ready: deque[object] = deque()
@@ -199,7 +196,7 @@ ACKS_AT_ONCE = 16
 
 
 class FrameRelay(ABC):
-    """Relays frames from ``source`` (the peer that sends them) to ``sink``."""
+    """Relays the frames that the peer ``source`` sends to ``sink``."""
 
     from_client: bool
     piped = False
@@ -468,7 +465,6 @@ class FrameRelay(ABC):
         self.sink.out.append(frame)
 
     def pipe(self) -> None:
-        """Pass all bytes unread from now on."""
         self.piped = self._unread = True
 
     def opening(self, data: bytes) -> bytes:

@@ -17,8 +17,6 @@ AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoi
 
 
 class ImageLink(ClientConnection):
-    """One connection to the image service."""
-
     def __init__(self, owner: Streams, client_settings: dict[int, int]) -> None:
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner

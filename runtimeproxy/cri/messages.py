@@ -270,7 +270,6 @@ def _swap(memory: int, swap: int, new_memory: fields.ResourceValue) -> Changes:
 
 
 def without_fixed_fields(resources: Resources | None) -> Resources | None:
-    """Return an update's resources without the fields that no runtime changes."""
     if resources is None or not any(getattr(resources, name) for name in _FIXED):
         return resources
     return replace(resources, **{name: getattr(fields.NO_RESOURCES, name) for name in _FIXED})
@@ -330,7 +329,6 @@ def _cgroup_parent(parent: str | None) -> Edits:
 
 
 def _resources(number: int, changes: Changes) -> Edits:
-    """Edit the LinuxContainerResources in field ``number``."""
     edits = {_RESOURCES[name].number: _TO_WIRE[fields.ROWS[name].kind](value) for name, value in changes.items()}
     return _inside(number, edits)
 

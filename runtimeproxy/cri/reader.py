@@ -74,7 +74,7 @@ class CriHeld(HeldCall):
             self.deadline = self.shared.clock() + seconds  # it counts from the headers, not from the body
         self._half_closed = half_closed
         self._has_body = not half_closed
-        self._reply_fields: dict[bytes, bytes] = {}
+        self.reply_fields: dict[bytes, bytes] = {}
 
     # From the client.
 
@@ -152,7 +152,7 @@ class CriHeld(HeldCall):
     def runtime_part(self, part: Data | HeaderBlock) -> None:
         """Pass a part of the reply while copying it, or hold back the frame that ends it and read the reply."""
         if isinstance(part, HeaderBlock):
-            self._reply_fields.update(_reply_fields(part.alone))
+            self.reply_fields.update(_reply_fields(part.alone))
         elif len(self._reply_body) <= bounds.REPLY_BYTES:
             self._reply_body = _joined(self._reply_body, part.payload) if self._reply_body else part.payload
         if self.state is CallState.RELEASED and not part.end:
@@ -164,7 +164,7 @@ class CriHeld(HeldCall):
             self._keep_early(part)
             return
         self.kept = part
-        fields, reply = self._reply_fields, Reply(agreed=False)
+        fields, reply = self.reply_fields, Reply(agreed=False)
         status = fields.get(b"grpc-status")
         if status == b"0" and fields.get(b":status", b"200") == b"200":
             try:
@@ -262,11 +262,6 @@ class CriHeld(HeldCall):
         owner.runtime_out.forget_window(self.stream)
         owner.wake()
 
-    @property
-    def is_answering(self) -> bool:
-        """Return whether the beginning of the runtime's answer has gone to the client."""
-        return self.state is CallState.RELEASED and bool(self._reply_fields)
-
     def end_unanswered(self) -> None:
         """End the call without the runtime's answer, unless that is complete. The stream passes from now on."""
         if self.kept is not None:
@@ -281,7 +276,6 @@ class CriHeld(HeldCall):
             self.owner.ready.append(self)
 
     def free(self) -> None:
-        """Return the request's bytes to the memory budget."""
         self.shared.budget.credit(self._counted)
         self._counted = 0
 
@@ -319,8 +313,6 @@ class NotHttp2:
 
 
 class Reader(Streams):
-    """State of one pair of connections."""
-
     def __init__(self, shared: Shared, wake: Callable[[], None]) -> None:
         super().__init__(shared, wake)
         self.image: ImageLink | None = None
@@ -328,7 +320,6 @@ class Reader(Streams):
         self.last = http2.MAX_STREAM_ID
         """The last stream id that a GOAWAY has sent to the client; streams that it opens above are refused."""
         self.highest_image = 0
-        """Highest stream id that was sent to the image endpoint."""
         self._announced = False
         self._refusing = False
         self.from_client = FromClient(self)
@@ -350,7 +341,6 @@ class Reader(Streams):
         self.from_client.feed(data)
 
     def check_open(self) -> None:
-        """Raise Excess if the client has opened too many streams."""
         if max(len(self.open), len(self.streams)) > OPEN_STREAMS:
             raise Excess("open_streams", "too many streams are open")
 
@@ -373,7 +363,8 @@ class Reader(Streams):
         self.open.clear()
         for held in self.held:
             if not held.kept:
-                self.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
+                begun = held.state is CallState.RELEASED and bool(held.reply_fields)
+                self.client_out.send_frame(held.stream, _no_answer(held.stream, begun))
 
     def closed(self) -> None:
         self.client_out.drop_all()

@@ -68,8 +68,7 @@ class Backend:
     def __init__(self, endpoint: str, *, seconds: float = REQUEST_SECONDS) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
-        """One session for each HTTP method."""
+        self._sessions: dict[str, aiohttp.ClientSession] = {}  # by HTTP method
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     @staticmethod
@@ -238,8 +237,7 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:
-    begun: list[bytes] = []
-    """The parts of the line whose end has not come."""
+    begun: list[bytes] = []  # the parts of the line whose end has not come
     length = 0
     while part := await _part(route, response):
         first, *others = part.split(b"\n")

@@ -30,14 +30,12 @@ ERROR_STATUS = 500
 
 @dataclass(frozen=True, slots=True)
 class DockerShared(Shared):
-    """What the calls of a front share, too."""
-
     backend: Backend
     lookup: Lookup
     events: EventFollower
     metrics: Metrics
     creates_pass: Callable[[], bool]
-    """Return whether no create is to be reported to a hook server or edited."""
+    """Return whether no create calls a hook server or is edited."""
     pods_fail: Callable[[], bool]
     """Return whether a hook server with policy Fail is registered for the create of pods."""
 
@@ -66,7 +64,6 @@ class CreateCall(DockerCall):
     """False if the request does not show whether it creates a pod sandbox or a container."""
     _requested: RequestedPod | RequestedContainer | None = None
     _unreadable = ""
-    """Why there is no ``requested``."""
     _released: bytes | None = None
     """The edited body; None if the request's own was released."""
 
@@ -111,8 +108,7 @@ class CreateCall(DockerCall):
             self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
 
     def order_key(self) -> str:
-        """Return the full name, as there is no id yet. Raises Unreadable."""
-        requested = self.requested
+        requested = self.requested  # it has no id yet
         return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
 
     def subject(self, store: Store) -> Subject | None:
@@ -267,11 +263,8 @@ class StartCall(ReferenceCall):
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
-        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer).
-
-        Returns the resources that were set. Raises BackendError; if the update may have been applied all the same, the
-        call is ``state_unknown`` from then on.
-        """
+        """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
+        failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
         self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
@@ -300,8 +293,7 @@ class UpdateCall(ReferenceCall):
         return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:
-        """Raises Unreadable if any part of the request cannot be read."""
-        _ = self.update
+        _ = self.update  # any part of the request that cannot be read raises here
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> fields.HookRequest:
@@ -331,7 +323,6 @@ class UpdateCall(ReferenceCall):
         return super().send_request(body)
 
     def answer(self) -> None:
-        """Expect no event of an update that the daemon did not agree to."""
         if self._expecting and self.reply is not None and not self.reply.agreed:
             self._expecting = False
             self.shared.events.no_update(self._id)

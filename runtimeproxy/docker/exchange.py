@@ -115,7 +115,6 @@ def _read_target(target: str) -> tuple[str, str]:
 
 
 def _name(query: str) -> str:
-    """Return the first value of ``name``, as Go's Form.Get does."""
     found = _NAMED.search(query)
     return _decoded((found[1] or "").replace("+", " ")) if found else ""
 
@@ -168,9 +167,6 @@ _NOT_MODIFIED = 304
 _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
 """Statuses that count as agreement beside 2xx (hook-api, "Applied to"); a start answered 304 started nothing."""
 
-_AFTER_A_POST = 2
-"""dockerd's server skips 4 bytes of CR and LF after a POST, and after no other request."""
-
 
 class ReaderEvent(Enum):
     """What the connection has to do after a read."""
@@ -184,8 +180,6 @@ class ReaderEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request that the proxy answers itself as malformed or ambiguous."""
-
     status: int
     why: str
 
@@ -199,15 +193,14 @@ class Exchange:
         self.head = head
         self.method = "" if head is None else head.method
         """The answer to a HEAD has no body."""
-        self.empty_lines = _AFTER_A_POST if self.method == "POST" else 0
-        """Most empty lines that may follow the request (relay-rules B11)."""
+        self.empty_lines = 2 if self.method == "POST" else 0
+        """Most empty lines that may follow the request: dockerd skips 4 bytes of CR and LF after a POST (relay-rules
+        B11)."""
         self.may_tunnel = may_tunnel
         self.series = PASSING[0]
-        """What counts the request, if it passes."""
         self.plain = False
         """True for an immutable exchange that all requests with the same bytes share; see ``Known``."""
         self.answered = False
-        """True once the whole answer has been sent to the client."""
         self.continued = False
         """True once the proxy sent the client 100 Continue, so that the daemon's own one is dropped."""
 
@@ -239,12 +232,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the connections of a front share."""
-
     budget: MemoryBudget
     known: Known
     kinds: "Mapping[Action, type[DockerHeld]]"
-    """The class of held call for each action."""
     intercepts: Callable[[Route], bool]
     admit_http2: Callable[[], bool]
     """Count a client that speaks HTTP/2; return whether it may pass, bypassing the hook servers."""
@@ -272,11 +262,9 @@ class DockerHeld(Exchange, HeldCall):
         """The content of a chunked body without its chunking, as far as it has come."""
         self._body = b""
         self.reply_head: ResponseHead | None = None
-        """The head of the daemon's answer; None before it has come."""
         self._reply_body: bytearray | None = bytearray()
         """The body of the daemon's answer, as it came; None once the answer is too long to be kept."""
         self.kept = bytearray()
-        """The bytes of the answer that wait for the Post hooks."""
 
     @abstractmethod
     def identify(self) -> bool:

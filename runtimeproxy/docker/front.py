@@ -36,8 +36,6 @@ WAIT_SECONDS = 10.0
 """Seconds that such a client has to send its request's head and, after the answer, to close."""
 
 _CALLS: dict[Action, type[DockerCall]] = {Action.CREATE: CreateCall, **BY_REFERENCE}
-_CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
-"""The hook points of creates. A container's cover a pod's: its create needs what the pod's hooks changed."""
 
 
 class DockerFront(FrontBase):
@@ -157,7 +155,8 @@ class DockerFront(FrontBase):
         return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
 
     def _creates_pass(self) -> bool:
-        return not (self.manager.registered(_CREATE_POINTS) or self.lifecycle.store.has_changed_parents)
+        points = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]  # those of pods, too: containers get their edits
+        return not (self.manager.registered(points) or self.lifecycle.store.has_changed_parents)
 
     def admit_http2(self) -> bool:
         """Count a client that speaks HTTP/2; it passes unless a plugin has policy Fail (relay-rules B4)."""
@@ -168,7 +167,6 @@ class DockerFront(FrontBase):
         return passes
 
     def _fails_anywhere(self) -> bool:
-        """Return whether a plugin with policy Fail is registered for any hook point."""
         return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def proceed(self, call: DockerHeld) -> None:

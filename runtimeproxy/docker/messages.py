@@ -43,9 +43,7 @@ _RESOURCES: Table = {name: (key, fields.ROWS[name].kind.type) for name, key in R
 _UPDATED: Table = {name: row for name, row in _RESOURCES.items() if fields.ROWS[name].in_updates}
 _ID: Table = {"id": ("Id", str)}
 
-LABEL_PREFIX = "annotation."
-"""What dockershim puts before the key of a CRI annotation to make it a label."""
-
+LABEL_PREFIX = "annotation."  # before the key of a CRI annotation that dockershim makes a label
 TYPE_LABEL = "io.kubernetes.docker.type"
 POD_TYPE = "podsandbox"
 CONTAINER_TYPE = "container"
@@ -91,7 +89,6 @@ def to_cri(parent: str | None, driver: Driver) -> str | None:
 
 
 def to_docker(path: str, driver: Driver) -> str:
-    """Return CRI's path as HostConfig.CgroupParent."""
     if driver is Driver.CGROUPFS or "/" not in path:
         return path
     return path.rstrip("/").rpartition("/")[2] or _ROOT

@@ -28,23 +28,18 @@ _SWITCHING = 101
 
 
 class Requests:
-    """Splits the client's bytes into the heads and bodies of requests."""
-
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         self._shared = reader.shared
         known = reader.shared.known
         self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
         self.rest = bytearray()
-        """Bytes that are not parsed yet."""
         self._seen = 0
         self.began = False
-        """True once the first byte of a request has come on the connection."""
         self.body: Body | None = None
         self._newest: Exchange | None = None
         """The request whose body is being read, or the last one that was read."""
         self.collecting: DockerHeld | None = None
-        """The held request whose body is still to come."""
         self.blocked_by: Exchange | None = None
         self.no_more = False
         self._empty_lines = 0
@@ -271,7 +266,6 @@ class Requests:
         return self.end_waits
 
     def _cut(self) -> None:
-        """Report a held request as unreadable whose body ends before it is complete."""
         if self.collecting is not None and self.blocked_by is None:
             self.collecting.problem = "the request ends inside its body"
             self.body = None
@@ -285,7 +279,6 @@ class Requests:
         return holding or (first is not None and bool(self.rest))
 
     def stop(self) -> bytes:
-        """Stop parsing permanently and return the bytes that were not parsed."""
         rest = bytes(self.rest)
         self.rest.clear()
         self.body = self.collecting = self.blocked_by = self._newest = None
@@ -294,8 +287,6 @@ class Requests:
 
 
 class Answers:
-    """Splits the daemon's bytes into the heads and bodies of responses."""
-
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         known = reader.shared.known
@@ -365,8 +356,7 @@ class Answers:
     def _read_head(self, data: bytes, at: int) -> int:
         if self._reader.tunnel:
             self._reader.to_client.append(data[at:])
-            return len(data)
-        if self.no_more:
+        if self._reader.tunnel or self.no_more:
             return len(data)
         exchange = self._reader.awaited()
         if exchange is None:

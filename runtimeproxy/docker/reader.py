@@ -26,13 +26,11 @@ class Reader:
         self.ready: deque[object] = deque()
         """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
         self.pending: deque[Exchange] = deque()
-        """The requests whose answers have not been sent."""
         self.tunnel = False
         """True once the connection is a tunnel: bytes pass unread."""
         self._wake = wake
         self._redial = redial
         self.finished = False
-        """True once the last answer was sent."""
         self.refused = False
         """True once the client sent an unreadable request: nothing that it sends passes any more, not even a tunnel."""
         self._daemon_ended = False
@@ -43,9 +41,7 @@ class Reader:
 
     def awaited(self) -> Exchange | None:
         """Return the request whose answer comes next; None if the daemon has none to answer."""
-        if not self.pending:
-            return None
-        first = self.pending[0]
+        first = self.pending[0] if self.pending else None
         if isinstance(first, DockerHeld) and (first.state is not CallState.RELEASED or first.reply is not None):
             return None
         return first
@@ -173,7 +169,6 @@ class Reader:
             self.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
     def _done(self, exchange: Exchange) -> None:
-        """Forget an exchange whose answer was sent, and begin the next one's turn."""
         exchange.answered = True
         self.pending.popleft()
         if self._daemon_ended:

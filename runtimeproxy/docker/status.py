@@ -39,7 +39,7 @@ _STATUS: Table = {"status": ("Status", str)}
 
 @dataclass(frozen=True, slots=True)
 class ImageDefaults:
-    """The labels and environment that an image gives to its containers."""
+    """What an image gives to its containers."""
 
     labels: Labels = field(default_factory=dict)
     env: Sequence[str] = ()
@@ -63,7 +63,6 @@ def parse_inspect(reply: bytes, full_id: str = "") -> Object:
 
 
 def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
-    """Return the members named in ``parts`` that have the right type."""
     members: list[tuple[str, Any]] = []
     for name, kind in parts.items():
         value = owner.get(name)

@@ -42,7 +42,6 @@ class Lookup:
         self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, ImageDefaults] = OrderedDict()
         self.driver: Driver | None = None
-        """The daemon's cgroup driver; None until it was read."""
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
@@ -59,7 +58,6 @@ class Lookup:
         return self.driver
 
     def is_plain(self, container_id: str) -> bool:
-        """Return whether a container is known to belong to no pod."""
         return container_id in self._plain
 
     def forget_plain(self, container_id: str) -> None:
@@ -99,7 +97,7 @@ class Lookup:
         return full_id, merge.subject_of_read(pod, read)
 
     async def listed(self) -> Listed:
-        """List all pods and containers of pods. Raises BackendError."""
+        """Raises BackendError."""
         rows = await self._backend.pods_containers()
         pods, containers = ([id for id, kind in rows if kind == wanted] for wanted in (POD_TYPE, CONTAINER_TYPE))
         return Listed(pods, containers)
@@ -195,7 +193,6 @@ class EventFollower:
         self._away = False
         self._overdue: Counter[str] = Counter()
         """The expected updates from before the stream was lost: a daemon that restarted has lost their events."""
-        self._dropping: asyncio.TimerHandle | None = None
         self._meanings: dict[str, Callable[[str], None]] = {
             "die": on_died,
             "restart": on_restarted,
@@ -222,32 +219,21 @@ class EventFollower:
         self._on_gone(container_id)
 
     async def run(self) -> None:
-        """Follow the events until cancelled, reconnecting with increasing delays."""
         loop = asyncio.get_running_loop()
         self._since_ns = self._wall_clock_ns()
         delay = FIRST_RETRY_SECONDS
         while True:
             began = loop.time()
-            await self._attempt()
+            await self._follow()
             if loop.time() - began > LONGEST_RETRY_SECONDS:  # it worked for a while
                 delay = FIRST_RETRY_SECONDS
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_SECONDS)
 
-    async def _attempt(self) -> None:
-        """Connect and follow the events until that fails; log and count the failure."""
-        try:
-            await self._follow()
-        except BackendError as error:
-            self._metrics.events.runtime_lost("events", error.kind.value)
-            self._lost(str(error))
-        except Exception as error:  # a bug must not end the following for good; the error's text may have values
-            self._metrics.count("internal_errors", "events")
-            log.error("internal error in following the daemon's events", exc_info=error)
-            self._lost("internal error")
-
     async def _follow(self) -> None:
+        """Connect and follow the events until that fails; log and count the failure."""
         failure = "backend_event_dial_failures"
+        dropping: asyncio.TimerHandle | None = None
         try:
             async with self._backend.events(self._meanings, self._since_ns) as events:
                 failure = "backend_event_stream_losses"
@@ -257,15 +243,21 @@ class EventFollower:
                     self._away = False
                     log.info("the daemon's events are followed again")
                 self._on_missed()
-                self._dropping = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._drop_overdue)
+                dropping = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._drop_overdue)
                 async for event in events:
                     self._take(event)
-        except Exception:
+        except BackendError as error:
             self._metrics.count(failure)
-            raise
+            self._metrics.events.runtime_lost("events", error.kind.value)
+            self._lost(str(error))
+        except Exception as error:  # a bug must not end the following for good; the error's text may have values
+            self._metrics.count(failure)
+            self._metrics.count("internal_errors", "events")
+            log.error("internal error in following the daemon's events", exc_info=error)
+            self._lost("internal error")
         finally:
-            if self._dropping is not None:
-                self._dropping.cancel()
+            if dropping is not None:
+                dropping.cancel()
             self._overdue = Counter(self.expected_updates)
 
     def _drop_overdue(self) -> None:
