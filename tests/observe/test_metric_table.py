@@ -72,3 +72,12 @@ def test_the_hook_server_is_the_first_label() -> None:
 
 def test_no_two_rows_have_a_name() -> None:
     assert len(METRICS) == len(ROWS)
+
+
+def test_labels_of_a_series_have_the_runtime_in_its_place() -> None:
+    assert METRICS["build_info"].labelled(["0.2.0", "3.11.2"], "containerd") == {
+        "version": "0.2.0",
+        "python": "3.11.2",
+        "runtime": "containerd",
+    }
+    assert METRICS["ready"].labelled([], "containerd") == {}
