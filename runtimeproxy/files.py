@@ -17,6 +17,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_SECONDS = 1.0
 """How long a write waits for another process's."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
 """tmpfs and ramfs (statfs(2), linux/magic.h)."""
@@ -77,8 +78,7 @@ class StateFile:
         that was replaced, StateError if the content cannot be written."""
         with self._failing("cannot be written"):
             make_folder(self._folder)
-            with self._opened() as folder:
-                _lock(folder)
+            with self._opened() as folder, self._locked(folder):
                 if over is not True and self.version() != over:
                     raise Changed("was replaced by another process")
                 new = f".{self._name}.new"
@@ -112,6 +112,24 @@ class StateFile:
             os.close(folder)
 
     @contextmanager
+    def _locked(self, folder: int) -> Iterator[None]:
+        """Hold the lock of the file. Raises BlockingIOError if another process holds it for LOCK_SECONDS."""
+        lock = os.open(f".{self._name}.lock", _LOCK, 0o600, dir_fd=folder)
+        try:
+            until = time.monotonic() + LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(lock)
+
+    @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
         try:
             yield
@@ -123,18 +141,6 @@ class StateFile:
 
 def _version(found: os.stat_result) -> Version:
     return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
-def _lock(folder: int) -> None:
-    """Lock a directory until it is closed. Raises BlockingIOError if another process has it for LOCK_SECONDS."""
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(0.01)
 
 
 def make_folder(folder: str) -> bool:

@@ -46,7 +46,7 @@ def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int)
         os.umask(before)
     found = Path(file.path)
     assert [stat.S_IMODE(path.lstat().st_mode) for path in (found, found.parent)] == [0o600, 0o700]
-    assert [path.name for path in found.parent.iterdir()] == [found.name]
+    assert {path.name for path in found.parent.iterdir()} == {found.name, ".a.lock"}
 
 
 def test_rest_of_a_killed_write_is_replaced(file: StateFile) -> None:
@@ -94,7 +94,11 @@ def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> Non
 def test_write_waits_for_another_process_for_a_second(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
-    folder = os.open(Path(file.path).parent, os.O_RDONLY)
+    folder = os.open(Path(file.path).parent, os.O_RDONLY)  # others may open it, and must not be able to lock
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    file.write(OLD)
+    os.close(folder)
+    folder = os.open(Path(file.path).with_name(".a.lock"), os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         with pytest.raises(StateError, match=r"a cannot be written \(Resource temporarily unavailable\)"):

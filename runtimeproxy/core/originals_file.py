@@ -124,11 +124,13 @@ class File:
 
     def _read(self, kept: dict[str, bytes]) -> int:
         """Read the rows, and add their texts to ``kept``; return how many are broken."""
-        self._rows = {}
         try:
             content, self._version = self._file.read()
         except StateError as error:
             raise self._meaning(error) from None
+        if self._version is None:
+            return 0
+        self._rows = {}
         if not content:
             return 0
         head, *lines = content.splitlines(keepends=True)
@@ -168,11 +170,11 @@ def _row(any_id: str, text: bytes) -> bytes:
 
 def _parse(row: bytes) -> tuple[str, bytes]:
     """Return id and text of a row. Raises ValueError."""
-    quoted, separator, text = row[9:-1].partition(b"\t")
-    any_id = json.loads(quoted) if separator else None
-    if not isinstance(any_id, str) or row != _row(any_id, text):
+    content = row[9:-1]
+    quoted, separator, text = content.partition(b"\t")
+    if row != b"%08x %s\n" % (crc32(content), content) or not separator:
         raise ValueError("its checksum is wrong")
-    return any_id, text
+    return str(json.loads(quoted)), text
 
 
 def _of_sqlite(path: str, owner: str) -> dict[str, bytes]:
@@ -305,6 +307,8 @@ class Originals:
             self._failed(error)
         except RuntimeError:
             self._failed(Failed(UNUSABLE, "no thread can be started"))
+        except Exception as error:
+            self._failed(Failed(UNUSABLE, type(error).__name__))
         else:
             return True
         return False

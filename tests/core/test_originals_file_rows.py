@@ -148,6 +148,16 @@ def test_file_cannot_be_used_without_a_directory(tmp_path: Path) -> None:
     assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
 
 
+def test_rows_are_written_again_when_the_file_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write({"a": some(1)})
+    File(file.path, OURS).write({"b": some(2)})
+    versions = iter([file._file.version()])
+    os.unlink(file.path)
+    monkeypatch.setattr(file._file, "version", lambda: next(versions, None))
+    file.write({"c": some(3)})
+    assert loaded(File(file.path, OURS)) == {"a": some(1), "c": some(3)}
+
+
 @pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), ""])
 def test_file_of_another_proxy_is_replaced(file: File, other: str) -> None:
     File(file.path, other).write(SOME)
@@ -156,7 +166,15 @@ def test_file_of_another_proxy_is_replaced(file: File, other: str) -> None:
     check_anew(file)
 
 
-OTHER_FORMS = [b"\n", b"x", b'00000000 "a"\t[]\n', b'aaaaaaaa "a" []\n', b"aaaaaaaa 7\t[]\n", b"aaaaaaaa \xff\t[]\n"]
+OTHER_FORMS = [
+    b"\n",
+    b"x",
+    b'00000000 "a"\t[]\n',
+    b'aaaaaaaa "a" []\n',
+    b"aaaaaaaa 7\t[]\n",
+    b"00000000 " + b"[" * 100_000 + b"\t\n",
+    b"aaaaaaaa \xff\t[]\n",
+]
 
 
 @pytest.mark.parametrize("row", OTHER_FORMS)

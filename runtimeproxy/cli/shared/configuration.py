@@ -3,9 +3,6 @@
 import os
 from collections.abc import Mapping
 
-import click
-
-from runtimeproxy.cli.shared.flags import flags_given
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import DEFAULT_FILE
@@ -13,6 +10,10 @@ from runtimeproxy.settings.options import DEFAULT_FILE
 
 def command_configuration(given: Mapping[str, str | None]) -> config.Config:
     """Return the configuration of a command with these flags. Raises click.ClickException if it is wrong."""
+    import click  # the packages run the rest of this file without click
+
+    from runtimeproxy.cli.shared.flags import flags_given
+
     try:
         return configuration(flags_given(given), os.environ)
     except ConfigError as error:
