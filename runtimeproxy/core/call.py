@@ -12,9 +12,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import Adjustment, ContainerRecord, HookRequest, PodRecord, ResourceValue, Subject
+from runtimeproxy.model.fields import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    ContainerRecord,
+    HookRequest,
+    PodRecord,
+    ResourceValue,
+    Subject,
+)
 from runtimeproxy.model.hookpoints import HookPoint, Operation
-from runtimeproxy.observe.events import About
+from runtimeproxy.observe.events import About, CallTimes
 
 PROCESS_LIMIT = 64 * 2**20
 """Bytes of held requests in the whole process."""
@@ -27,7 +35,7 @@ class MemoryBudget:
         self.count = 0
 
     def add(self, length: int) -> bool:
-        """Count bytes of a request; return False if the limit is exceeded."""
+        """Return False if the limit is exceeded."""
         self.count += length
         return self.count <= self.limit
 
@@ -156,7 +164,10 @@ class HeldCall(ABC):
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
     call_id: str = ""
-    """The id in log lines and events, which the call has from its start on."""
+    """The id in log lines and events; "" until the call starts."""
+    times: CallTimes
+    adjustment: Adjustment = NO_ADJUSTMENT
+    """What the Pre hooks changed of the request that was released."""
     found: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
@@ -172,11 +183,10 @@ class HeldCall(ABC):
 
     @property
     def subject_name(self) -> str:
-        """Return the subject's name for log lines: namespace/pod or namespace/pod/container; "" if unknown."""
+        """Return the subject's name for log lines (``HookRequest.name``); "" if unknown."""
         return "" if self.found is None else merge.hook_view(self.found).name
 
     def about(self) -> About:
-        """Return what events show of the call."""
         names: tuple[str, ...] = ()
         if self.found is not None:
             pod, container = self.found.pod.effective, self.found.container
@@ -199,7 +209,6 @@ class HeldCall(ABC):
         Unreadable."""
 
     hook_request: Callable[[Subject], HookRequest] = staticmethod(merge.hook_view)
-    """Return the request for the Pre hook."""
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Change at the runtime what has to be changed before the release, as in PreStartContainer's extra update.
@@ -244,11 +253,11 @@ class HeldCall(ABC):
 
     @abstractmethod
     def answer(self) -> None:
-        """Pass the runtime's own bytes to the client, unless that was done; may be called more than once."""
+        """Pass the runtime's own bytes to the client; may be called more than once."""
 
     @abstractmethod
     def release_buffers(self) -> None:
-        """Drop all that is buffered of the request: it is not needed any more."""
+        """Drop all that is buffered of the request."""
 
     async def life(self, container_id: str) -> Life | None:
         """Read from the runtime whether a container was started and runs; None if the runtime does not have it. Raises

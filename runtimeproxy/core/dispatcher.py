@@ -45,8 +45,6 @@ class Dispatcher:
         self._note_stop: dict[str, set[str]] = {}
         """The names of the plugins that know of the end of a pod or a container, by its id."""
 
-    # Hooks.
-
     async def before(self, call: HeldCall, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Call the plugins of a call's Pre point in order, each with the changes of the earlier ones in its request.
 
@@ -103,7 +101,6 @@ class Dispatcher:
             del self._note_stop[next(iter(self._note_stop))]
 
     def owes_end(self, point: HookPoint, any_id: str) -> bool:
-        """Return whether any plugin is still to be called for the end of a pod or a container."""
         know = self._note_stop.get(any_id, ())
         return any(plugin.name not in know for plugin in self._plugins.by_point.get(point.name, ()))
 
@@ -118,8 +115,6 @@ class Dispatcher:
         now = self._clock()
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in later), left / 2)
-
-    # One attempt.
 
     async def attempt(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
         """Call a plugin, unless it must not be called now, and record the result. ``end`` is when its share of the
@@ -177,7 +172,6 @@ class Dispatcher:
         )
 
     def _report_breaker(self, plugin: Plugin, point: HookPoint, code: str) -> None:
-        """Report that a breaker opened or closed, by a call that ended with ``code``."""
         breaker, kind = plugin.breaker, {"kind": plugin.name}
         opened = breaker.state is BreakerState.OPEN
         self._metrics.gauge("hook_breaker_open", float(opened), plugin.name)
@@ -188,8 +182,6 @@ class Dispatcher:
             log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
         else:
             log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)
-
-    # Failures.
 
     def failed(self, call: HeldCall, points: Iterable[HookPoint], reason: Reason, detail: str) -> None:
         """Count a failure for each plugin of the points that could not be called. Raises HookError if a plugin of a Pre
@@ -292,7 +284,6 @@ class Dispatcher:
 
 
 def _shown(owners: Mapping[str, str]) -> str:
-    """Return fields with their owners, at most FIELDS_SHOWN."""
     fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
     more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
     return ", ".join(fields[:FIELDS_SHOWN] + more)

@@ -21,8 +21,8 @@ from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.model import hookpoints, merge
 from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, ContainerRecord, Subject, kind_of
 from runtimeproxy.model.hookpoints import CONTAINER_END, HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
-from runtimeproxy.observe.events import EventKind
-from runtimeproxy.observe.metrics import CallTimes, Metrics
+from runtimeproxy.observe.events import CallTimes, EventKind
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.eventloop import Deadlines, Fiber, Pending
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,6 @@ class Lifecycle:
     ) -> None:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
-        """The calls that have not ended."""
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the Store may lack what the runtime has, or still have what the runtime no longer has."""
         self.state_read = asyncio.Event()
@@ -87,7 +86,7 @@ class Lifecycle:
 
     @property
     def hooked(self) -> bool:
-        """Return whether any hook server is registered; without one the runtime is not queried for missing state."""
+        """Return whether any hook server is registered."""
         return self._registered(HOOK_POINTS)
 
     def start_and_stop_pass(self) -> bool:
@@ -112,10 +111,9 @@ class Lifecycle:
         return None
 
     async def _run(self, call: HeldCall, fiber: Fiber[None]) -> None:
-        times = self._metrics.call(call.operation.value)
+        times = call.times = self._metrics.call(call.operation.value)
         call.call_id = times.id
         subject: Subject | None = None
-        adjustment = NO_ADJUSTMENT
         try:
             # Find and call the Pre hooks. If there is no plugin to call, nothing to change and no earlier call to wait
             # for, the call is released first and decoded while the runtime works.
@@ -123,16 +121,16 @@ class Lifecycle:
             call.must_reread_created = wanted and call.may_be_repeated()
             passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
             if not passes:
-                subject, adjustment = await self._hold(call, times, fiber)
+                subject, call.adjustment = await self._hold(call, fiber)
 
             # Release. A request that cannot be edited goes on unchanged, if the policies allow it (relay-rules C4).
             times.released, call.number = self._metrics.clock(), self.store.moment()
             try:
-                call.release(subject, adjustment)
+                call.release(subject, call.adjustment)
             except Exception as error:
                 times.released = None
                 self._apply_policies(call, subject, error)
-                times.released, adjustment = self._metrics.clock(), NO_ADJUSTMENT
+                times.released, call.adjustment = self._metrics.clock(), NO_ADJUSTMENT
                 call.release(None, NO_ADJUSTMENT)
             else:
                 if passes:
@@ -151,7 +149,7 @@ class Lifecycle:
                     alone &= not (call.must_reread_created or self.open_calls.creates)
                 if alone and subject is not None and not self._registered(hookpoints.POST[call.operation]):
                     call.answer()
-                await self._act_on_answer(call, subject, adjustment, reply, times)
+                await self._act_on_answer(call, subject, reply)
             finally:
                 call.answer()
                 call.release_buffers()
@@ -166,15 +164,15 @@ class Lifecycle:
             self.running.discard(fiber)
             self.open_calls.end(call)
             if times.outcome:
-                self._ended(call, times, adjustment)
+                self._ended(call)
             if call.state_unknown or self.store.watched:
                 self._forget_uncertain(call)
 
-    def _ended(self, call: HeldCall, times: CallTimes, adjustment: Adjustment) -> None:
-        """Count a call that has its outcome, and record what hook servers changed and that it was slow."""
+    def _ended(self, call: HeldCall) -> None:
+        times = call.times
         times.operation = call.operation.value  # it may have been found out since
         seconds = self._metrics.ended(times)
-        owners = {name: owner for name, owner in adjustment.owners.items() if name not in call.lacking}
+        owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.lacking}
         if times.outcome == "agreed" and owners:
             for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
@@ -189,8 +187,6 @@ class Lifecycle:
         if sum(seconds) > SLOW_SECONDS:
             self._metrics.events.add(EventKind.SLOW, call.about(), reason=times.outcome, seconds=seconds)
 
-    # Find the subject and call the Pre hooks.
-
     def _read(self, call: HeldCall) -> Subject | None:
         try:
             call.found = call.subject(self.store)
@@ -201,8 +197,9 @@ class Lifecycle:
             self._internal(call.operation, call.call_id, error)
         return None
 
-    async def _hold(self, call: HeldCall, times: CallTimes, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
-        """Find the subject and call the Pre hooks, in order and within the call's budget (relay-rules C4, C6, C7)."""
+    async def _hold(self, call: HeldCall, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
+        """Find the subject and call the Pre hooks (relay-rules C4, C6, C7)."""
+        times = call.times
         self._holds.add(times)
         end = self._clock() + self._budget(call)
         backstop = self._deadlines.add(end + HOLD_GRACE_SECONDS, lambda: fiber.interrupt(TimeoutError()))
@@ -221,7 +218,7 @@ class Lifecycle:
                 if subject is None and self._registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
                     seconds = end - self._clock() if self._registered(hookpoints.PRE[call.operation]) else None
-                    subject = await self._in_task(partial(call.read_subject, self.store), seconds, times)
+                    subject = await self._in_task(call, partial(call.read_subject, self.store), seconds)
                 call.found = subject
                 if call.order_key() == turn.key:
                     break
@@ -231,7 +228,7 @@ class Lifecycle:
             if subject is None or subject.pod.effective.labels.get(self._skip_key) == self._skip_value:
                 return subject, NO_ADJUSTMENT
             if call.operation in _ENDS:
-                await self._find_ends(call, subject, end, times)
+                await self._find_ends(call, subject, end)
             points = hookpoints.PRE[call.operation]
             if not self._registered(points):
                 return subject, NO_ADJUSTMENT
@@ -241,7 +238,7 @@ class Lifecycle:
             finally:
                 times.hooks = self._metrics.clock() - began
             if call.prepares and adjustment.resources:
-                adjustment = await self._prepared(call, points[0], subject, adjustment, end, times)
+                adjustment = await self._prepared(call, points[0], subject, adjustment, end)
             return subject, adjustment
         except HookError:
             raise
@@ -257,7 +254,7 @@ class Lifecycle:
             self._deadlines.cancel(backstop)
             self._holds.discard(times)
 
-    async def _in_task(self, ask: Callable[[], Awaitable[T]], seconds: float | None, times: CallTimes) -> T:
+    async def _in_task(self, call: HeldCall, ask: Callable[[], Awaitable[T]], seconds: float | None) -> T:
         """Await ``ask()``, which queries the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
         ``ask`` is called in the task: if the call is cancelled before that begins, a coroutine would never be awaited.
         """
@@ -272,23 +269,23 @@ class Lifecycle:
         try:
             answer = await asyncio.get_running_loop().create_task(within())
         finally:
-            times.asking += self._metrics.clock() - began
+            call.times.asking += self._metrics.clock() - began
         if not answer:
             raise TimeoutError
         return answer[0]
 
-    async def _find_ends(self, call: HeldCall, subject: Subject, end: float, times: CallTimes) -> None:
+    async def _find_ends(self, call: HeldCall, subject: Subject, end: float) -> None:
         """Find whose end hook servers are to be notified of when the runtime has removed the subject. Of a pod all
         containers have to be known, so after a start of the proxy the runtime's state has to be read first."""
         pod_id, container = subject.pod.effective.id, subject.container
         if container is not None:
-            if self._owed((container,)) and await self._has_ended(call, container, end, times):
+            if self._owed((container,)) and await self._has_ended(call, container, end):
                 call.end = CONTAINER_END
             return
         if self.waits_for_state and not self.state_read.is_set() and self._registered((CONTAINER_END,)):
             seconds = end - self._clock()
             try:
-                await self._in_task(self.state_read.wait, seconds, times)
+                await self._in_task(call, self.state_read.wait, seconds)
             except TimeoutError:
                 self.waits_for_state = seconds < self._budget_seconds / 2  # else that was long enough
         if call.operation is Operation.REMOVE_POD_SANDBOX:
@@ -296,7 +293,7 @@ class Lifecycle:
                 call.end = hookpoints.POD_END
             if call.removes_containers:
                 owed = self._owed(self.store.containers_of(pod_id))
-                call.ended = [one for one in owed if await self._has_ended(call, one, end, times)]
+                call.ended = [one for one in owed if await self._has_ended(call, one, end)]
 
     def _budget(self, call: HeldCall) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
@@ -305,12 +302,12 @@ class Lifecycle:
         return max(min(self._budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
     async def _prepared(
-        self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float, times: CallTimes
+        self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
         """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
-            held = await self._in_task(partial(call.prepare, subject, adjustment), until - self._clock(), times)
+            held = await self._in_task(call, partial(call.prepare, subject, adjustment), until - self._clock())
         except BackendError as error:
             why = str(error)
         except TimeoutError:
@@ -323,11 +320,7 @@ class Lifecycle:
         self._dispatcher.rejected(call, point, adjustment, why)
         return NO_ADJUSTMENT
 
-    # Commit and call the Post hooks.
-
-    async def _act_on_answer(
-        self, call: HeldCall, subject: Subject | None, adjustment: Adjustment, reply: Reply, times: CallTimes
-    ) -> None:
+    async def _act_on_answer(self, call: HeldCall, subject: Subject | None, reply: Reply) -> None:
         """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
         try:
             if not reply.answered and call.operation in _CREATES:
@@ -336,21 +329,20 @@ class Lifecycle:
                 # A start fails for values of the create that the kernel does not accept.
                 starts = subject is not None and call.operation is Operation.START_CONTAINER
                 earlier = merge.hooked(subject) if subject is not None and starts else {}
-                owners, parts = {**earlier, **adjustment.owners}, self._metrics.parts(times)
+                owners, parts = {**earlier, **call.adjustment.owners}, self._metrics.parts(call.times)
                 self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=parts)
                 self._dispatcher.refused_with(call, call.operation.value, owners)
             elif subject is None:
                 return
             elif reply.agreed:
-                await self._agreed(call, subject, adjustment, reply, times)
+                await self._agreed(call, subject, reply)
             elif not reply.answered:
                 if call.end or call.ended or call.operation in UNRECORDED:
-                    finish = partial(self._settled, call, subject, adjustment, times)
-                    self.open_calls.add(call.order_key(), call, finish)
+                    self.open_calls.add(call.order_key(), call, partial(self._settled, call, subject))
                 if call.operation not in UNRECORDED:  # the runtime may have carried it out, or not
                     if call.operation not in _CREATES:  # what a create made has an id that was never received
                         call.state_unknown = True
-                    elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
+                    elif call.adjustment and call.operation is Operation.RUN_POD_SANDBOX:
                         self.store.remembers = False  # a value that is read of a pod may be a hook's
                     asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
         except Unreadable as error:
@@ -358,10 +350,7 @@ class Lifecycle:
         except Exception as error:
             self._internal(call.operation, call.call_id, error)
 
-    async def _agreed(
-        self, call: HeldCall, subject: Subject, adjustment: Adjustment, reply: Reply, times: CallTimes
-    ) -> None:
-        """Commit the new state, then call the Post hooks."""
+    async def _agreed(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
         turn = self._queue.take(call.order_key())
         try:
             if turn.first is not None:
@@ -369,15 +358,15 @@ class Lifecycle:
                 # to keep the order.
                 began = self._metrics.clock()
                 await self._queue.wait(turn, self._budget(call) or self._budget_seconds)
-                times.turn += self._metrics.clock() - began
+                call.times.turn += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
                 # What the update names holds, whether the rest was re-read before the update was done or after.
                 call.state_unknown = False
-            known = call.outcome(present or subject, adjustment, reply)
+            known = call.outcome(present or subject, call.adjustment, reply)
             if call.operation in _CREATES:
-                known = await self._as_made(call, known, adjustment, times)
+                known = await self._as_made(call, known)
             call.found, ended = known, call.ended
             known_id = (known.container or known.pod).effective.id
             if call.operation is Operation.STOP_POD_SANDBOX:
@@ -395,7 +384,7 @@ class Lifecycle:
                 point = own
             skips = known.pod.effective.labels.get(self._skip_key) == self._skip_value
             if (point is not None or ended) and not skips:
-                await self._call_post_hooks(call, point, known, ended, times)
+                await self._call_post_hooks(call, point, known, ended)
             removes = call.operation is Operation.REMOVE_POD_SANDBOX
             stops = removes and self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)  # answered after this
             if call.operation in _MAY_END and not stops:
@@ -403,7 +392,7 @@ class Lifecycle:
         finally:
             self._queue.leave(turn)
 
-    async def _as_made(self, call: HeldCall, made: Subject, adjustment: Adjustment, times: CallTimes) -> Subject:
+    async def _as_made(self, call: HeldCall, made: Subject) -> Subject:
         """Return what a create's answer names. If an earlier create of the same name may have made it, it is read from
         the runtime (relay-rules C3) and ``call.lacking`` is set; if it cannot be read, the call is ``state_unknown``.
         """
@@ -414,12 +403,12 @@ class Lifecycle:
         self.store.forget(made_id)
         if made.renewed:
             self.store.commit(Subject(made.pod), call.number)
-        call.lacking, found = adjustment.owners, None
+        call.lacking, found = call.adjustment.owners, None
         try:
             if self.hooked:
                 seconds = self._budget(call) or self._budget_seconds
                 with suppress(BackendError, TimeoutError, Unreadable):
-                    found = await self._in_task(partial(call.read_made, self.store, made), seconds, times)
+                    found = await self._in_task(call, partial(call.read_made, self.store, made), seconds)
         finally:
             if found is None:
                 call.state_unknown = True
@@ -428,28 +417,23 @@ class Lifecycle:
             return made
         subject = merge.found(made, found)
         call.lacking = merge.lacking(made, subject)
-        owners = {field: owner for field, owner in adjustment.owners.items() if field in call.lacking}
+        owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.lacking}
         self._dispatcher.made_without(call, call.operation.value, owners)
         return subject
 
     async def _call_post_hooks(
-        self,
-        call: HeldCall,
-        point: HookPoint | None,
-        known: Subject,
-        ended: Sequence[ContainerRecord],
-        times: CallTimes,
+        self, call: HeldCall, point: HookPoint | None, known: Subject, ended: Sequence[ContainerRecord]
     ) -> None:
         """Call the Post hooks, first for the containers that ended, each point with the whole budget: they are called
         even if no client waits any more (relay-rules C2). The answer waits for them until half of the time left to the
         caller's deadline has passed."""
-        now = self._clock()
+        now, times = self._clock(), call.times
         began, asking = self._metrics.clock(), times.asking
         latest = self._deadlines.add(now + self._budget(call), call.answer)
         try:
             if not call.ended:  # else it was found out before the remove
                 end = now + self._budget_seconds
-                ended = [one for one in ended if await self._has_ended(call, one, end, times)]
+                ended = [one for one in ended if await self._has_ended(call, one, end)]
             for container in ended:
                 turn = self._queue.take(container.effective.id)
                 try:
@@ -468,16 +452,15 @@ class Lifecycle:
         await self._dispatcher.after(call_id, point, merge.hook_view(subject), end)
 
     def _owed(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
-        """Return the containers of whose end some hook server is still to be notified."""
         return [one for one in containers if self._dispatcher.owes_end(CONTAINER_END, one.effective.id)]
 
-    async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float, times: CallTimes) -> bool:
+    async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float) -> bool:
         """Return whether a container was started, and has ended or is now removed. Where the runtime does not report
         that by ``end``, a removed one counts as started, because hook servers accept a repeated PostStopContainer; any
         other may still run, and is reported with its remove."""
         removes = call.operation in hookpoints.REMOVES
         try:
-            life = await self._in_task(partial(call.life, container.effective.id), end - self._clock(), times)
+            life = await self._in_task(call, partial(call.life, container.effective.id), end - self._clock())
         except (BackendError, Unreadable, TimeoutError):
             return removes
         return life is None or (life.started and (removes or not life.running))
@@ -503,15 +486,13 @@ class Lifecycle:
         finally:
             self._queue.leave(turn)
 
-    async def _settled(
-        self, call: HeldCall, subject: Subject, adjustment: Adjustment, times: CallTimes, reply: Reply
-    ) -> None:
+    async def _settled(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
         """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
         assert task is not None
         self.open_calls.under_way[call] = task
         try:
-            await self._act_on_answer(call, subject, adjustment, reply, times)
+            await self._act_on_answer(call, subject, reply)
         finally:
             self.open_calls.end(call)
         self._forget_uncertain(call)
@@ -527,8 +508,6 @@ class Lifecycle:
                 for other in self.open_calls.calls():  # they hold the state from before
                     with suppress(Unreadable):
                         other.state_unknown |= other.order_key() == key
-
-    # Failures.
 
     def _apply_policies(self, call: HeldCall, subject: Subject | None, error: Exception) -> None:
         """Apply the policies of the plugins that could not be called, because of an error before the release. Raises
@@ -549,9 +528,8 @@ class Lifecycle:
             self._dispatcher.failed(call, hookpoints.POST[call.operation], reason, detail)
 
     def _unreadable(self, call: HeldCall, error: Unreadable) -> None:
-        """Count and log a message of a peer that cannot be read; the error's text holds no values."""
         self._metrics.count("calls_unreadable", call.operation.value)
-        # A log record must not keep the call.
+        # A log record must not keep the call; the text holds no values.
         log.warning("%s cannot be read: %s", call.operation.value, str(error), extra={"call": call.call_id})
 
     def _internal(self, operation: Operation, call_id: str, error: Exception) -> None:

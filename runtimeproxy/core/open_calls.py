@@ -86,15 +86,12 @@ MOST_CALLS = 1000
 MOST_QUESTIONS = 4
 """Most calls that the runtime is queried about at one time."""
 
-Finish = Callable[[Reply], Awaitable[None]]
-"""Called with the runtime's outcome once it is known."""
-
 
 @dataclass(slots=True, eq=False)
 class _Entry:
     key: str
     call: HeldCall
-    finish: Finish
+    finish: Callable[[Reply], Awaitable[None]]
     ended: float
     timer: asyncio.TimerHandle = field(init=False)
     task: asyncio.Task[None] | None = None
@@ -117,11 +114,9 @@ class OpenCalls:
         self._stopped = False
 
     def calls(self) -> list[HeldCall]:
-        """Return all calls whose outcome is unknown."""
         return [*self.under_way, *(entry.call for entry in self._entries)]
 
     def end(self, call: HeldCall) -> None:
-        """Remove a call that is no longer under way."""
         self.under_way.pop(call, None)
         self.replies.pop(call, None)
 
@@ -130,7 +125,6 @@ class OpenCalls:
         return {subject for subject, _ in self._by_subject()}
 
     def running(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
-        """Return what runs the calls under way of an operation on a subject."""
         wanted = key, operation
         return [self.under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == wanted]
 
@@ -144,7 +138,7 @@ class OpenCalls:
             with suppress(Unreadable):
                 yield call.order_key(), call
 
-    def add(self, key: str, call: HeldCall, finish: Finish) -> None:
+    def add(self, key: str, call: HeldCall, finish: Callable[[Reply], Awaitable[None]]) -> None:
         """Query the outcome of a call that has just ended; ``finish`` is awaited if the runtime carried it out."""
         if self._stopped:
             return
@@ -167,7 +161,6 @@ class OpenCalls:
             self._end(entry, "repeated")
 
     async def stop(self) -> None:
-        """End all queries and give up all unsettled calls."""
         self._stopped = True
         for entry in list(self._entries):
             self._end(entry, "given_up")
@@ -177,7 +170,6 @@ class OpenCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _wait(self, entry: _Entry) -> None:
-        """Set the timer for the next query, or give the call up after the last one."""
         loop = asyncio.get_running_loop()
         at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
         if at is None:

@@ -54,9 +54,6 @@ class Failed(RuntimeProxyError):
         self.reason = reason
 
 
-# -- where it is -----------------------------------------------------------------------------------------------------
-
-
 def path_of(folder: str | None, socket_path: str) -> str | None:
     """Return the file's path for a listening socket; None if the file is turned off. ``folder`` is the value of
     --originals-dir: None means the socket's own directory, "" no file. Each socket has a file of its own."""
@@ -73,9 +70,6 @@ def owner(mode: str, runtime_endpoint: str) -> str:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot} {mode} {os.path.realpath(runtime_endpoint)}"
-
-
-# -- what is in it ---------------------------------------------------------------------------------------------------
 
 
 class File:
@@ -155,7 +149,7 @@ class File:
         return Failed(NOT_OURS if isinstance(error, NotOurs) else UNUSABLE, text)
 
     def _failure(self, reason: str, text: str) -> Failed:
-        """Delete the file, and return the Failed."""
+        """Delete the file."""
         with suppress(StateError):
             self._file.remove()
         self._rows, self._version = {}, None
@@ -192,9 +186,6 @@ def _of_sqlite(path: str, owner: str) -> dict[str, bytes]:
         return {any_id: row[1] for any_id, row in rows.items() if row[2] == crc32(row[1], crc32(row[0]))}
     except Exception:  # whatever is in it: an old file is used if it can be, and nothing depends on it
         return {}
-
-
-# -- when it is written ----------------------------------------------------------------------------------------------
 
 
 class Originals:
@@ -243,7 +234,6 @@ class Originals:
         return False
 
     async def stop(self) -> None:
-        """Write the changes that are pending."""
         if self._file is None or self._store.on_change is None:
             return
         self._store.on_change = None

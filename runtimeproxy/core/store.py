@@ -78,7 +78,6 @@ class Store:
         return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
-        """Return a pod's containers, oldest first."""
         return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
 
     def ids(self) -> set[str]:
@@ -98,7 +97,6 @@ class Store:
         return known or ContainerRecord(info, info, read=True)
 
     def keep(self, kept: Mapping[str, bytes]) -> None:
-        """Add the values that an earlier process has kept, as JSON by id."""
         self._kept.update(kept)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
@@ -219,7 +217,6 @@ class Store:
             del self._tombstones[next(iter(self._tombstones))]
 
     def tombstone_pod(self, pod_id: str) -> None:
-        """Set tombstones for a pod and its containers."""
         for record in self.containers_of(pod_id):
             self.tombstone(record.effective.id)
         self.tombstone(pod_id)

@@ -44,20 +44,17 @@ _AWAY = frozenset({BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE})
 
 
 class Listed(NamedTuple):
-    """The ids of all pods and containers that a runtime has."""
-
     pods: list[str]
     containers: list[str]
 
 
 class Runtime(Protocol):
-    """How sync reads a front's runtime; each method raises BackendError and Unreadable."""
+    """How sync reads a front's runtime. Each method raises BackendError and Unreadable; None: it does not exist."""
 
     async def listed(self) -> Listed:
         """List all pods and all containers of pods, running or not."""
 
-    async def pod(self, pod_id: str) -> PodRecord | None:
-        """Read a pod; None if it does not exist."""
+    async def pod(self, pod_id: str) -> PodRecord | None: ...
 
     async def container(self, container_id: str) -> Subject | None:
         """Read a container with its pod; None if one of them does not exist."""
@@ -97,7 +94,7 @@ class Sync:
 
     @property
     def filling(self) -> bool:
-        """Return whether what hook servers are to know of the runtime's state is still being read."""
+        """Return whether the runtime's state is still being read for hook servers."""
         return self._lifecycle.hooked and not self._filled
 
     def start(self) -> None:
@@ -115,7 +112,6 @@ class Sync:
         self._asked.set()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for ``soon``, at most so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._asked.wait()
@@ -206,8 +202,6 @@ class Sync:
         self._filled = fill
         self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
 
-    # Drops.
-
     def _sweep(self, gone: set[str], watch: Watch) -> None:
         """Drop records, except those of calls under way, and of the pods of their containers."""
         under_way = self._lifecycle.open_calls.subjects()
@@ -219,14 +213,11 @@ class Sync:
             if self._on_gone is not None:
                 self._on_gone(one)
 
-    # Reads.
-
     async def _pod(self, pod_id: str) -> Subject | None:
         record = await self._runtime.pod(pod_id)
         return None if record is None else Subject(record)
 
     async def _fill(self, read: Callable[[str], Awaitable[Subject | None]], ids: Iterable[str], watch: Watch) -> None:
-        """Read what the Store lacks, several at one time."""
         known = self._store.ids() | self._passed_over
         missing = iter([one for one in ids if one not in known])
         # No TaskGroup: before Python 3.13 a failure in one task leaves a cancel behind in the task that waits
@@ -294,8 +285,6 @@ class Sync:
         self._store.commit(subject)
         self._metrics.count("records_read")
         self._read_count += 1
-
-    # Log lines, metrics and events.
 
     def _record(self, result: str) -> None:
         """Record a pass as an event if it changed the Store, or ended otherwise than the last recorded one: passes with

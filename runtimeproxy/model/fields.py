@@ -125,13 +125,12 @@ NO_RESOURCES = Resources()
 
 
 def together(name: str) -> set[str]:
-    """Return a field with the others of its group."""
     group = ROWS[name].group
     return {name} | {other for other, row in ROWS.items() if group and row.group == group}
 
 
 def tidy(name: str, value: Value) -> Any:
-    """Return the normal form of a number or a text; "" for a text without any item."""
+    """Return the normal form; "" for a text without any item."""
     return ROWS[name].normal(value)
 
 
@@ -303,8 +302,6 @@ class Envs(Mapping[str, str]):
     def __repr__(self) -> str:
         return f"Envs({len(self.raw)} bytes, {len(self.changes)} changes)"
 
-    # Methods of a mapping, which decode all variables.
-
     def _read(self) -> Mapping[str, str]:
         if self._texts is None:
             self._texts = MappingProxyType(self.decoded())
@@ -321,7 +318,6 @@ class Envs(Mapping[str, str]):
 
 
 def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables with ``changes`` set."""
     if type(envs) is Envs:
         return Envs(envs.raw, envs.read, {**envs.changes, **changes})
     return {**envs, **changes}
@@ -350,7 +346,7 @@ class PodInfo:
 
     @property
     def full_name(self) -> str:
-        """Return the name that is unique in a runtime, which a pod has before it has an id."""
+        """Unique in a runtime; a pod has it before it has an id."""
         return f"{self.namespace}/{self.name}/{self.uid}/{self.attempt}"
 
 

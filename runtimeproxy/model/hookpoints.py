@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Operation(Enum):
-    """The runtime calls that are held; values are CRI's method names."""
+    """The runtime calls that are held, by CRI's method names."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow, and this is on the path of every call
 
@@ -59,7 +59,6 @@ class HookPoint:
 
     @property
     def method(self) -> str:
-        """Return the name of the rpc method of RuntimeHookService that serves this point."""
         return self.name + "Hook"
 
 
@@ -109,7 +108,6 @@ PRE: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in HOOK_POINTS if point.operation is operation and point.stage is Stage.PRE)
     for operation in Operation
 }
-"""The Pre point of an operation, if it has one."""
 
 POST: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in points if point.stage is Stage.POST) for operation, points in CONCERNED.items()

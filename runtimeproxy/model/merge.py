@@ -41,7 +41,6 @@ from runtimeproxy.model.fields import (
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
 
 _ENTRIES = ("labels", "annotations", "envs")
-"""The parts of an answer that are maps."""
 
 
 def echo(request: HookRequest) -> HookAnswer:
@@ -53,7 +52,6 @@ def echo(request: HookRequest) -> HookAnswer:
 
 
 def _parent(request: HookRequest) -> str:
-    """Return the cgroup parent that was sent."""
     return (request.container and request.container.cgroup_parent) or request.pod.cgroup_parent or ""
 
 
@@ -76,7 +74,6 @@ def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
 
 
 def _changed_resources(before: Resources, after: Resources) -> dict[str, Any]:
-    """Return the fields of an Adjustment that an answer's resources determine."""
     changes: dict[str, ResourceValue] = {}
     repeated: list[str] = []
     normalised: list[str] = []
@@ -112,8 +109,6 @@ def limited(point: HookPoint, change: Adjustment) -> Adjustment:
 
 
 _FIELDS = {part: (part.value,) for part in Part} | {Part.RESOURCES: ("resources", "confirmed", "normalised")}
-"""The fields of an Adjustment that belong to each part."""
-
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
     point.applies: tuple(field for part, names in _FIELDS.items() if part not in point.applies for field in names)
     for point in HOOK_POINTS
@@ -167,7 +162,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
 
 
 def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
-    """Return the good entries of a map; the rules that the others break are added to ``broken``."""
+    """The rules that the other entries break are added to ``broken``."""
     good: dict[str, Any] = {}
     for key, value in entries.items():
         if rule := env_rule(key, value) if field == "envs" else key_rule(key):
@@ -177,13 +172,14 @@ def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRul
     return good
 
 
+# Each returns the rule that is broken; "" if none.
+
+
 def key_rule(key: str) -> str:
-    """Return the rule that a key breaks; "" if none."""
     return "" if key else "a key must not be empty"
 
 
 def env_rule(key: str, value: object) -> str:
-    """Return the rule that an environment variable breaks; "" if none."""
     # A key with "=" most likely contains a value too, so a bad key is never shown.
     if not key or "=" in key or "\0" in key:
         return 'a key must not be empty and must not contain "=" or NUL'
@@ -191,7 +187,7 @@ def env_rule(key: str, value: object) -> str:
 
 
 def parent_rule(path: str, sent: str) -> str:
-    """Return the rule that a cgroup parent breaks as a replacement for the one that was sent; "" if none."""
+    """``path`` replaces the cgroup parent ``sent``."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL'
     if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
@@ -234,7 +230,6 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
 
 
 def by_field(adjustment: Adjustment) -> dict[str, fields.Value]:
-    """Return the value of each field, by the names that ``Adjustment.owners`` uses."""
     maps = {"labels": adjustment.labels, "annotations": adjustment.annotations, "envs": adjustment.envs}
     return fields.flat(maps, adjustment.cgroup_parent, adjustment.resources)
 
@@ -247,10 +242,8 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
     return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
 
 
-# Both make a copy with another id. A part without a change stays the same object, so it is stored once.
-
-
 def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
+    """Return a copy with another id. A part without a change stays the same object, so it is stored once."""
     changes = adjustment
     return PodInfo(
         pod_id,
@@ -285,7 +278,6 @@ V = TypeVar("V")
 
 
 def hook_view(subject: Subject) -> HookRequest:
-    """Return the hook request about a subject in its present state."""
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
 
 

@@ -86,7 +86,6 @@ def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
 
 
 def used_resources(sent: Mapping[str, ResourceValue], unused: Fields) -> dict[str, ResourceValue]:
-    """Return the resources that the runtime sets."""
     found = {name: value for name, value in sent.items() if f"resources.{name}" not in unused}
     if MEMORY in found and SWAP in sent and SWAP not in found:
         found[SWAP] = found[MEMORY]

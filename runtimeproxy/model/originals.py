@@ -130,7 +130,6 @@ def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
 
 
 def write(kept: OriginalValues) -> bytes:
-    """Return kept values as JSON."""
     return json.dumps([kept.name, kept.pairs, kept.owners], separators=(",", ":")).encode()
 
 

@@ -6,6 +6,7 @@ request is in it, and no text of a hook server, of the runtime or of another lib
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from itertools import chain, islice
@@ -86,6 +87,26 @@ class About(NamedTuple):
 Row = tuple[int, float, str, str, str, str, str, str]
 """An event as it is read: number, time in seconds since 1970, kind, operation, hook point, reason, the parts of the
 call's time in hexadecimal digits, and all other texts. It is a JSON value; ``shown`` takes its values."""
+
+
+@dataclass(slots=True, eq=False)
+class CallTimes:
+    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached. From held to
+    released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done the Post
+    hooks. Within these, ``turn`` is the wait for an earlier call of its subject, ``hooks`` and ``post`` that for the
+    hooks, ``asking`` that for the runtime before the release."""
+
+    operation: str
+    held: float
+    released: float | None = None
+    answered: float | None = None
+    done: float | None = None
+    outcome: str = ""
+    turn: float = 0.0
+    hooks: float = 0.0
+    asking: float = 0.0
+    post: float = 0.0
+    id: str = ""
 
 
 class Page(NamedTuple):

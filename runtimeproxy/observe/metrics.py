@@ -10,10 +10,9 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
-from runtimeproxy.observe.events import PARTS, Events
+from runtimeproxy.observe.events import PARTS, CallTimes, Events
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER,
     HOOK_SERVER_SERIES,
@@ -32,26 +31,6 @@ log = logging.getLogger(__name__)
 RECENT_CALLS = 256
 PROCESS = os.urandom(2).hex()
 """The beginning of this process's call ids: the numbers after it begin with 1 in each process."""
-
-
-@dataclass(slots=True, eq=False)
-class CallTimes:
-    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached. From held to
-    released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done the Post
-    hooks. Within these, ``turn`` is the wait for an earlier call of its subject, ``hooks`` and ``post`` that for the
-    hooks, ``asking`` that for the runtime before the release."""
-
-    operation: str
-    held: float
-    released: float | None = None
-    answered: float | None = None
-    done: float | None = None
-    outcome: str = ""
-    turn: float = 0.0
-    hooks: float = 0.0
-    asking: float = 0.0
-    post: float = 0.0
-    id: str = ""
 
 
 class Metrics:

@@ -6,7 +6,8 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import Reason
-from runtimeproxy.observe.metrics import CallTimes, Metrics
+from runtimeproxy.observe.events import CallTimes
+from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
 

@@ -9,8 +9,9 @@ from runtimeproxy.cri import routes as cri_routes
 from runtimeproxy.docker import exchange as docker_routes
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
+from runtimeproxy.observe.events import CallTimes
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS, Kind
-from runtimeproxy.observe.metrics import RECENT_CALLS, CallTimes, Metrics
+from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
 
 
 @pytest.fixture
