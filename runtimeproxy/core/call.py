@@ -11,16 +11,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import HookError
-from runtimeproxy.model import merge
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    Adjustment,
-    ContainerRecord,
-    HookRequest,
-    PodRecord,
-    ResourceValue,
-    Subject,
-)
+from runtimeproxy.model import fields, merge
+from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, ContainerRecord, HookRequest, PodRecord, Subject
 from runtimeproxy.model.hookpoints import HookPoint, Operation
 from runtimeproxy.observe.events import About, CallTimes
 
@@ -210,7 +202,7 @@ class HeldCall(ABC):
 
     hook_request: Callable[[Subject], HookRequest] = staticmethod(merge.hook_view)
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
         """Change at the runtime what has to be changed before the release, as in PreStartContainer's extra update.
         Returns the resources that were set. Raises BackendError if the runtime rejects the change; if its outcome is
         unknown, ``state_unknown`` is set."""

@@ -28,6 +28,8 @@ records."""
 _STOPS = frozenset({Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
 FIELDS_SHOWN = 20
 """Most fields that one log line names."""
+FAILED_IN_RUNTIME = "%s of %s failed in the runtime; hook servers had set %s"
+MADE_EARLIER = "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set"
 NO_FIELDS: Mapping[str, str] = {}
 
 
@@ -197,24 +199,11 @@ class Dispatcher:
     def rejected(self, call: HeldCall, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
         ``detail`` is the runtime's message. Raises HookError if one has policy Fail."""
-        self.refused_with(call, f"the update before {point.operation.value}", adjustment.owners)
+        log_fields(FAILED_IN_RUNTIME, call, f"the update before {point.operation.value}", adjustment.owners)
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.by_point.get(point.name, ()):
             if plugin.name in owners:
                 self._failed(call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail))
-
-    def refused_with(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
-        """Log that the runtime refused a request that hook servers changed: its own message does not mention them.
-        ``owners`` maps fields to the plugins that set them."""
-        if owners:
-            text = "%s of %s failed in the runtime; hook servers had set %s"
-            log.warning(text, what, call.subject_name, _shown(owners), extra=_extra(call, what))
-
-    def made_without(self, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
-        """Log that the runtime answered a create with what an earlier one made, which lacks fields of hook servers."""
-        if owners:
-            text = "%s of %s: the runtime answered with what an earlier call made, without %s that hook servers set"
-            log.warning(text, what, call.subject_name, _shown(owners), extra=_extra(call, what))
 
     def _broke_rules(
         self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]
@@ -283,11 +272,11 @@ class Dispatcher:
         log.warning("%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra=extra)
 
 
-def _shown(owners: Mapping[str, str]) -> str:
-    fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
-    more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
-    return ", ".join(fields[:FIELDS_SHOWN] + more)
-
-
-def _extra(call: HeldCall, what: str) -> dict[str, object]:
-    return {"kind": (what, call.subject_name), "call": call.call_id}
+def log_fields(text: str, call: HeldCall, what: str, owners: Mapping[str, str]) -> None:
+    """Log which fields hook servers set (``owners``: fields and plugins) in a call that the runtime did not carry out
+    with them. Its own message does not mention them."""
+    if owners:
+        fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
+        more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
+        extra = {"kind": (what, call.subject_name), "call": call.call_id}
+        log.warning(text, what, call.subject_name, ", ".join(fields[:FIELDS_SHOWN] + more), extra=extra)

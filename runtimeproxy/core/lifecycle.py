@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from runtimeproxy.core.call import CallState, HeldCall, Reply, Unreadable
-from runtimeproxy.core.dispatcher import Dispatcher
+from runtimeproxy.core.dispatcher import FAILED_IN_RUNTIME, MADE_EARLIER, Dispatcher, log_fields
 from runtimeproxy.core.open_calls import KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError, HookError, Reason
@@ -331,7 +331,7 @@ class Lifecycle:
                 earlier = merge.hooked(subject) if subject is not None and starts else {}
                 owners, parts = {**earlier, **call.adjustment.owners}, self._metrics.parts(call.times)
                 self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=parts)
-                self._dispatcher.refused_with(call, call.operation.value, owners)
+                log_fields(FAILED_IN_RUNTIME, call, call.operation.value, owners)
             elif subject is None:
                 return
             elif reply.agreed:
@@ -418,7 +418,7 @@ class Lifecycle:
         subject = merge.found(made, found)
         call.lacking = merge.lacking(made, subject)
         owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.lacking}
-        self._dispatcher.made_without(call, call.operation.value, owners)
+        log_fields(MADE_EARLIER, call, call.operation.value, owners)
         return subject
 
     async def _call_post_hooks(

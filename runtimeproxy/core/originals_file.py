@@ -43,7 +43,6 @@ SUBJECTS_AT_ONCE = 50
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
 """Why the file, or a part of it, cannot be used; the values are the metrics label."""
-_REPLACED = frozenset({FOREIGN, BROKEN})
 
 
 class Failed(RuntimeProxyError):
@@ -308,5 +307,5 @@ class Originals:
         self._metrics.count("originals_failures", error.reason)
         if not self._complained and self._file is not None:
             self._complained = True
-            what = "replaced" if error.reason in _REPLACED else "not written"
+            what = "replaced" if error.reason in (FOREIGN, BROKEN) else "not written"
             log.warning("%s: %s: it is %s; see --originals-dir", self._file.path, error, what)

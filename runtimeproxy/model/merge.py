@@ -12,21 +12,13 @@ from typing import Any, TypeVar
 
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import (
-    MAP_FIELDS,
-    MEMORY,
     NO_ADJUSTMENT,
-    NO_CHANGES,
     NO_RESOURCES,
-    RESOURCE_FIELDS,
     SLICE,
-    SWAP,
-    TEXT_FIELDS,
     Adjustment,
     Changes,
-    Conflict,
     ContainerInfo,
     ContainerRecord,
-    Envs,
     HookAnswer,
     HookRequest,
     PodInfo,
@@ -34,7 +26,6 @@ from runtimeproxy.model.fields import (
     Resources,
     ResourceValue,
     Subject,
-    changed,
     named,
     overlay,
 )
@@ -62,8 +53,8 @@ def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
     values: dict[str, Any] = {}
     for name in _ENTRIES:
         if given := getattr(answer, name):
-            sent = getattr(subject, name, NO_CHANGES)
-            if type(sent) is Envs:
+            sent = getattr(subject, name, fields.NO_CHANGES)
+            if type(sent) is fields.Envs:
                 sent = sent.with_all_of(given)
             values[name] = {key: value for key, value in given.items() if sent.get(key) != value}
     if answer.cgroup_parent and answer.cgroup_parent != _parent(request):
@@ -77,12 +68,12 @@ def _changed_resources(before: Resources, after: Resources) -> dict[str, Any]:
     changes: dict[str, ResourceValue] = {}
     repeated: list[str] = []
     normalised: list[str] = []
-    for name in RESOURCE_FIELDS:
+    for name in fields.RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
         if not new:
-            if old and name in TEXT_FIELDS and fields.is_echo(before, after):  # only an echo can clear a cpuset
+            if old and name in fields.TEXT_FIELDS and fields.is_echo(before, after):  # only an echo can clear a cpuset
                 changes[name] = new
-        elif name in MAP_FIELDS:
+        elif name in fields.MAP_FIELDS:
             entries = {key: value for key, value in new.items() if old.get(key) != value}
             if entries:
                 changes[name] = entries
@@ -143,7 +134,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     resources: dict[str, ResourceValue] = {}
     lost: set[str] = set()
     for name, value in change.resources.items():
-        if name in MAP_FIELDS:
+        if name in fields.MAP_FIELDS:
             assert isinstance(value, Mapping)
             if of_map := _good_entries(f"resources.{name}", value, broken):
                 resources[name] = of_map
@@ -212,7 +203,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         )
     before = by_field(earlier)
     conflicts = (
-        Conflict(field, owner, plugin)
+        fields.Conflict(field, owner, plugin)
         for field, value in values.items()
         if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
     )
@@ -256,7 +247,7 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
         {**pod.annotations, **changes.annotations} if changes.annotations else pod.annotations,
         pod.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
         pod.overhead,
-        fields.overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
+        overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
     )
 
 
@@ -268,8 +259,8 @@ def adjusted_container(container: ContainerInfo, adjustment: Adjustment, contain
         container.name,
         container.attempt,
         {**container.annotations, **changes.annotations} if changes.annotations else container.annotations,
-        fields.overlay(container.resources, changes.resources) if changes.resources else container.resources,
-        changed(container.envs, changes.envs) if changes.envs else container.envs,
+        overlay(container.resources, changes.resources) if changes.resources else container.resources,
+        fields.changed(container.envs, changes.envs) if changes.envs else container.envs,
         container.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
     )
 
@@ -302,8 +293,8 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     did has the same owner."""
     owners = dict(container.owners)
     original, effective = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
-    if MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
-        owners.setdefault(SWAP, owners[MEMORY])
+    if fields.MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
+        owners.setdefault(fields.SWAP, owners[fields.MEMORY])
     return owners
 
 

@@ -9,19 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from runtimeproxy.model.fields import (
-    NO_RESOURCES,
-    ROWS,
-    ContainerInfo,
-    ContainerRecord,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Value,
-    kind_of,
-    nested,
-    set_fields,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Value, kind_of, set_fields
 
 Pair = tuple[Value | None, Value | None]
 """The kubelet's value and the hook's; None means not set."""
@@ -32,7 +21,7 @@ _NAMES: tuple[tuple[type, ...], ...] = ((str, str, str, int), (str, str, int))
 _NUMBERS = range(-(2**63), 2**63)
 _TYPES: dict[str, tuple[type, bool]] = {
     **{"cgroup_parent": (str, False), "labels": (str, True), "annotations": (str, True)},
-    **{f"resources.{name}": row.kind.value for name, row in ROWS.items()},
+    **{f"resources.{name}": row.kind.value for name, row in fields.ROWS.items()},
 }
 """The type of each field's values, and whether they have keys, by ``kind_of`` their names."""
 
@@ -117,13 +106,13 @@ def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
     """Return a value with fields set, or unset where they are None; resources without any field become None."""
     if not values:
         return info
-    made = nested({name: value for name, value in {**set_fields(info), **values}.items() if value is not None})
-    resources = Resources(**made.get("resources", {}))
+    made = fields.nested({name: value for name, value in {**set_fields(info), **values}.items() if value is not None})
+    resources = fields.Resources(**made.get("resources", {}))
     parts = {
         "cgroup_parent": made.get("cgroup_parent", ""),
         "labels": made.get("labels", {}),
         "annotations": made.get("annotations", {}),
-        "resources": None if resources == NO_RESOURCES else resources,
+        "resources": None if resources == fields.NO_RESOURCES else resources,
     }
     changed: dict[str, Any] = {part: parts[part] for part in {name.partition(".")[0] for name in values}}
     return replace(info, **changed)
