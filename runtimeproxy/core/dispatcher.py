@@ -40,7 +40,6 @@ class Dispatcher:
     def __init__(self, plugins: Manager, metrics: Metrics, clock: Callable[[], float], budget_seconds: float) -> None:
         self._plugins = plugins
         self.registered = plugins.registered
-        """Return whether any plugin is registered for one of the given points."""
         self._metrics = metrics
         self._clock = clock
         self.budget_seconds = budget_seconds
@@ -254,7 +253,7 @@ class Dispatcher:
         self._record(EventKind.FAILED_OPEN, call, error, fields)
 
     def _record(self, kind: EventKind, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
-        """Record an event of a failed Pre call; the error's text stays out of it."""
+        # The error's text stays out of the event.
         self._metrics.events.add(
             kind, call.about(), hook_server=error.plugin, hook=error.hook, reason=error.reason.value, fields=fields
         )

@@ -69,7 +69,7 @@ class Lifecycle:
         self._dispatcher = dispatcher
         self._registered = dispatcher.registered
         self.began_again = dispatcher.forget_stop
-        """Note that a container was started again without a call, so that hook servers are called for its next end."""
+        """Note that a container was started again without a call."""
         self._metrics = metrics
         self._budget_seconds = dispatcher.budget_seconds
         self._skip_key, self._skip_value = skip_label

@@ -25,9 +25,8 @@ log = logging.getLogger(__name__)
 class Turn:
     """A position in the queue of a key.
 
-    A turn waits until it is the first: if one in the middle gives up its position, the following ones do not pass those
-    before it. It has no reference to its neighbours and is kept small, because each held call has one and ten thousand
-    calls may be about one container.
+    If one in the middle gives up its position, the following ones do not pass those before it. It is small, without a
+    reference to its neighbours: each held call has one, and ten thousand calls may be about one container.
     """
 
     key: str
@@ -149,7 +148,6 @@ class OpenCalls:
         self._wait(entry)
 
     def add_create(self, key: str) -> None:
-        """Remember a create that has just ended; the oldest are forgotten first."""
         self.creates[key] = None
         if len(self.creates) > self._most_calls:
             del self.creates[next(iter(self.creates))]

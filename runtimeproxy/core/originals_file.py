@@ -1,11 +1,8 @@
 """The file that keeps the kubelet's original values beyond the end of the process (docs/architecture.rst).
 
-It is written some milliseconds after an answer, in a thread.
-Invariant: no fault of the file fails or delays a call. The file is on tmpfs, so no disk is written and a reboot removes
-it together with the containers; what was written survives the end of the process, however that ends.
-
-Two processes use the file at the same time while a socket unit's new proxy serves and the old one drains. They write in
-turn, each the rows that it has changed, on top of what the other one wrote.
+Invariant: no fault of the file fails or delays a call. The file is on tmpfs: no disk is written, and a reboot removes
+it together with the containers. While a socket unit's new proxy serves and the old one drains, both processes write it
+in turn, each the rows that it has changed, on top of what the other one wrote.
 """
 
 import asyncio
@@ -195,7 +192,7 @@ class Originals:
         self._store = store
         self._metrics = metrics
         self._rows: set[str] = set()
-        """The ids that have a row in the file, or had one before the file failed."""
+        """The ids with a row in the file, also from before it failed."""
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -289,7 +286,7 @@ class Originals:
             log.info("%s is written again", file.path)
 
     async def _done(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` on the file in a thread; return whether it succeeded."""
+        """Run ``work`` in a thread; return whether it succeeded."""
         try:
             await run_in_daemon_thread(work)
         except Failed as error:

@@ -61,7 +61,6 @@ class Store:
         """Whether any pod's cgroup parent differs from the one the kubelet asked for, or may differ."""
         self._moved: set[str] = set()
         self._tombstones: dict[str, int] = {}
-        """The moment of each tombstone, by id."""
         self.moment: Callable[[], int] = count(1).__next__
         """Return a number for the present moment, higher than those of earlier moments."""
         self.watched = False
@@ -71,7 +70,7 @@ class Store:
         """Called with the id of a subject whose kept values may have changed."""
 
     def whole_pod_id(self, beginning: str) -> str:
-        """Return the id of the only pod whose id begins with this text; the text itself if none or several do."""
+        """Return the only id that begins with this text; the text itself if none or several do."""
         return _whole(self._pods, beginning)
 
     def whole_container_id(self, beginning: str) -> str:
@@ -125,7 +124,6 @@ class Store:
         return set(self._kept)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        """Call ``on_change`` if kept values are involved: a record, old or new, differs from the kubelet's request."""
         hooked = self._kept.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective
@@ -196,7 +194,6 @@ class Store:
             self._kept[any_id] = form.write(kept)
 
     def drop(self, any_id: str) -> None:
-        """Drop all records and kept values of an id that the runtime no longer has."""
         self._changed(any_id, *self._drop(any_id))
 
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
@@ -229,7 +226,6 @@ class Store:
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
-        """Note the ids that are committed and dropped for as long as the context lasts."""
         watch = Watch()
         self._watches.append(watch)
         self.watched = True

@@ -86,10 +86,8 @@ class Sync:
         """Why the runtime did not answer the last pass; "" if it did, or if no pass is due any more."""
         self._left_out = False
         self._late = self._read_count = self._dropped = 0
-        """How many subjects the runtime has not reported in time, and how many records were read and dropped, during
-        this pass."""
+        """Counts of this pass; ``_late`` are subjects that the runtime has not reported in time."""
         self._recorded = ""
-        """The last result that was recorded as an event."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -98,7 +96,7 @@ class Sync:
         return self._lifecycle.hooked and not self._filled
 
     def start(self) -> None:
-        """Start the task; ``soon`` triggers the first pass."""
+        """``soon`` triggers the first pass."""
         self._lifecycle.state_read.clear()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="sync")
 

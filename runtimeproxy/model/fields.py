@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 Value = int | str
-"""Value of a number or a text, or of an entry of a map."""
 ResourceValue = Value | Mapping[str, int] | Mapping[str, str]
 Changes = Mapping[str, ResourceValue]
 """Values to set by field; of a map only the entries to set."""
@@ -148,7 +147,7 @@ def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | N
 
 
 def laid_over(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name with ``changes`` set; map fields are merged key by key."""
+    """Map fields are merged key by key."""
     made: dict[str, Any] = dict(values)
     for name, value in changes.items():
         made[name] = {**made.get(name, {}), **value} if name in MAP_FIELDS else value
@@ -163,7 +162,7 @@ def is_echo(sent: Resources, answered: Resources) -> bool:
 
 
 def named(resources: Resources | None) -> dict[str, ResourceValue]:
-    """Return the fields of a message that are set (not 0, "" or an empty map)."""
+    """Return the fields that are set (not 0, "" or an empty map)."""
     if resources is None:
         return {}
     return {name: value for name in RESOURCE_FIELDS if (value := getattr(resources, name))}
@@ -228,7 +227,7 @@ def left_out(changes: Changes, sent: Changes, present: Resources) -> tuple[str, 
 
 
 def respelt(changes: Changes, sent: Changes) -> tuple[str, ...]:
-    """Return the names of the changes for which a request has another value with the same meaning."""
+    """Return the changes for which a request has another value with the same meaning."""
     return tuple(name for name, value in changes.items() if value and sent.get(name, value) != value)
 
 
@@ -411,7 +410,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class HookRequest:
-    """The content of a hook call; ``container`` is None at the pod's hook points."""
+    """``container`` is None at the pod's hook points."""
 
     pod: PodInfo
     container: ContainerInfo | None = None
@@ -436,7 +435,7 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two plugins set one field to different values; ``winner`` is the later one."""
+    """``winner`` is the later plugin."""
 
     field: str
     loser: str

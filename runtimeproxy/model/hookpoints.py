@@ -22,8 +22,6 @@ class Operation(Enum):
 
 
 class Stage(Enum):
-    """Pre: before the request goes to the runtime. Post: after the runtime agreed."""
-
     __hash__ = object.__hash__
 
     PRE = "Pre"
@@ -103,7 +101,6 @@ CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     for operation in Operation
 }
 """The hook points that an operation's subject has to be known for."""
-
 PRE: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in HOOK_POINTS if point.operation is operation and point.stage is Stage.PRE)
     for operation in Operation

@@ -35,7 +35,6 @@ _ENTRIES = ("labels", "annotations", "envs")
 
 
 def echo(request: HookRequest) -> HookAnswer:
-    """Return the answer that repeats the request: the values that every answer is compared with."""
     pod, container, parent = request.pod, request.container, _parent(request)
     if container is None:
         return HookAnswer(pod.labels, pod.annotations, cgroup_parent=parent, resources=pod.resources)
@@ -92,7 +91,6 @@ def _changed_resources(before: Resources, after: Resources) -> dict[str, Any]:
 
 
 def limited(point: HookPoint, change: Adjustment) -> Adjustment:
-    """Return the part of a change that has an effect at this hook point."""
     for name in _WITHOUT_EFFECT[point.applies]:
         if getattr(change, name):
             return Adjustment(**{name: getattr(change, name) for part in point.applies for name in _FIELDS[part]})
@@ -235,7 +233,6 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
 
 def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
     """Return a copy with another id. A part without a change stays the same object, so it is stored once."""
-    changes = adjustment
     return PodInfo(
         pod_id,
         pod.name,
@@ -243,25 +240,24 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
         pod.namespace,
         pod.attempt,
         pod.runtime_handler,
-        {**pod.labels, **changes.labels} if changes.labels else pod.labels,
-        {**pod.annotations, **changes.annotations} if changes.annotations else pod.annotations,
-        pod.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+        {**pod.labels, **adjustment.labels} if adjustment.labels else pod.labels,
+        {**pod.annotations, **adjustment.annotations} if adjustment.annotations else pod.annotations,
+        pod.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
         pod.overhead,
-        overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
+        overlay(pod.resources, adjustment.resources) if adjustment.resources else pod.resources,
     )
 
 
 def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
-    changes = adjustment
     return ContainerInfo(
         container_id,
         container.pod_id,
         container.name,
         container.attempt,
-        {**container.annotations, **changes.annotations} if changes.annotations else container.annotations,
-        overlay(container.resources, changes.resources) if changes.resources else container.resources,
-        fields.changed(container.envs, changes.envs) if changes.envs else container.envs,
-        container.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+        {**container.annotations, **adjustment.annotations} if adjustment.annotations else container.annotations,
+        overlay(container.resources, adjustment.resources) if adjustment.resources else container.resources,
+        fields.changed(container.envs, adjustment.envs) if adjustment.envs else container.envs,
+        container.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
     )
 
 
@@ -307,7 +303,6 @@ def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: C
 
 
 def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
-    """Return the container as it was created with the hooks' adjustment, under the id that the runtime gave."""
     original = adjusted_container(container_of(subject).original, NO_ADJUSTMENT, container_id)
     effective = adjusted_container(original, adjustment, container_id) if adjustment else original
     owners = _owners({}, adjustment.resources, adjustment) if adjustment.resources else ()
@@ -434,7 +429,6 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 
 
 def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
-    """Return the owners of resource fields, of a map field those of its entries."""
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
         known.pop(name, None)
@@ -444,7 +438,7 @@ def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> 
 
 
 def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Subject:
-    """Return the container with what the extra update of PreStartContainer set."""
+    """Return the container after the extra update of PreStartContainer."""
     container = container_of(subject)
     owners = _owners(dict(container.owners), resources, adjustment)
     effective = _with(container.effective, overlay(container.effective.resources, resources), {})

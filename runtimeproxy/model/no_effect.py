@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtimeproxy.model.fields import MEMORY, RESOURCE_FIELDS, SWAP, Adjustment, ResourceValue
+from runtimeproxy.model.fields import MEMORY, RESOURCE_FIELDS, SWAP, Adjustment
 from runtimeproxy.model.hookpoints import Operation
 
 Fields = frozenset[str]
@@ -45,8 +45,7 @@ ROWS = (
     Row("docker", Operation.CREATE_CONTAINER, _HUGEPAGES | _UNIFIED | _OWN_SWAP),
     Row("docker", Operation.UPDATE_CONTAINER_RESOURCES, _ANNOTATIONS | _HUGEPAGES | _UNIFIED | _OWN_SWAP),
 )
-"""The table; "docker" is cri-dockerd as a CRI runtime. An update is also the one before a start (hook-api,
-PreStartContainer)."""
+""""docker" is cri-dockerd. An update is also the one before a start (hook-api, PreStartContainer)."""
 
 PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
 """The runtime handlers for which a pod's resources have no effect; Kata sizes its virtual machine by them."""
@@ -73,7 +72,9 @@ def in_no_runtime(operation: Operation) -> Fields:
 
 def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
     """Return the part of what was sent that the runtime uses, and the names of the other fields."""
-    resources = used_resources(sent.resources, unused)
+    resources = {name: value for name, value in sent.resources.items() if f"resources.{name}" not in unused}
+    if MEMORY in resources and SWAP in sent.resources and SWAP not in resources:
+        resources[SWAP] = resources[MEMORY]
     made = replace(
         sent,
         annotations={} if "annotations" in unused else sent.annotations,
@@ -83,10 +84,3 @@ def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
     lost = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
     lost |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
     return made, frozenset(lost)
-
-
-def used_resources(sent: Mapping[str, ResourceValue], unused: Fields) -> dict[str, ResourceValue]:
-    found = {name: value for name, value in sent.items() if f"resources.{name}" not in unused}
-    if MEMORY in found and SWAP in sent and SWAP not in found:
-        found[SWAP] = found[MEMORY]
-    return found

@@ -32,8 +32,8 @@ class BrokenOriginals(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OriginalValues:
-    """What hooks replaced of one subject; ``owners`` pairs resource fields with the plugins that set them, and of a pod
-    those that the runtime reports without using them with ""."""
+    """``owners`` pairs resource fields with the plugins that set them, and of a pod those that the runtime reports
+    without using them with ""."""
 
     name: Name
     pairs: Mapping[str, Pair] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class OriginalValues:
 
 
 def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
-    """Return the values to keep of a record; None if hooks replaced nothing that can be kept."""
+    """None if hooks replaced nothing that can be kept."""
     effective = record.effective
     if isinstance(record, PodRecord) and record.reported is not None:
         effective = replace(record.effective, resources=record.reported)
@@ -103,7 +103,7 @@ def _name(info: PodInfo | ContainerInfo) -> Name:
 
 
 def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
-    """Return a value with fields set, or unset where they are None; resources without any field become None."""
+    """None unsets a field; resources without any field become None."""
     if not values:
         return info
     made = fields.nested({name: value for name, value in {**set_fields(info), **values}.items() if value is not None})
