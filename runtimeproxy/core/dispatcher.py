@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from runtimeproxy.core.call import HeldCall
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, Conflict, HookAnswer, HookRequest
+from runtimeproxy.model.fields import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint, Operation, Stage
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metrics import Metrics
@@ -69,21 +69,16 @@ class Dispatcher:
             for name in change.normalised:
                 self._metrics.count("values_normalised", plugin.name, f"resources.{name}")
             adjustment = merge.combine(adjustment, plugin.name, change)
-        if adjustment.conflicts:
-            self._report_conflicts(call, point, adjustment.conflicts)
-        return adjustment
-
-    def _report_conflicts(self, call: HeldCall, point: HookPoint, conflicts: Sequence[Conflict]) -> None:
-        for conflict in conflicts:
+        for conflict in adjustment.conflicts:
             self._metrics.count("hook_conflicts", conflict.loser, point.name)
             names = (conflict.loser, conflict.winner, point.name)
             extra = {"kind": names, "call": call.call_id}
             log.warning("hook servers %s and %s set the same field at %s: the later one wins", *names, extra=extra)
-        for loser in dict.fromkeys(conflict.loser for conflict in conflicts):
-            fields = {conflict.field: conflict.winner for conflict in conflicts if conflict.loser == loser}
-            self._metrics.events.add(
-                EventKind.CONFLICT, call.about(), hook_server=loser, hook=point.name, fields=fields
-            )
+        for loser in dict.fromkeys([conflict.loser for conflict in adjustment.conflicts]):
+            fields = {conflict.field: conflict.winner for conflict in adjustment.conflicts if conflict.loser == loser}
+            about = call.about()
+            self._metrics.events.add(EventKind.CONFLICT, about, hook_server=loser, hook=point.name, fields=fields)
+        return adjustment
 
     async def after(self, call_id: str, point: HookPoint, request: HookRequest, end: float) -> None:
         """Call the plugins of a Post point until ``end``; their answers and failures change nothing. The end of a pod

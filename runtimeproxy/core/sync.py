@@ -201,7 +201,7 @@ class Sync:
         self._next = self._now + (LEFT_SECONDS if self._left_out else PASS_SECONDS)
 
     def _sweep(self, gone: set[str], watch: Watch) -> None:
-        """Drop records, except those of calls under way, and of the pods of their containers."""
+        """Drop records, except of calls under way and the pods of their containers."""
         under_way = self._lifecycle.open_calls.subjects()
         pods = {record.effective.pod_id for one in under_way if (record := self._store.container(one)) is not None}
         for one in gone - watch.kept - under_way - pods:
