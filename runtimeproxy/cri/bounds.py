@@ -2,7 +2,6 @@
 
 No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at once (fault matrix
 S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
-``wire.http2`` has the limits of what waits for a peer's flow-control credit, ``wire.headers`` that of a block's fields.
 """
 
 from runtimeproxy.errors import WireError
@@ -46,18 +45,3 @@ class Excess(WireError):
 def verdict(error: WireError) -> tuple[str, int]:
     """Return the label in metrics of a peer's error, and the HTTP/2 error code for it."""
     return (error.kind, error.code) if isinstance(error, Excess) else ("protocol", http2.PROTOCOL_ERROR)
-
-
-class Unread:
-    """Counts the bytes sent to a peer in answer to its own frames while it reads nothing."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    def add(self, size: int, delivered: bool) -> None:
-        """Count an answer of ``size`` bytes; ``delivered`` says that everything before it has left. Raises Excess."""
-        self._bytes = 0 if delivered else self._bytes + size + PIECE_BYTES
-        if self._bytes > UNREAD_BYTES:
-            raise Excess("unread", "it does not read the answers to its own frames")

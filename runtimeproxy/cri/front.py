@@ -10,8 +10,9 @@ import socket
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
+from runtimeproxy.cri import bounds
 from runtimeproxy.cri.backend import Backend, CriState
-from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
+from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, verdict
 from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.image import ImageLink
@@ -120,7 +121,8 @@ class CriConnection(Connection):
         self._runtime_gone = False
         self._leaving = False
         self._piped = False
-        self._unread = Unread()
+        self._unread_bytes = 0
+        """Sent in answer to the client's own frames while it reads nothing."""
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(front.shared, self.wake)
         to_client, to_runtime = self._senders = self.reader.client_out, self.reader.runtime_out
@@ -135,7 +137,9 @@ class CriConnection(Connection):
             if len(answers) > before:  # DATA do not count: the client's credit bounds them
                 length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
                 if length:
-                    self._unread.add(length, self.delivered)
+                    self._unread_bytes = 0 if self.delivered else self._unread_bytes + length + PIECE_BYTES
+                    if self._unread_bytes > bounds.UNREAD_BYTES:
+                        raise Excess("unread", "it does not read the answers to its own frames")
             for image in self.images:
                 image.check()
         except WireError as error:

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cri.bounds import PIECE_BYTES, UNREAD_BYTES, Excess, Unread, verdict
+from runtimeproxy.cri import bounds
+from runtimeproxy.cri.bounds import Excess, verdict
 from runtimeproxy.errors import WireError
+from runtimeproxy.relay.connection import Connection
 from runtimeproxy.wire import http2
 from tests.cri import peer
 from tests.cri.peer import VERSION, Ack, Credit, Data, Headers, Ping, Raw, Settings, client, runtime
+from tests.cri.test_front import Scene
 
 
 @pytest.mark.parametrize(
@@ -28,24 +31,30 @@ def test_verdict(error: WireError, expected: tuple[str, int]) -> None:
     assert verdict(error) == expected
 
 
-def test_answers_that_nobody_reads_end_the_connection() -> None:
-    unread = Unread()
-    for _ in range(UNREAD_BYTES // 2 // (13 + PIECE_BYTES)):
-        unread.add(13, delivered=False)
-    unread.add(UNREAD_BYTES // 4, delivered=False)
-    with pytest.raises(Excess, match="does not read the answers") as raised:
-        unread.add(UNREAD_BYTES // 4, delivered=False)
-    assert raised.value.kind == "unread"
-
-
-def test_answers_that_are_read_count_no_more() -> None:
-    unread = Unread()
-    for _ in range(10):
-        unread.add(UNREAD_BYTES - PIECE_BYTES, delivered=False)
-        unread.add(UNREAD_BYTES, delivered=True)
-
-
 HELD = Headers(1, peer.CREATE)
+
+CREDIT_BYTES = 13
+"""Length of a WINDOW_UPDATE, which answers each part of a held request."""
+
+
+@pytest.mark.parametrize(
+    ("delivered", "ended"),
+    [([False] * 3, False), ([False] * 4, True), ([False, False, False, True] * 3, False)],
+    ids=["up to the limit", "beyond it", "read in between"],
+)
+async def test_answers_that_nobody_reads_end_the_connection(
+    monkeypatch: pytest.MonkeyPatch, delivered: list[bool], ended: bool
+) -> None:
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 3 * (CREDIT_BYTES + bounds.PIECE_BYTES))
+    scene = await Scene().greet()
+    await scene.send(scene.client, HELD)
+    for each in delivered:
+        monkeypatch.setattr(Connection, "delivered", each)
+        await scene.send(scene.client, Data(1, b"x"))
+    broken = scene.metrics.counted("connections_broken", side="client", kind="unread")
+    has_ended = scene.ended()
+    scene.close()
+    assert (has_ended, broken) == (ended, int(ended))
 
 
 @pytest.mark.parametrize(
