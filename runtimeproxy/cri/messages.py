@@ -10,7 +10,7 @@ Rust's parsers read the two as one (protobuf.dev, "Last One Wins"). A request is
 and "" are not written), an entry of a list replaces one with its key, or a value or key may already be in the request.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -23,10 +23,9 @@ from runtimeproxy.core.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookapi.api_pb2 import LinuxContainerResources
 from runtimeproxy.hookapi.codec import entries_of, resources_of
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, SWAP, Adjustment, Changes, ContainerInfo, PodInfo, Resources
+from runtimeproxy.model.fields import MEMORY, Adjustment, Changes, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field, rewrite, string_field, varint_field
 
@@ -51,8 +50,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
 
     The second is None if there is no sandbox config. Raises Unreadable. The envs of a short message stay encoded until
-    they are needed.
-    """
+    they are needed."""
     request: Any
     envs: Mapping[str, str] | None = None
     raw: Mapping[bytes, bytes] = {}
@@ -148,17 +146,6 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> PodInfo
     )
 
 
-Edits = dict[int, Edit]
-
-_POD = api_pb2.RunPodSandboxRequest
-_POD_CONFIG = api_pb2.PodSandboxConfig
-_POD_LINUX = api_pb2.LinuxPodSandboxConfig
-_CREATE = api_pb2.CreateContainerRequest
-_CONTAINER_CONFIG = api_pb2.ContainerConfig
-_CONTAINER_LINUX = api_pb2.LinuxContainerConfig
-_UPDATE = api_pb2.UpdateContainerResourcesRequest
-
-_RESOURCES = LinuxContainerResources.DESCRIPTOR.fields_by_name
 _FIXED = tuple(name for name, row in fields.ROWS.items() if not row.in_updates)
 
 
@@ -174,7 +161,7 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
     parent = adjustment.cgroup_parent
     if not (labels or annotations or resources or parent is not None):
         return message
-    more = _POD()
+    more = api_pb2.RunPodSandboxRequest()
     config = more.config
     if _can_append(message, config.linux.resources, resources, labels, annotations) and (
         parent is None or _can_append(message, config.linux, {"cgroup_parent": parent})
@@ -182,15 +169,9 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
         config.labels.update(labels)
         config.annotations.update(annotations)
         return message + more.SerializeToString()
-    inside = {
-        **_texts(_POD_CONFIG.LABELS_FIELD_NUMBER, labels),
-        **_texts(_POD_CONFIG.ANNOTATIONS_FIELD_NUMBER, annotations),
-        **_inside(
-            _POD_CONFIG.LINUX_FIELD_NUMBER,
-            {**_cgroup_parent(parent), **_resources(_POD_LINUX.RESOURCES_FIELD_NUMBER, resources)},
-        ),
-    }
-    return rewrite(message, _inside(_POD.CONFIG_FIELD_NUMBER, inside))
+    linux = {"cgroup_parent": parent, "resources": resources}
+    inside = {"labels": labels or None, "annotations": annotations or None, "linux": linux}
+    return rewrite(message, _edits(more, {"config": inside}))
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
@@ -199,7 +180,7 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
         return message
-    more = _CREATE()
+    more = api_pb2.CreateContainerRequest()
     config = more.config
     if _can_append(message, config.linux.resources, resources, envs, annotations) and (
         cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent})
@@ -208,29 +189,20 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
             config.envs.add(key=key.encode(), value=envs[key].encode())
         config.annotations.update(annotations)
         return message + more.SerializeToString()
-    inside = {
-        **_texts(_CONTAINER_CONFIG.ENVS_FIELD_NUMBER, envs),
-        **_texts(_CONTAINER_CONFIG.ANNOTATIONS_FIELD_NUMBER, annotations),
-        **_inside(_CONTAINER_CONFIG.LINUX_FIELD_NUMBER, _resources(_CONTAINER_LINUX.RESOURCES_FIELD_NUMBER, resources)),
-    }
-    in_pod = _inside(_POD_CONFIG.LINUX_FIELD_NUMBER, _cgroup_parent(cgroup_parent))
-    edits = {**_inside(_CREATE.CONFIG_FIELD_NUMBER, inside), **_inside(_CREATE.SANDBOX_CONFIG_FIELD_NUMBER, in_pod)}
-    return rewrite(message, edits)
+    inside = {"envs": envs or None, "annotations": annotations or None, "linux": {"resources": resources}}
+    in_pod = {"linux": {"cgroup_parent": cgroup_parent}}
+    return rewrite(message, _edits(more, {"config": inside, "sandbox_config": in_pod}))
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
     """Put values into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     if not (resources or annotations):
         return message
-    more = _UPDATE()
+    more = api_pb2.UpdateContainerResourcesRequest()
     if _can_append(message, more.linux, resources, annotations):
         more.annotations.update(annotations)
         return message + more.SerializeToString()
-    edits = {
-        **_resources(_UPDATE.LINUX_FIELD_NUMBER, resources),
-        **_texts(_UPDATE.ANNOTATIONS_FIELD_NUMBER, annotations),
-    }
-    return rewrite(message, edits)
+    return rewrite(message, _edits(more, {"linux": resources, "annotations": annotations or None}))
 
 
 def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Adjustment:
@@ -250,12 +222,9 @@ def values_for_update(
     *,
     accepts_unlimited_memory: bool = False,
 ) -> SettableValues:
-    """Split changes into those that an update can carry and the names of those that it cannot set.
-
-    ``present`` is what the container has, ``requested`` what the update requests by itself.
+    """``present`` is what the container has, ``requested`` what the update requests by itself.
     ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
-    0 means that to every runtime. A swap limit changes with the memory limit.
-    """
+    0 means that to every runtime. A swap limit changes with the memory limit."""
     held = present or fields.NO_RESOURCES
     unlimited = fields.UNLIMITED if accepts_unlimited_memory else None
     sent = fields.in_update(changes, 0 if held.memory_limit_in_bytes <= 0 else unlimited)
@@ -266,7 +235,7 @@ def values_for_update(
 
 def _swap(memory: int, swap: int, new_memory: fields.ResourceValue) -> Changes:
     new_swap = fields.swap_for(memory, swap, new_memory)
-    return {} if swap <= 0 or new_swap == swap else {SWAP: new_swap}
+    return {} if swap <= 0 or new_swap == swap else {fields.SWAP: new_swap}
 
 
 def without_fixed_fields(resources: Resources | None) -> Resources | None:
@@ -291,8 +260,7 @@ def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mappi
     also because it may have a key of ``entries``, which the caller appends.
 
     A key or value that the message already has is searched for by its encoded bytes, which may also occur by chance:
-    the request is then rewritten without need, which costs time but gives the same result.
-    """
+    the request is then rewritten without need, which costs time but gives the same result."""
     if any(key.encode() in message for keys in entries for key in keys):
         return False
     for name, value in changes.items():
@@ -315,27 +283,22 @@ def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mappi
 # -- changes within the request --------------------------------------------------------------------------------------
 
 
-def _inside(number: int, edits: Edits) -> Edits:
-    return {number: message_field(edits)} if edits else {}
+def _edits(like: Message, values: Mapping[str, Any]) -> dict[int, Edit]:
+    """Return the edits that put values into the fields, by their names, of a message of the type of ``like``; None
+    changes nothing. A map, and a list of messages with a key, are edited by entry: the last one with a key counts."""
+    edits: dict[int, Edit] = {}
+    for name, value in values.items():
+        field = like.DESCRIPTOR.fields_by_name[name]
+        if value is None:
+            continue
+        if isinstance(value, (int, str)):
+            edits[field.number] = _scalar(value)
+        elif field.is_repeated:
+            edits[field.number] = entries_field({key: _scalar(entry) for key, entry in value.items()})
+        elif inner := _edits(getattr(like, name), value):
+            edits[field.number] = message_field(inner)
+    return edits
 
 
-def _texts(number: int, values: Mapping[str, str]) -> Edits:
-    """Edit a map<string,string> or a list of KeyValue, in both of which the last entry with a key counts."""
-    return {number: _TO_WIRE[fields.Kind.TEXTS](values)} if values else {}
-
-
-def _cgroup_parent(parent: str | None) -> Edits:
-    return {} if parent is None else {_POD_LINUX.CGROUP_PARENT_FIELD_NUMBER: string_field(parent)}
-
-
-def _resources(number: int, changes: Changes) -> Edits:
-    edits = {_RESOURCES[name].number: _TO_WIRE[fields.ROWS[name].kind](value) for name, value in changes.items()}
-    return _inside(number, edits)
-
-
-_TO_WIRE: dict[fields.Kind, Callable[[Any], Edit]] = {
-    fields.Kind.NUMBER: varint_field,
-    fields.Kind.TEXT: string_field,
-    fields.Kind.NUMBERS: lambda values: entries_field({key: varint_field(value) for key, value in values.items()}),
-    fields.Kind.TEXTS: lambda values: entries_field({key: string_field(value) for key, value in values.items()}),
-}
+def _scalar(value: int | str) -> Edit:
+    return string_field(value) if isinstance(value, str) else varint_field(value)
