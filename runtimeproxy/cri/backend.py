@@ -7,7 +7,8 @@ A pod or container that does not exist is the result None; everything else that 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.core.store import Store
@@ -46,8 +47,7 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     method: str
     list_method: str
     listed: Callable[[bytes], Iterator[PodInfo] | Iterator[ContainerInfo]]
@@ -141,8 +141,7 @@ class Backend:
 
         The runtime collects the verbose part from other sources, which may fail where the plain status does not:
         containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
-        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides.
-        """
+        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides."""
         for verbosely in (True, False) if verbose else (False,):
             try:
                 request = status.status_request(any_id, verbose=verbosely)

@@ -92,7 +92,7 @@ class CriCall(CriHeld):
             self._message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """Read from the runtime; a record that the Store has under the full id takes precedence."""
+        """A record that the Store has under the full id takes precedence."""
         info = await self.shared.backend.pod(self.version, pod_id)
         return None if info is None else store.read_pod(info)
 
@@ -216,7 +216,7 @@ class CreateCall(CriCall):
 
     _pod: PodRecord | None = None
     _subject: Subject | None = None
-    """The container in ``_pod``, so that it is made only once."""
+    """The container in ``_pod``."""
 
     @read_once
     def requested(self) -> tuple[fields.ContainerInfo, fields.PodInfo | None]:
@@ -315,7 +315,7 @@ class UpdateCall(ContainerCall):
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """The request's values, and what ``edited`` added to them."""
+        """What the request sets, and what ``edited`` added."""
         return EffectiveUpdate(RequestedUpdate(*messages.read_update(self.message)))
 
     def order_key(self) -> str:

@@ -23,7 +23,7 @@ from runtimeproxy.wire.http2 import PAIR_WINDOW, FlowControlledSender
 
 @dataclass(slots=True)
 class Data:
-    """A complete DATA frame: payload without padding, flow-controlled length in bytes, and the frame as it came."""
+    """A complete DATA frame: ``payload`` without padding, ``length`` as flow control counts it."""
 
     payload: bytes
     length: int
@@ -73,8 +73,7 @@ class HeaderBlock:
 
 
 class Stream(Protocol):
-    """A stream that does not pass unchanged: held, answered by the proxy, or sent to the image endpoint. A method is
-    called for what the client or the runtime sent on it."""
+    """A stream that is held, answered by the proxy, or sent to the image endpoint; called with what a peer sent."""
 
     def client_headers(self, block: HeaderBlock) -> None: ...
     def client_data(self, data: Data) -> None: ...
@@ -117,7 +116,7 @@ RETIRED_LIMIT = 1_000
 
 
 class Open(Enum):
-    """The state of a passing stream: no answer yet, its answer has begun, or it has no end (``routes.ENDLESS``)."""
+    """The state of a passing stream."""
 
     UNANSWERED = "unanswered"
     ANSWERING = "answering"
@@ -140,18 +139,16 @@ class Shared:
 
 
 class Streams:
-    """The streams of a pair that are handled, by number."""
-
     def __init__(self, shared: Shared, wake: Callable[[], None]) -> None:
         self.shared = shared
         self.wake = wake
-        """Called when there are bytes to send outside of a read: write them."""
+        """Write what there is to send, outside of a read."""
         self.client_out = FlowControlledSender()
         self.runtime_out = FlowControlledSender()
         self.streams: dict[int, Stream] = {}
         self.open: dict[int, Open] = {}
         self.highest = 0
-        """Highest id of a stream that was sent to the runtime."""
+        """Highest stream that was sent to the runtime."""
         self.ready: deque[object] = deque()
         """What the connection has to act on after the read: held calls to start or to resume, and ``reader`` events."""
         self._retired: deque[int] = deque()
@@ -200,7 +197,7 @@ class FrameRelay(ABC):
 
     from_client: bool
     piped = False
-    _unread = False
+    unread = False
     """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
 
     def __init__(self, reader: Streams, source: FlowControlledSender, sink: FlowControlledSender) -> None:
@@ -234,7 +231,7 @@ class FrameRelay(ABC):
 
     def feed(self, data: bytes) -> None:
         """Relay bytes of the source, split at any point. Raises WireError."""
-        if self._unread and not (data := self.opening(data)):
+        if self.unread and not (data := self.opening(data)):
             return
         self.source.heard = self._clock()
         if self._buffer:
@@ -349,10 +346,7 @@ class FrameRelay(ABC):
             self.known[block] = key
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Pass PRIORITY and unknown frame types, also on special streams."""
         self.sink.out.append(frame)
-
-    # Frames that the proxy handles, one method for each type.
 
     def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.source.received(len(payload))
@@ -464,18 +458,14 @@ class FrameRelay(ABC):
         self._leaving = True
         self.sink.out.append(frame)
 
-    def pipe(self) -> None:
-        self.piped = self._unread = True
-
     def opening(self, data: bytes) -> bytes:
-        """Pass bytes that are not frames; return the rest."""
+        """Pass bytes that are not frames and return the rest."""
         self.sink.out.append(data)
         return b""
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Called for the complete headers or trailers of a stream that passes or is new: return whether they pass
-        unchanged. May raise WireError."""
+        """Return whether headers or trailers of a stream that passes or is new pass unchanged. Raises WireError."""
 
     @abstractmethod
     def passed(self, stream: int, end: bool, key: Key) -> None:

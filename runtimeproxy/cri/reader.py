@@ -1,8 +1,7 @@
 """The CRI front's state of one pair of connections: its held calls as HTTP/2 streams, both directions, and GOAWAY.
 
-Bytes come in by ``FrameRelay.feed`` and go out by ``FlowControlledSender.out``; whatever is not held, refused or an
-image call passes. Of a held call the request waits for the hook servers, and of the reply only the frame that ends the
-stream for the Post hooks.
+Of a held call the request waits for the hook servers, and of the reply only the frame that ends the stream for the Post
+hooks.
 Invariants: a held request leaves once, whole and in order, or not at all (relay-rules A4 to A7, C1). The last stream id
 of a GOAWAY never rises; a stream that is refused was never sent to the runtime (relay-rules A11).
 """
@@ -39,7 +38,7 @@ END = Data(b"", 0, True, b"")
 
 
 class CriHeld(HeldCall):
-    """One held call. Its request's headers have already gone to the runtime; its DATA waits."""
+    """A held call's stream. The request's headers have already gone to the runtime; its DATA waits."""
 
     # Defaults on the class, to save memory: most calls never set these.
     _message: bytes | None = None
@@ -331,20 +330,17 @@ class Reader(Streams):
 
     @property
     def keeps_answers(self) -> bool:
-        """Return whether answers of the runtime wait for Post hooks."""
         return any(held.kept for held in self.held)
 
     def pipe(self, data: bytes) -> None:
         """Pass a client's bytes from ``data`` on, and the runtime's, unread (relay-rules A14)."""
-        self.from_client.pipe()
-        self.from_runtime.pipe()
+        for relay in (self.from_client, self.from_runtime):
+            relay.piped = relay.unread = True
         self.from_client.feed(data)
 
     def check_open(self) -> None:
         if max(len(self.open), len(self.streams)) > OPEN_STREAMS:
             raise Excess("open_streams", "too many streams are open")
-
-    # The end of a connection.
 
     def client_gone(self) -> None:
         """End the client's calls that are not yet released (relay-rules C5)."""
@@ -424,7 +420,7 @@ def _no_answer(stream: int, begun: bool) -> bytes:
 
 class FromClient(FrameRelay):
     from_client = True
-    _unread = True
+    unread = True
     _reader: Reader
 
     def __init__(self, reader: Reader) -> None:
@@ -441,7 +437,7 @@ class FromClient(FrameRelay):
             self._reader.ready.append(NotHttp2(data))
             return b""
         self.sink.out.append(data[:missing])
-        self._unread = len(self._preface) < len(http2.PREFACE)
+        self.unread = len(self._preface) < len(http2.PREFACE)
         return data[missing:]
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
@@ -512,7 +508,6 @@ class FromClient(FrameRelay):
         reader.check_open()
 
     def _open_image(self, block: HeaderBlock) -> None:
-        """Send a request to the image endpoint, over a new link if there is none."""
         reader = self._reader
         if reader.image is None or reader.image.closing:
             reader.image = ImageLink(reader, reader.client_settings)
@@ -525,7 +520,6 @@ class FromClient(FrameRelay):
         reader.highest_image = max(reader.highest_image, block.stream)
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
-        """Keep the client's settings for the image endpoint, and send them to one that is connected."""
         self._reader.client_settings.update(entries)
         if self._reader.image is not None:
             self._reader.image.client_settings(entries)

@@ -14,8 +14,6 @@ def runtime_path(version: str, method: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A held method: its operation, and the CRI version of its path."""
-
     operation: Operation
     version: str
 

@@ -25,7 +25,6 @@ from runtimeproxy.wire import protobuf
 ITEMS = 1
 """Number of the field with the items, in both responses."""
 
-
 # Requests about pods and about containers have the same fields.
 
 
@@ -112,12 +111,11 @@ def read_container_life(message: bytes) -> Life:
 
 
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
-    """Read a PodSandboxStatusResponse; ``pod_id`` is used where the response repeats no id.
+    """``pod_id`` is used where the response repeats no id. Raises Unreadable.
 
     The cgroup parent is that of the config, else that of the pause container. Resources are the last that
     UpdatePodSandboxResources set, where the runtime has them in ``info`` (containerd 2), else those of the config; the
-    runtime spec is not used, since it describes the pause container. Raises Unreadable.
-    """
+    runtime spec is not used, since it describes the pause container."""
     response = decode(api_pb2.PodSandboxStatusResponse, message)
     status = response.status
     info = _info(response.info)
@@ -139,11 +137,9 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
 
 
 def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
-    """Read a ContainerStatusResponse; ``container_id`` is used where the response repeats no id.
-
-    ``pod_id`` is "" if the response does not name the pod. Each resource field is the value in effect (from the status,
-    else from the runtime spec), else the one in the config. Raises Unreadable.
-    """
+    """``container_id`` is used where the response repeats no id, ``pod_id`` is "" where it does not name the pod. Each
+    resource field is the value in effect (from the status, else from the runtime spec), else the one in the config.
+    Raises Unreadable."""
     response = decode(api_pb2.ContainerStatusResponse, message)
     status = response.status
     info = _info(response.info)

@@ -78,12 +78,11 @@ class Backend:
         import yarl  # noqa: F401
 
     async def inspect(self, reference: str) -> bytes | None:
-        """Read a container by its id, a prefix of it, or its name; None if there is none. Raises BackendError."""
+        """Read a container by its id, a prefix of it, or its name. Raises BackendError."""
         name = reference.removeprefix("/")
         return await self._find("/containers/{}/json", name) if name else None
 
     async def image(self, image_id: str) -> bytes | None:
-        """Read an image; None if there is none. Raises BackendError."""
         return await self._find("/images/{}/json", image_id) if image_id else None
 
     async def info(self) -> bytes:
@@ -117,8 +116,7 @@ class Backend:
 
         The daemon begins with the events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256
         events). It answers a moment before it subscribes to new ones, so none is lost only if ``since_ns`` is before
-        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends.
-        """
+        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends."""
         route = "GET /events"
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
         path = f"/events?since={since}&filters={_filters(type=['container'], event=actions)}"
@@ -134,7 +132,7 @@ class Backend:
             response.close()
 
     async def close(self) -> None:
-        """Close all connections. Requests under way fail; a later request opens new connections."""
+        """Requests under way fail; a later request opens new connections."""
         sessions, self._sessions = self._sessions, {}
         for reply in list(self._replies):  # closing only the session would leave their readers waiting for ever
             reply.close()
@@ -163,7 +161,15 @@ class Backend:
         method = route.partition(" ")[0]
         with _failures(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
-                return response.status, await _whole(route, response, limit)
+                parts = []
+                length = 0
+                async for part in response.content.iter_any():
+                    length += len(part)
+                    if length > limit:
+                        text = f"{route}: the reply is longer than {limit} bytes"
+                        raise BackendError(text, BackendFailure.OTHER)
+                    parts.append(part)
+                return response.status, b"".join(parts)
 
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
@@ -204,18 +210,6 @@ class Backend:
                 auto_decompress=False,
             )
         return self._sessions[method]
-
-
-async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> bytes:
-    """Return a reply's body. Raises BackendError if it is longer than ``limit`` bytes."""
-    parts = []
-    length = 0
-    async for part in response.content.iter_any():
-        length += len(part)
-        if length > limit:
-            raise BackendError(f"{route}: the reply is longer than {limit} bytes", BackendFailure.OTHER)
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:

@@ -51,7 +51,6 @@ class DockerCall(DockerHeld):
         self.send_request(None if subject is None else self.edited(subject, adjustment))
 
     def refuse(self, error: HookError) -> None:
-        """Answer the client with status 500 and a message that names plugin, hook point and reason."""
         self.send_refusal(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
 
 
@@ -71,8 +70,7 @@ class CreateCall(DockerCall):
         """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
         needs an edit, the request is sent on first: the daemon works while the body is parsed.
 
-        An unreadable body may not show what it creates. That counts as a pod if hook servers may refuse pods.
-        """
+        An unreadable body may not show what it creates. That counts as a pod if hook servers may refuse pods."""
         body = b""
         try:
             body = self.body
@@ -100,7 +98,7 @@ class CreateCall(DockerCall):
         return self._requested
 
     def refuse(self, error: HookError) -> None:
-        """Answer as for other calls, but name neither operation nor hook point if it is not known which one it is."""
+        """Answer as for other calls, but name neither operation nor hook point if the kind is not known."""
         if self.is_kind_known:
             super().refuse(error)
         else:
@@ -130,9 +128,8 @@ class CreateCall(DockerCall):
 
     @staticmethod
     def _in(pod: PodRecord | None, requested: RequestedContainer, driver: Driver) -> Subject | None:
-        """Return the container in ``pod``, of which the request repeats only the cgroup parent; None without a pod."""
         if pod is None:
-            return None
+            return None  # of a pod the request repeats only the cgroup parent
         repeated = PodInfo(cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
         subject = merge.in_pod(pod, repeated, requested.container)
         container = container_info(requested, subject.pod, driver)
@@ -179,7 +176,7 @@ class ReferenceCall(DockerCall):
 
     container_operation: Operation
     pod_operation: Operation | None = None
-    """The operation if the reference names a pod sandbox; None if such a call has no hook points and just passes."""
+    """None if such a call on a pod sandbox has no hook points and just passes."""
     points: tuple[HookPoint, ...]
     """The hook points for which the daemon is queried for what a reference names (relay-rules C4)."""
 
@@ -289,7 +286,7 @@ class UpdateCall(ReferenceCall):
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """Return what the request sets and ``edited`` added; an update has no annotations. Raises Unreadable."""
+        """What the request sets, and what ``edited`` added; an update has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class Action(Enum):
-    """The operation that a held request asks for."""
-
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow
 
     CREATE = "create"
@@ -40,9 +38,8 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A held request: what it asks for, and of which container. ``reference`` is the id, id prefix or name, decoded as
-    dockerd looks it up ("" for create); ``name`` is the name that a create asks for ("" if it leaves that to dockerd).
-    """
+    """``reference`` is the id, id prefix or name, decoded as dockerd looks it up ("" for create); ``name`` is the name
+    that a create requests ("" if it leaves that to dockerd)."""
 
     action: Action
     reference: str = ""
@@ -223,11 +220,11 @@ class Known:
     def __init__(self, longest: int = 1024, counters: MutableMapping[Key, int] | None = None) -> None:
         self.longest = longest
         self.counters: MutableMapping[Key, int] = {} if counters is None else counters
-        """The requests that passed, by their series; that of a known request is there."""
+        """The requests that passed, by their series, which exists for each known request."""
         self.requests: Cache[bytes, Exchange] = Cache(KNOWN_BYTES)
         """Requests that pass and have no body, with the exchange that all requests with the same bytes share."""
         self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
-        """Answers, each with the method of its request."""
+        """With the method of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +267,6 @@ class DockerHeld(Exchange, HeldCall):
     def identify(self) -> bool:
         """Called when the request is complete and all requests before it are answered, to find out what it is. Return
         False if it ``is_plain``; then it has been sent on."""
-
-    # The request.
 
     def collect(self, part: bytes) -> bool:
         """Keep a part of the body as it came; return False if the body is too long, or the memory budget used up."""
@@ -352,8 +347,6 @@ class DockerHeld(Exchange, HeldCall):
         self._collected.clear()
         self._payload = b""
         self._body = b""
-
-    # The answer.
 
     def collect_reply(self, part: bytes) -> bytes:
         """Keep a part of the answer's body; of an answer above REPLY_LIMIT return all but one byte, to send now."""

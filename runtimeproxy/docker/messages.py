@@ -218,8 +218,7 @@ def id_of(owner: Object) -> str:
 
 def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
     """Return the pod or container with these labels of a create or an inspect. They take precedence over the name,
-    which alone has the attempt. Raises WireError, and Unreadable for a container whose labels do not name its sandbox.
-    """
+    which alone has the attempt. Raises WireError, and Unreadable for a container whose labels lack its sandbox."""
     parent = read_members(host, _PARENT)["parent"]
     parts = parse_name(name)
     prefix = len(LABEL_PREFIX)

@@ -43,7 +43,7 @@ class Requests:
         self.blocked_by: Exchange | None = None
         self.no_more = False
         self._empty_lines = 0
-        """Number of empty lines that may still come before the next request."""
+        """How many may still come before the next request."""
         self._further = True
         self.end_waits = False
         """True while the client's EOF waits for what came before it."""
@@ -92,7 +92,7 @@ class Requests:
 
     @property
     def whole(self) -> bool:
-        """Return whether all bytes that have come were complete requests, and all of them are parsed."""
+        """Return whether all received bytes were complete requests, and all of them are parsed."""
         return self.body is None and not self.rest
 
     def _read_rest(self) -> None:
@@ -273,7 +273,6 @@ class Requests:
 
     @property
     def _unsent(self) -> bool:
-        """Return whether bytes that came are still to be sent to the daemon."""
         first = self.blocked_by
         holding = isinstance(first, DockerHeld) and first.state is CallState.HOLDING
         return holding or (first is not None and bool(self.rest))

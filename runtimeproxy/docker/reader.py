@@ -27,7 +27,6 @@ class Reader:
         """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
         self.pending: deque[Exchange] = deque()
         self.tunnel = False
-        """True once the connection is a tunnel: bytes pass unread."""
         self._wake = wake
         self._redial = redial
         self.finished = False
@@ -46,8 +45,6 @@ class Reader:
             return None
         return first
 
-    # The end of the connection.
-
     def client_ended(self) -> bool:
         """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1)."""
         return self.requests.end() and not self.tunnel and not self.finished
@@ -57,9 +54,8 @@ class Reader:
 
         A client inside a body may send on for a moment: a daemon may answer before it has read the whole request and
         close, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
-        A request that was sent gets EOF, not a 502 by the proxy: after EOF a Go client repeats what is safe to repeat
-        (GET and HEAD, on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28).
-        """
+        A request that was sent gets EOF, not a 502: after EOF a Go client repeats what is safe to repeat (GET and HEAD,
+        on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28)."""
         self._daemon_ended = True
         if self.pending and self.awaited() is None:
             return True
@@ -105,8 +101,6 @@ class Reader:
         endless = passing if passing and self.pending[0].series == EVENTS else 0
         return calls - passing, passing - endless, endless
 
-    # What the client's bytes lead to.
-
     def speaks_http2(self) -> bool:
         """Called when the client speaks HTTP/2: make the connection a tunnel, or end it (relay-rules B4)."""
         self.tunnel = self.shared.admit_http2()
@@ -135,8 +129,6 @@ class Reader:
         self.pending.append(OwnAnswer(http1.response(error.status, f"runtimeproxy: {error}", close=True)))
         self._turn()
 
-    # What the daemon's bytes lead to.
-
     def closes(self) -> None:
         """Drop the requests pipelined after one whose answer has Connection: close (relay-rules B9)."""
         answered = self.pending.popleft()
@@ -156,7 +148,7 @@ class Reader:
             self._done(exchange)
 
     def become_tunnel(self) -> None:
-        """Turn the connection into a tunnel; bytes that the client sent after its request go first (relay-rules B3)."""
+        """Bytes that the client sent after its request go first (relay-rules B3)."""
         self.tunnel = True
         last = self.pending[-1]
         rest = last.withdraw() if isinstance(last, DockerHeld) else b""
@@ -194,8 +186,6 @@ class Reader:
         self.pending.popleft()
         self.to_client.append(answer)
         self._finish()
-
-    # What held requests call.
 
     def send_request(self, exchange: DockerHeld, request: bytes, body: bytes = b"") -> None:
         """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long

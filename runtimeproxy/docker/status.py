@@ -135,8 +135,7 @@ def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
 
     If the request had none dockerd adds all of the image's entries, else the first entry of each key that is new
     (runconfig's merge). Where several splits are possible the one with the fewest own entries is returned. Where this
-    image cannot have led to the list, all entries that the image has are removed.
-    """
+    image cannot have led to the list, all entries that the image has are removed."""
     if list(merged) == list(shipped):
         return []
     offered: dict[str, str] = {}
