@@ -167,15 +167,15 @@ class ContainerCall(CriCall):
         self, changes: fields.Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
     ) -> fields.Changes:
         """Return the changes that an update can carry, in its values; what it cannot set is reported."""
-        said = messages.values_for_update(
+        values, left_out = messages.values_for_update(
             changes,
             merge.container_of(subject).effective.resources,
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
-        self.leave_out(said.left_out, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(fields.respelt(changes, said.resources), adjustment.owners)
-        return said.resources
+        self.leave_out(left_out, "an update", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(fields.respelt(changes, values), adjustment.owners)
+        return values
 
 
 class RunPodCall(CriCall):
@@ -195,17 +195,17 @@ class RunPodCall(CriCall):
         return self.subject(store)  # the runtime does not have it yet
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        said = messages.values_for_create(adjustment, self.requested.resources)
-        if said is not adjustment:
-            self.shared.metrics.normalised(fields.respelt(adjustment.resources, said.resources), adjustment.owners)
-        return messages.edit_pod(self.message, said)
+        values = messages.values_for_create(adjustment, self.requested.resources)
+        if values is not adjustment:
+            self.shared.metrics.normalised(fields.respelt(adjustment.resources, values.resources), adjustment.owners)
+        return messages.edit_pod(self.message, values)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        said, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
+        sent, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
         unused = self.shared.backend.no_effect.get(self.operation)
-        if unused and said.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
-            return merge.created_pod(subject, self.used(said, unused), pod_id, said.resources)
-        return merge.created_pod(subject, said, pod_id)
+        if unused and sent.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
+            return merge.created_pod(subject, self.used(sent, unused), pod_id, sent.resources)
+        return merge.created_pod(subject, sent, pod_id)
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
         return await self.read_pod(made.pod.effective.id, store)
@@ -249,16 +249,16 @@ class CreateCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         parent = merge.parent_to_put_in(subject.pod, adjustment)
-        said = messages.values_for_create(adjustment, self.requested[0].resources)
-        if said is not adjustment:
-            self.shared.metrics.normalised(fields.respelt(adjustment.resources, said.resources), adjustment.owners)
-        return messages.edit_container(self.message, said, parent)
+        values = messages.values_for_create(adjustment, self.requested[0].resources)
+        if values is not adjustment:
+            self.shared.metrics.normalised(fields.respelt(adjustment.resources, values.resources), adjustment.owners)
+        return messages.edit_container(self.message, values, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        said = messages.values_for_create(adjustment, self.requested[0].resources)
-        if said and (unused := self.shared.backend.no_effect.get(self.operation)):
-            said = self.used(said, unused)
-        return merge.created_container(subject, said, messages.read_id(reply.message))
+        sent = messages.values_for_create(adjustment, self.requested[0].resources)
+        if sent and (unused := self.shared.backend.no_effect.get(self.operation)):
+            sent = self.used(sent, unused)
+        return merge.created_container(subject, sent, messages.read_id(reply.message))
 
     async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
         return await self.read_container(merge.container_of(made).effective.id, store)
@@ -334,20 +334,15 @@ class UpdateCall(ContainerCall):
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        said = self.update
-        taken = messages.without_fixed_fields(said.requested.resources)
-        if taken is not said.requested.resources:
-            said = replace(said, requested=replace(said.requested, resources=taken))
+        requested, put_in, added = self.update.requested, self.update.put_in, self.update.annotations
+        resources, annotations = messages.without_fixed_fields(requested.resources), requested.annotations
         if unused := self.shared.backend.no_effect.get(self.operation):
-            hooked = self.used(Adjustment(annotations=said.annotations, resources=said.put_in), unused)
-            of_kubelet = Adjustment(
-                annotations=said.requested.annotations, resources=fields.named(said.requested.resources)
-            )
-            of_kubelet, _ = no_effect.used(of_kubelet, unused)
-            resources = Resources(**of_kubelet.resources)  # type: ignore[arg-type]
-            request = RequestedUpdate(said.requested.container_id, resources, of_kubelet.annotations)
-            said = EffectiveUpdate(request, hooked.resources, hooked.annotations)
-        return merge.updated(subject, said, adjustment)
+            used = self.used(Adjustment(annotations=added, resources=put_in), unused)
+            put_in, added = used.resources, used.annotations
+            used, _ = no_effect.used(Adjustment(annotations=annotations, resources=fields.named(resources)), unused)
+            resources, annotations = Resources(**used.resources), used.annotations  # type: ignore[arg-type]
+        requested = RequestedUpdate(requested.container_id, resources, annotations)
+        return merge.updated(subject, EffectiveUpdate(requested, put_in, added), adjustment)
 
 
 KINDS: dict[Operation, type[CriCall]] = {

@@ -157,21 +157,14 @@ class SettableValues(NamedTuple):
 
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
-    labels, annotations, resources = adjustment.labels, adjustment.annotations, adjustment.resources
-    parent = adjustment.cgroup_parent
-    if not (labels or annotations or resources or parent is not None):
+    if not adjustment:
         return message
-    more = api_pb2.RunPodSandboxRequest()
-    config = more.config
-    if _can_append(message, config.linux.resources, resources, labels, annotations) and (
-        parent is None or _can_append(message, config.linux, {"cgroup_parent": parent})
-    ):
-        config.labels.update(labels)
-        config.annotations.update(annotations)
+    linux = {"cgroup_parent": adjustment.cgroup_parent, "resources": adjustment.resources}
+    config = {"labels": adjustment.labels, "annotations": adjustment.annotations, "linux": linux}
+    more, values = api_pb2.RunPodSandboxRequest(), {"config": config}
+    if _can_append(message, more, values):
         return message + more.SerializeToString()
-    linux = {"cgroup_parent": parent, "resources": resources}
-    inside = {"labels": labels or None, "annotations": annotations or None, "linux": linux}
-    return rewrite(message, _edits(more, {"config": inside}))
+    return rewrite(message, _edits(more, values))
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
@@ -180,29 +173,22 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
         return message
+    config = {"envs": envs, "annotations": annotations, "linux": {"resources": resources}}
+    values = {"config": config, "sandbox_config": {"linux": {"cgroup_parent": cgroup_parent}}}
     more = api_pb2.CreateContainerRequest()
-    config = more.config
-    if _can_append(message, config.linux.resources, resources, envs, annotations) and (
-        cgroup_parent is None or _can_append(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent})
-    ):
-        for key in sorted(envs):
-            config.envs.add(key=key.encode(), value=envs[key].encode())
-        config.annotations.update(annotations)
+    if _can_append(message, more, values):
         return message + more.SerializeToString()
-    inside = {"envs": envs or None, "annotations": annotations or None, "linux": {"resources": resources}}
-    in_pod = {"linux": {"cgroup_parent": cgroup_parent}}
-    return rewrite(message, _edits(more, {"config": inside, "sandbox_config": in_pod}))
+    return rewrite(message, _edits(more, values))
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
     """Put values into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     if not (resources or annotations):
         return message
-    more = api_pb2.UpdateContainerResourcesRequest()
-    if _can_append(message, more.linux, resources, annotations):
-        more.annotations.update(annotations)
+    more, values = api_pb2.UpdateContainerResourcesRequest(), {"linux": resources, "annotations": annotations}
+    if _can_append(message, more, values):
         return message + more.SerializeToString()
-    return rewrite(message, _edits(more, {"linux": resources, "annotations": annotations or None}))
+    return rewrite(message, _edits(more, values))
 
 
 def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Adjustment:
@@ -252,47 +238,47 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
     return edit_update(api_pb2.Identified(id=container_id).SerializeToString(), values, {})
 
 
-# -- changes appended to the request ---------------------------------------------------------------------------------
+# -- changes of a request, as values by field name; None changes nothing ----------------------------------------------
 
 
-def _can_append(message: bytes, more: Message, changes: Changes, *entries: Mapping[str, str]) -> bool:
-    """Put changed fields into ``more``, which is to be appended to the message; return False if it must be rewritten,
-    also because it may have a key of ``entries``, which the caller appends.
+def _can_append(message: bytes, more: Message, values: Mapping[str, Any]) -> bool:
+    """Put values into ``more``, which is to be appended to the message; return False if that must be rewritten.
 
     A key or value that the message already has is searched for by its encoded bytes, which may also occur by chance:
     the request is then rewritten without need, which costs time but gives the same result."""
-    if any(key.encode() in message for keys in entries for key in keys):
-        return False
-    for name, value in changes.items():
-        if not value:
-            return False
+    for name, value in values.items():
         if isinstance(value, (int, str)):
-            setattr(more, name, value)
-            if type(more)(**{name: value}).SerializeToString() in message:
+            if not value or type(more)(**{name: value}).SerializeToString() in message:
                 return False
-        elif any(key.encode() in message for key in value):
-            return False
-        elif fields.ROWS[name].kind is fields.Kind.TEXTS:
-            getattr(more, name).update(value)
-        else:
-            for page_size in sorted(value):
-                getattr(more, name).add(page_size=page_size, limit=value[page_size])
+            setattr(more, name, value)
+        elif value:
+            field: Any = getattr(more, name)
+            if isinstance(field, Message):
+                if not _can_append(message, field, value):
+                    return False
+            elif any(key.encode() in message for key in value):
+                return False
+            elif name == "envs":
+                for key in sorted(value):
+                    field.add(key=key.encode(), value=value[key].encode())
+            elif name == "hugepage_limits":
+                for page_size in sorted(value):
+                    field.add(page_size=page_size, limit=value[page_size])
+            else:
+                field.update(value)
     return True
 
 
-# -- changes within the request --------------------------------------------------------------------------------------
-
-
 def _edits(like: Message, values: Mapping[str, Any]) -> dict[int, Edit]:
-    """Return the edits that put values into the fields, by their names, of a message of the type of ``like``; None
-    changes nothing. A map, and a list of messages with a key, are edited by entry: the last one with a key counts."""
+    """Return the edits that put values into the fields of a message of the type of ``like``. A map, and a list of
+    messages with a key, are edited by entry: the last one with a key counts."""
     edits: dict[int, Edit] = {}
     for name, value in values.items():
         field = like.DESCRIPTOR.fields_by_name[name]
-        if value is None:
-            continue
         if isinstance(value, (int, str)):
             edits[field.number] = _scalar(value)
+        elif not value:
+            continue
         elif field.is_repeated:
             edits[field.number] = entries_field({key: _scalar(entry) for key, entry in value.items()})
         elif inner := _edits(getattr(like, name), value):
