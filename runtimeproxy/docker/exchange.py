@@ -92,7 +92,10 @@ def _route(method: str, target: str) -> Route | None:
         return None
     if method == "DELETE":
         return Route(Action.REMOVE, match[1])
-    return Route(Action(match[2]), match[1]) if match[2] else Route(Action.CREATE, name=_name(query))
+    if match[2]:
+        return Route(Action(match[2]), match[1])
+    name = _NAMED.search(query)
+    return Route(Action.CREATE, name=_decoded((name[1] or "").replace("+", " ")) if name else "")
 
 
 @lru_cache(1024)
@@ -109,11 +112,6 @@ def _read_target(target: str) -> tuple[str, str]:
     if "%" in path or not path.isascii():
         path = _decoded(path) if path.startswith("/") and not _BAD_ESCAPE.search(path) else ""
     return ("", "") if _UNCLEAN.search(path) else (path, query)
-
-
-def _name(query: str) -> str:
-    found = _NAMED.search(query)
-    return _decoded((found[1] or "").replace("+", " ")) if found else ""
 
 
 def _decoded(text: str) -> str:
@@ -157,6 +155,7 @@ _NAMED = re.compile(r"(?:\A|&)(?:n|%6[Ee])(?:a|%61)(?:m|%6[Dd])(?:e|%65)(?:=([^&
 """The ``name`` parameter, however it is percent-encoded. Nothing else is decoded: a long query would take long."""
 
 
+DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's have some hundred bytes."""
 
@@ -310,18 +309,28 @@ class DockerHeld(Exchange, HeldCall):
         return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Send the request's own bytes, or its head with ``body`` (relay-rules B8). Return False if no longer held."""
+        """Send the request's own bytes, or its head with ``body`` (relay-rules B8), on a new connection if the daemon's
+        has ended meanwhile (relay-rules B9). Return False if no longer held."""
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
-        raw = self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
+        reader, head = self._reader, self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
         body = self._body or bytes(self._collected) if body is None else body
         if self.problem:
             self._free()
-        if len(body) > JOINED_BYTES:
-            self._reader.send_request(self, raw, body)
+        if reader.daemon_gone and not reader.redial():
+            self._free()
+            self.reply = Reply(agreed=False, no_op=True)
+            reader.ready.append(self)
+            reader.answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
         else:
-            self._reader.send_request(self, raw + body)
+            reader.daemon_gone = False
+            reader.to_daemon.append(head)
+            if len(body) > JOINED_BYTES:  # it is written by itself: joining it with the head would copy it
+                reader.wake()
+            reader.to_daemon.append(body)
+            reader.requests.released()
+        reader.wake()
         return True
 
     def send_refusal(self, status: int, message: str) -> bool:
@@ -330,7 +339,15 @@ class DockerHeld(Exchange, HeldCall):
             return False
         self.state = CallState.REFUSED
         self._free()
-        self._reader.send_refusal(self, status, message, self.head.closes or not self._whole)
+        reader = self._reader
+        close = reader.daemon_gone or self.head.closes or not self._whole
+        answer = http1.response(status, message, close=close)
+        if close:
+            reader.answer_last(answer)
+        else:
+            reader.to_client.append(answer)
+            reader.done(self)
+        reader.wake()
         return True
 
     def connection_lost(self) -> None:
@@ -370,15 +387,13 @@ class DockerHeld(Exchange, HeldCall):
         self.reply = Reply(agreed, body, no_op=not agreed and head.status == _NOT_MODIFIED)
         self._reader.ready.append(self)
 
-    def not_sent(self) -> None:
-        """Called when the daemon could not be reached to send the request: settle the call as one that did nothing."""
-        self._free()
-        self.reply = Reply(agreed=False, no_op=True)
-        self._reader.ready.append(self)
-
     def answer(self) -> None:
+        reader = self._reader
         self._free()
-        self._reader.answer(self)
+        if reader.pending and reader.pending[0] is self and self.reply is not None:
+            reader.to_client.append(bytes(self.kept))
+            reader.done(self)
+            reader.wake()
 
     def release_buffers(self) -> None:
         """Do nothing: calls with a body have no Post hooks, so their buffers are freed with the answer."""

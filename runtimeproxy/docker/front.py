@@ -11,10 +11,11 @@ from functools import partial
 from runtimeproxy.core.call import MemoryBudget, Unreadable
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
+from runtimeproxy.docker import exchange
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
-from runtimeproxy.docker.exchange import PASSING_CREATE, Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route
-from runtimeproxy.docker.reader import DAEMON_AWAY, Reader
+from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route
+from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.sync import EventFollower, Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import hookpoints
@@ -177,7 +178,7 @@ class DockerFront(FrontBase):
             self.lifecycle.proceed(call)
         else:
             counters = self.metrics.counters
-            counters[PASSING_CREATE] = counters.get(PASSING_CREATE, 0) + 1
+            counters[exchange.PASSING_CREATE] = counters.get(exchange.PASSING_CREATE, 0) + 1
 
 
 class DockerConnection(Connection):
@@ -298,7 +299,7 @@ class BadGateway:
             if not end:
                 return
             method = http1.request_head(bytes(self._head[:end])).method
-            answer = http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True, method=method)
+            answer = http1.response(502, f"runtimeproxy: {exchange.DAEMON_AWAY}", close=True, method=method)
         except BadMessage as error:
             answer = http1.response(error.status, f"runtimeproxy: {error}", close=True)
         self._answered = True

@@ -12,8 +12,6 @@ from runtimeproxy.docker.parsers import Answers, Requests
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
 
-DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
-
 
 class Reader:
     """One connection. ``wake`` is called when there is something to do or to send, also outside of a read; ``redial``
@@ -27,12 +25,12 @@ class Reader:
         """What the connection has to act on: events, held calls to start in their turn, and those with their reply."""
         self.pending: deque[Exchange] = deque()
         self.tunnel = False
-        self._wake = wake
-        self._redial = redial
+        self.wake = wake
+        self.redial = redial
         self.finished = False
         self.refused = False
         """True once the client sent an unreadable request: nothing that it sends passes any more, not even a tunnel."""
-        self._daemon_ended = False
+        self.daemon_gone = False
         self.requests = Requests(self)
         self._answers = Answers(self)
         self.client_bytes, self.client_passes = self.requests.feed, self.requests.passes
@@ -56,7 +54,7 @@ class Reader:
         close, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
         A request that was sent gets EOF, not a 502: after EOF a Go client repeats what is safe to repeat (GET and HEAD,
         on a connection that has served before), after an answer it repeats nothing (run, docker CLI 28)."""
-        self._daemon_ended = True
+        self.daemon_gone = True
         if self.pending and self.awaited() is None:
             return True
         if self.requests.body is not None and self.requests.blocked_by is None:
@@ -145,7 +143,7 @@ class Reader:
         elif isinstance(exchange, DockerHeld):
             exchange.reply_whole()
         else:
-            self._done(exchange)
+            self.done(exchange)
 
     def become_tunnel(self) -> None:
         """Bytes that the client sent after its request go first (relay-rules B3)."""
@@ -160,10 +158,10 @@ class Reader:
         if self.requests.end_waits:
             self.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
-    def _done(self, exchange: Exchange) -> None:
+    def done(self, exchange: Exchange) -> None:
         exchange.answered = True
         self.pending.popleft()
-        if self._daemon_ended:
+        if self.daemon_gone:
             self._finish()
             return
         if self.pending:
@@ -174,49 +172,15 @@ class Reader:
         """Begin the turn of the first exchange: send the proxy's own answer, or run the held call."""
         first = self.pending[0]
         if isinstance(first, OwnAnswer):
-            self._answer_last(first.answer)
+            self.answer_last(first.answer)
         elif isinstance(first, DockerHeld):
             if self.requests.collecting is first:
                 self.requests.turn(first)
             else:
                 self.ready.append(first)
 
-    def _answer_last(self, answer: bytes) -> None:
+    def answer_last(self, answer: bytes) -> None:
         """Send an answer of the proxy's own to the first request, and end the connection after it."""
         self.pending.popleft()
         self.to_client.append(answer)
         self._finish()
-
-    def send_request(self, exchange: DockerHeld, request: bytes, body: bytes = b"") -> None:
-        """Send a released request, on a new connection if the daemon's has ended meanwhile (relay-rules B9). A long
-        body is passed as ``body`` and written by itself, since joining it with the head would copy it."""
-        if self._daemon_ended and not self._redial():
-            exchange.not_sent()
-            self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
-            self._wake()
-            return
-        self._daemon_ended = False
-        self.to_daemon.append(request)
-        if body:
-            self._wake()
-            self.to_daemon.append(body)
-        self.requests.released()
-        self._wake()
-
-    def send_refusal(self, exchange: DockerHeld, status: int, message: str, close: bool) -> None:
-        """Answer a held request in the daemon's place; with ``close`` end the connection after it."""
-        close |= self._daemon_ended
-        answer = http1.response(status, message, close=close)
-        if close:
-            self._answer_last(answer)
-        else:
-            self.to_client.append(answer)
-            self._done(exchange)
-        self._wake()
-
-    def answer(self, exchange: DockerHeld) -> None:
-        """Send the client the kept answer to a held call, if it is complete and was not sent yet."""
-        if self.pending and self.pending[0] is exchange and exchange.reply is not None:
-            self.to_client.append(bytes(exchange.kept))
-            self._done(exchange)
-            self._wake()

@@ -146,11 +146,16 @@ def test_body_is_kept_once_its_turn_has_come(at: int, ended: bool) -> None:
 
 
 def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    play, written = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES), list[bytes]()
-    top, body = play.call.head, play.call.body
-    monkeypatch.setattr(play.reader, "send_request", lambda call, *pieces: written.extend(pieces))
+    play = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES)
+    top, body, out, written = play.call.head, play.call.body, play.reader.to_daemon, list[list[bytes]]()
+
+    def write() -> None:
+        written.append(list(out))
+        out.clear()
+
+    monkeypatch.setattr(play.reader, "wake", write)
     play.call.send_request(None)
-    assert [id(piece) for piece in written] == [id(top.raw), id(body)]
+    assert [[id(piece) for piece in pieces] for pieces in written] == [[id(top.raw)], [id(body)]]
 
 
 @pytest.mark.parametrize("sent", [CREATE, IN_CHUNKS, START], ids=["sized", "in chunks", "without a body"])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.docker.exchange import DAEMON_AWAY
 from runtimeproxy.docker.front import DockerConnection
 from runtimeproxy.docker.parsers import PREFACE
-from runtimeproxy.docker.reader import DAEMON_AWAY
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER

@@ -195,14 +195,6 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
     assert not play.daemon_ends()
 
 
-def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = converse([client(CREATE, asks=1)])
-    written: list[bytes] = []
-    monkeypatch.setattr(play.reader, "_wake", lambda: written.append(play.daemon.got()))
-    play.reader.send_request(play.call, b"head", b"body")
-    assert written == [b"head", b"body"]
-
-
 def test_answered_call_is_not_kept() -> None:
     play = converse([client(CREATE, asks=1), release(to_daemon=CREATE), settled(CREATED)])
     call = weakref.ref(play.calls.pop())
