@@ -87,13 +87,14 @@ class Backend:
 
     async def info(self) -> bytes:
         """Raises BackendError."""
-        return await self._get("GET /info", "/info", REPLY_LIMIT)
+        _, body = await self._ask("GET /info", "/info", self._seconds, REPLY_LIMIT)
+        return body
 
     async def pods_containers(self) -> list[tuple[str, str]]:
         """List all pods' sandboxes and containers, running or not, as (full id, type label). Raises BackendError."""
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
-        body = await self._get(route, path, LIST_LIMIT)
+        _, body = await self._ask(route, path, self._seconds, LIST_LIMIT)
         try:
             return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) async for row in _rows(body.decode())]
         except (ValueError, RecursionError, TypeError, KeyError, IndexError):
@@ -105,10 +106,7 @@ class Backend:
         route = "POST /containers/{}/update"
         if seconds <= 0:
             raise _late(route, seconds)
-        path = f"/containers/{_quoted(container_id)}/update"
-        status, reply = await self._ask(route, path, seconds, REPLY_LIMIT, body)
-        if status != 200:
-            raise _rejected(route, status, _message(reply))
+        await self._ask(route, f"/containers/{_quoted(container_id)}/update", seconds, REPLY_LIMIT, body)
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
@@ -140,36 +138,34 @@ class Backend:
             await session.close()
 
     async def _find(self, template: str, name: str) -> bytes | None:
-        route = f"GET {template}"
-        status, body = await self._ask(route, template.format(_quoted(name)), self._seconds, REPLY_LIMIT)
-        if status in _ABSENT:
-            return None
-        if status != 200:
-            raise _rejected(route, status)
-        return body
-
-    async def _get(self, route: str, path: str, limit: int) -> bytes:
-        status, body = await self._ask(route, path, self._seconds, limit)
-        if status != 200:
-            raise _rejected(route, status)
-        return body
+        route, path = f"GET {template}", template.format(_quoted(name))
+        status, body = await self._ask(route, path, self._seconds, REPLY_LIMIT, accepted=_ABSENT)
+        return body if status == 200 else None
 
     async def _ask(
-        self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
+        self,
+        route: str,
+        path: str,
+        seconds: float,
+        limit: int,
+        body: bytes | None = None,
+        accepted: Collection[int] = (),
     ) -> tuple[int, bytes]:
-        """Return the reply's status and body. ``route`` is for error texts without values. Raises BackendError."""
+        """Return the reply's status, 200 or one of ``accepted``, and body. ``route`` is for error texts without values.
+        Raises BackendError."""
         method = route.partition(" ")[0]
         with _failures(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
-                parts = []
-                length = 0
+                parts, length = [], 0
                 async for part in response.content.iter_any():
                     length += len(part)
                     if length > limit:
-                        text = f"{route}: the reply is longer than {limit} bytes"
-                        raise BackendError(text, BackendFailure.OTHER)
+                        raise BackendError(f"{route}: the reply is longer than {limit} bytes", BackendFailure.OTHER)
                     parts.append(part)
-                return response.status, b"".join(parts)
+        status, reply = response.status, b"".join(parts)
+        if status != 200 and status not in accepted:
+            raise _rejected(route, status, "" if body is None else _message(reply))
+        return status, reply
 
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None

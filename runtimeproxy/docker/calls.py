@@ -14,7 +14,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.docker import messages
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import Action, DockerHeld, Route, Shared
-from runtimeproxy.docker.messages import POD_TYPE, Driver, RequestedContainer, RequestedPod
+from runtimeproxy.docker.messages import POD_TYPE, RequestedContainer, RequestedPod
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.sync import EventFollower, Lookup, container_info
 from runtimeproxy.errors import BackendError, HookError
@@ -109,31 +109,29 @@ class CreateCall(DockerCall):
         requested = self.requested  # it has no id yet
         return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
 
-    def subject(self, store: Store) -> Subject | None:
-        """Return the pod described in the request, or the container in its pod from the Store; None if dockerd's cgroup
-        driver is not known, as the parent needs it, or the container's pod. Raises Unreadable."""
+    def subject(self, store: Store, pod: PodRecord | None = None) -> Subject | None:
+        """Return the pod described in the request, or the container in ``pod``, else in its pod from the Store; None if
+        dockerd's cgroup driver is not known, as the parent needs it, or the container's pod. Raises Unreadable."""
         requested, driver = self.requested, self.shared.lookup.driver
         if driver is None:
             return None
-        if isinstance(requested, RequestedContainer):
-            return self._in(store.pod(requested.container.pod_id), requested, driver)
-        pod = replace(requested.pod, cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
-        return Subject(PodRecord(pod, pod))
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        requested, driver = self.requested, await self.shared.lookup.known_driver()
-        if isinstance(requested, RequestedContainer):
-            return self._in(await self.shared.lookup.pod(requested.container.pod_id), requested, driver)
-        return self.subject(store)
-
-    @staticmethod
-    def _in(pod: PodRecord | None, requested: RequestedContainer, driver: Driver) -> Subject | None:
+        parent = messages.to_cri(requested.cgroup_parent, driver)
+        if isinstance(requested, RequestedPod):
+            info = replace(requested.pod, cgroup_parent=parent)
+            return Subject(PodRecord(info, info))
+        pod = pod or store.pod(requested.container.pod_id)
         if pod is None:
             return None  # of a pod the request repeats only the cgroup parent
-        repeated = PodInfo(cgroup_parent=messages.to_cri(requested.cgroup_parent, driver))
-        subject = merge.in_pod(pod, repeated, requested.container)
+        subject = merge.in_pod(pod, PodInfo(cgroup_parent=parent), requested.container)
         container = container_info(requested, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        requested, pod = self.requested, None
+        await self.shared.lookup.known_driver()
+        if isinstance(requested, RequestedContainer):
+            pod = await self.shared.lookup.pod(requested.container.pod_id)
+        return self.subject(store, pod)
 
     def unedited(self, store: Store) -> bool:
         return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents

@@ -232,7 +232,7 @@ class EventFollower:
 
     async def _follow(self) -> None:
         """Connect and follow the events until that fails; log and count the failure."""
-        failure = "backend_event_dial_failures"
+        failure, reason = "backend_event_dial_failures", "internal error"
         dropping: asyncio.TimerHandle | None = None
         try:
             async with self._backend.events(self._meanings, self._since_ns) as events:
@@ -247,18 +247,19 @@ class EventFollower:
                 async for event in events:
                     self._take(event)
         except BackendError as error:
-            self._metrics.count(failure)
+            reason = str(error)
             self._metrics.events.runtime_lost("events", error.kind.value)
-            self._lost(str(error))
         except Exception as error:  # a bug must not end the following for good; the error's text may have values
-            self._metrics.count(failure)
             self._metrics.count("internal_errors", "events")
             log.error("internal error in following the daemon's events", exc_info=error)
-            self._lost("internal error")
         finally:
             if dropping is not None:
                 dropping.cancel()
             self._overdue = Counter(self.expected_updates)
+        self._metrics.count(failure)
+        if not self._away:
+            self._away = True
+            log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
 
     def _drop_overdue(self) -> None:
         """Cancel the overdue expectations, so that another client's update is not taken for the proxy's own."""
@@ -289,8 +290,3 @@ class EventFollower:
             self._metrics.count("updates_of_others")
             self.changes += 1
             self._store.forget(container_id)
-
-    def _lost(self, reason: str) -> None:
-        if not self._away:
-            self._away = True
-            log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
