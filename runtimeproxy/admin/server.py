@@ -10,8 +10,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from runtimeproxy.admin import protocol
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 32
 """Most connections of one socket that are open; others wait in its backlog."""
 SILENT_SECONDS = 10.0
-"""How long a client may send nothing while no request of it is answered, and how long it may not read."""
+"""How long a client may send nothing while no request of it is answered, how long a request may take from its first to
+its last byte, and how long a client may not read."""
 REQUEST_SECONDS = 0.1
 """How long a connection keeps its place without a request while all places are taken."""
 PAUSE_SECONDS = 0.5
@@ -54,12 +55,10 @@ class Method:
         if not isinstance(given, dict):
             raise Refused(protocol.BAD_REQUEST, f"{name}: params is not a JSON object")
         takes = f"{name} takes {', '.join(self.takes) or 'no parameters'}"
-        for parameter in given:
-            if parameter not in self.takes:
-                raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {takes}")
-        for parameter in self.needs:
-            if parameter not in given:
-                raise Refused(protocol.BAD_REQUEST, f"{parameter} is missing: {takes}")
+        if given.keys() - self.takes.keys():
+            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {takes}")
+        if missing := [parameter for parameter in self.needs if parameter not in given]:
+            raise Refused(protocol.BAD_REQUEST, f"{missing[0]} is missing: {takes}")
         checked = {}
         for parameter, value in given.items():
             try:
@@ -102,79 +101,86 @@ class Server:
         self._methods = methods if private else {name: each for name, each in methods.items() if each.public}
         self._making = making
         self._private = private
-        self._left = asyncio.Event()
-        self._accepting: asyncio.Task[None] | None = None
+        self._paused: asyncio.TimerHandle | None = None
         self.clients: set[Client] = set()
 
     def start(self) -> None:
         self._listener.setblocking(False)
-        self._accepting = self._loop.create_task(self._accept())
+        self._loop.add_reader(self._listener, self._accept)
 
     async def stop(self) -> None:
-        tasks = [self._accepting, *(client.task for client in self.clients)]
-        running = [task for task in tasks if task is not None]
-        for task in running:
+        self._loop.remove_reader(self._listener)
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        tasks = [client.task for client in self.clients if client.task is not None]
+        for task in tasks:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
+        if tasks:
+            await asyncio.wait(tasks)
 
-    async def _accept(self) -> None:
-        while True:
-            await self._place()
-            try:
-                sock, _ = await self._loop.sock_accept(self._listener)
-            except OSError:
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            sock.setblocking(False)
-            client = Client(sock, self._loop.time())
-            self.clients.add(client)
-            client.task = self._loop.create_task(self._serve(client))
+    def _accept(self) -> None:
+        """Accept a connection. Without a place or a descriptor for it, pause."""
+        if len(self.clients) >= CONNECTIONS:
+            self._pause(REQUEST_SECONDS)
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            self._pause(PAUSE_SECONDS)
+            return
+        sock.setblocking(False)
+        client = Client(sock, self._loop.time())
+        self.clients.add(client)
+        client.task = self._loop.create_task(self._serve(client))
+        client.task.add_done_callback(partial(self._close, client))
 
-    async def _place(self) -> None:
-        """Wait for a place. A connection without a request loses its place if none becomes free."""
-        while len(self.clients) >= CONNECTIONS:
-            self._left.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REQUEST_SECONDS):
-                    await self._left.wait()
-                continue
-            for client in self.clients:
-                if not client.requested and self._loop.time() - client.since >= REQUEST_SECONDS and client.task:
-                    client.task.cancel()
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._paused = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        """Accept again. While no place is free, connections without a request lose theirs."""
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+            self._loop.add_reader(self._listener, self._accept)
+        for client in self.clients if len(self.clients) >= CONNECTIONS else ():
+            if not client.requested and self._loop.time() - client.since >= REQUEST_SECONDS and client.task:
+                client.task.cancel()
+
+    def _close(self, client: Client, _: asyncio.Task[None]) -> None:
+        """Close the connection of a task that has ended, even one that was cancelled before its first step."""
+        self.clients.discard(client)
+        client.sock.close()
+        self._resume()
 
     async def _serve(self, client: Client) -> None:
         try:
             pid, user, _ = peer_credentials(client.sock)
             if self._private and user not in (0, os.geteuid()):
-                await self._send(
-                    client, _error(None, Refused(protocol.FORBIDDEN, "only root may use the admin endpoint"))
-                )
+                await self._send(client, _error(None, protocol.FORBIDDEN, "only root may use the admin endpoint"))
                 return
             while request := await self._request(client):
                 client.requested = True
                 await self._answer(client, request, f"uid {user}, pid {pid}")
         except (OSError, _ClientGoneError):
             pass
-        finally:
-            self.clients.discard(client)
-            client.sock.close()
-            self._left.set()
 
     async def _request(self, client: Client) -> bytes:
         """Return the next line, which may end with the stream; b"" at its end. Raises OSError and TimeoutError."""
-        received = client.received
+        received, due = client.received, self._loop.time() + SILENT_SECONDS
         while (end := received.find(b"\n")) < 0 and len(received) <= REQUEST_BYTES:
-            async with asyncio.timeout(SILENT_SECONDS):
+            async with asyncio.timeout_at(due):
                 octets = await self._loop.sock_recv(client.sock, REQUEST_BYTES)
             if not octets:
                 end = len(received)
                 break
+            if not received:
+                due = self._loop.time() + SILENT_SECONDS
             received += octets
         if not 0 <= end <= REQUEST_BYTES:
-            await self._send(
-                client, _error(None, Refused(protocol.BAD_REQUEST, f"a request has {REQUEST_BYTES} bytes at most"))
-            )
+            await self._send(client, _error(None, protocol.BAD_REQUEST, f"a request has {REQUEST_BYTES} bytes at most"))
             return b""
         request = bytes(received[: end + 1])
         del received[: end + 1]
@@ -199,12 +205,12 @@ class Server:
                     await self._send(client, part_line(number, part))
             last = line(id=number, end={"schemaVersion": SCHEMA_VERSION})
         except Refused as refused:
-            last = _error(number, refused)
+            last = _error(number, refused.status, refused.text)
         except _ClientGoneError:
             raise
         except Exception:
             log.exception("the request %s failed", name, extra={"kind": name})
-            last = _error(number, Refused(protocol.INTERNAL_ERROR, f"{name}: an error in the proxy; see its log"))
+            last = _error(number, protocol.INTERNAL_ERROR, f"{name}: an error in the proxy; see its log")
         await self._send(client, last)
 
     async def _send_parts(self, client: Client, number: Any, parts: Iterator[Part | bytes | None]) -> None:
@@ -256,5 +262,5 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _error(number: Any, refused: Refused) -> bytes:
-    return line(id=number, error={"status": refused.status, "text": refused.text})
+def _error(number: Any, status: int, text: str) -> bytes:
+    return line(id=number, error={"status": status, "text": text})

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from runtimeproxy.admin.protocol import REQUEST_BYTES, Part, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method
 from runtimeproxy.observe.events import MOST_EVENTS, EventKind
 from tests.admin.asked import Asked
-from tests.admin.site import Site, next_line, parts
+from tests.admin.site import Site, next_line, parts, rest
 from tests.patience import SECONDS, until
 
 OK = [{"id": 1, "end": {"schemaVersion": 1}}]
@@ -90,6 +90,19 @@ async def test_client_that_goes_on_is_not_closed(tmp_path: Path, monkeypatch: py
                 await asyncio.get_running_loop().sock_sendall(client, bytes([octet]))
                 await asyncio.sleep(0)
             assert await next_line(client, bytearray()) == OK[0]
+
+
+async def test_client_that_sends_a_line_slowly_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SILENT_SECONDS", 0.2)
+    async with Site(tmp_path, METHODS) as site, asyncio.timeout(SECONDS):
+        with site.connect() as client:
+            client.send(request("none", {}))
+            assert await next_line(client, bytearray()) == OK[0]
+            with suppress(ConnectionError):
+                while True:
+                    client.send(b"{")
+                    await asyncio.sleep(server.SILENT_SECONDS / 10)
+            assert not site.server.clients
 
 
 async def test_client_that_waits_for_its_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,16 +255,15 @@ async def test_client_waits_while_all_places_are_used(tmp_path: Path, monkeypatc
 
 async def test_no_descriptor_left_pauses_accepting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
-    loop, left = asyncio.get_running_loop(), [2]
-    accept = loop.sock_accept
+    left, accept = [2], socket.socket.accept
 
-    async def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
         if left[0]:
             left[0] -= 1
             raise OSError(24, "Too many open files")
-        return await accept(listener)
+        return accept(listener)
 
-    monkeypatch.setattr(loop, "sock_accept", failing)
+    monkeypatch.setattr(socket.socket, "accept", failing)
     async with Site(tmp_path, METHODS) as site:
         assert [await site.call("none") for _ in range(3)] == [OK] * 3
     assert left == [0]
@@ -267,6 +279,17 @@ async def test_stop_closes_all_connections(tmp_path: Path, count: int) -> None:
             await until(lambda: len(site.server.clients) == min(count, CONNECTIONS))
             await site.server.stop()
             assert not site.server.clients
+
+
+@pytest.mark.parametrize("iterations", range(6))
+async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations: int) -> None:
+    async with Site(tmp_path, METHODS) as site:
+        await asyncio.sleep(0)
+        client = site.connect()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+    with client:
+        assert await rest(client) == []
 
 
 # -- the event loop --------------------------------------------------------------------------------------------------
