@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.admin import exporter
-from runtimeproxy.admin.exporter import CONNECTIONS, FOLLOWERS, HEAD_BYTES, PAGES, Exporter
+from runtimeproxy.admin.exporter import CONNECTIONS, FOLLOWERS, HEAD_BYTES, PAGES, PUBLIC, Exporter
 from runtimeproxy.admin.protocol import PART_BYTES, line
 from tests.fakes.exporting import END, FIGURES, GET_METRICS, METRICS, Answer, FakeProxy, ask, exporting, reply, sent
 from tests.patience import SECONDS, until
@@ -91,7 +91,7 @@ async def test_pages_have_the_content_type_of_their_form(proxy: FakeProxy) -> No
 
 REFUSED = [
     ("GET / HTTP/1.1", "404"),
-    *[(f"GET {path} HTTP/1.1", "404") for path, page in PAGES.items() if not page.public],
+    *[(f"GET {path} HTTP/1.1", "404") for path in PAGES if path not in PUBLIC],
     ("GET /metrics/ HTTP/1.1", "404"),
     ("GET //metrics HTTP/1.1", "404"),
     ("POST /loglevel HTTP/1.1", "404"),
@@ -148,7 +148,6 @@ async def test_fault_of_the_proxy_is_one_line(
     proxy.answer, status, why = FAULTS[fault]
     if status == 504:
         monkeypatch.setattr(exporter, "UPSTREAM_SECONDS", 0.05)
-    monkeypatch.setattr(exporter, "FRESH_SECONDS", 0.0)
     async with exporting(proxy.path) as port:
         answered = await ask(port, GET_METRICS)
         proxy.answer = reply()
@@ -195,10 +194,7 @@ async def test_socket_that_is_not_there_is_reported(tmp_path: Path, left: bool) 
     assert "does the proxy run with this endpoint" in answered
 
 
-async def test_faults_are_logged_once(
-    proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(exporter, "FRESH_SECONDS", 0.0)
+async def test_faults_are_logged_once(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "runtimeproxy.admin.exporter")
     proxy.answer = sent()
     async with exporting(proxy.path) as port:
@@ -208,19 +204,6 @@ async def test_faults_are_logged_once(
         for _ in range(2):
             await ask(port, GET_METRICS)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-
-
-async def test_scrapes_of_one_moment_share_an_answer(proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "FRESH_SECONDS", SECONDS)
-    async with exporting(proxy.path) as port:
-        first = await asyncio.gather(*(ask(port, GET_METRICS) for _ in range(4)))
-        assert all(FIGURES in answered for answered in [*first, await ask(port, GET_METRICS)])
-        assert len(proxy.requests) == 1
-    monkeypatch.setattr(exporter, "FRESH_SECONDS", 0.0)
-    async with exporting(proxy.path) as port:
-        for _ in range(2):
-            assert FIGURES in await ask(port, GET_METRICS)
-    assert len(proxy.requests) == 3
 
 
 def events(*numbers: int) -> bytes:

@@ -12,16 +12,15 @@ import re
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from runtimeproxy.admin import protocol
 from runtimeproxy.admin.exposition import CONTENT_TYPE, exposition
-from runtimeproxy.admin.health import check_line
+from runtimeproxy.admin.health import FAILED, check_line, verdict
 from runtimeproxy.admin.protocol import PART_BYTES, SCHEMA_VERSION, Answer, Part, Refused, join, request
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe.logs import UNLIMITED
@@ -44,15 +43,27 @@ HEALTH_SECONDS = 1.0
 CONNECTION_SECONDS = 10.0
 """Seconds from a connection's start to its end, and that a client that follows may take to read an event: Prometheus
 waits as long unless configured otherwise."""
-FRESH_SECONDS = 0.25
-"""For how long requests share one answer with metrics."""
 BAD_GATEWAY, GATEWAY_TIMEOUT = 502, 504
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What the answer of another program, or of a proxy of another version, may raise."""
 
+UNIX = "unix:"
 _ADDRESS = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
-UNIX = "unix:"
+
+PAGES: Mapping[str, tuple[str, ...]] = {
+    "/metrics": (),
+    "/livez": ("verbose",),
+    "/readyz": ("verbose",),
+    "/version": (),
+    "/configz": (),
+    "/hooks": (),
+    "/store": ("pod", "id", "limit", "after"),
+    "/events": ("since", "limit", "follow", "pod", "hookServer", "kind"),
+}
+"""What is served: the answer to the method of that name, with these parameters."""
+PUBLIC = ("/metrics", "/livez", "/readyz")
+"""What is served from the metrics socket."""
 
 
 def _whole_number(text: str) -> int | str:
@@ -63,40 +74,22 @@ def _flag(text: str) -> bool | str:
     return {"": True, "1": True, "true": True, "0": False, "false": False}.get(text, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What is served at a path: the method's answer. ``takes`` converts the query's values into parameters; the daemon
-    checks them. Only ``public`` pages are served from the metrics socket."""
-
-    method: str
-    takes: Mapping[str, Callable[[str], Any]]
-    public: bool = False
-
-
-PAGES: Mapping[str, Page] = {
-    "/metrics": Page("metrics", {}, public=True),
-    "/livez": Page("livez", {"verbose": _flag}, public=True),
-    "/readyz": Page("readyz", {"verbose": _flag}, public=True),
-    "/version": Page("version", {}),
-    "/configz": Page("configz", {}),
-    "/hooks": Page("hooks", {}),
-    "/store": Page("store", {"pod": str, "id": str, "limit": _whole_number, "after": str}),
-    "/events": Page(
-        "events",
-        {"since": _whole_number, "limit": _whole_number, "follow": _flag, "pod": str, "hookServer": str, "kind": str},
-    ),
+_CONVERTERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("since", "limit"), _whole_number),
+    **dict.fromkeys(("verbose", "follow"), _flag),
 }
+"""How a parameter's text is converted, by its name. The daemon checks the value."""
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+TLS_FLAGS = ("--tls-cert", "--tls-key", "--client-ca")
+
+
+class TlsFiles(NamedTuple):
+    """Paths, in the order of TLS_FLAGS."""
+
     cert: str
     key: str
     client_ca: str
-
-    @property
-    def flags(self) -> dict[str, str]:
-        return {"--tls-cert": self.cert, "--tls-key": self.key, "--client-ca": self.client_ca}
 
 
 Place = tuple[str, int] | str
@@ -109,15 +102,12 @@ def place(text: str) -> Place:
     if text.startswith(UNIX):
         return parse_endpoint(text, "--listen")
     found = _ADDRESS.fullmatch(text)
-    try:
-        host = str(ipaddress.ip_address((found["six"] or found["four"]) if found else ""))
-        port = int(found["port"]) if found else 0
-    except ValueError:
-        host, port = "", 0
-    if not found or not host or (":" in host) != bool(found["six"]) or port > _HIGHEST_PORT:
-        why = "is not an address with a port, and names are not looked up"
-        raise ConfigError(f"--listen: {text!r} {why}: write one like 127.0.0.1:9654, [::1]:9654 or {UNIX}/run/x.sock")
-    return host, port
+    with suppress(ValueError):
+        if found and int(found["port"]) <= _HIGHEST_PORT:
+            host = ipaddress.IPv6Address(found["six"]) if found["six"] else ipaddress.IPv4Address(found["four"])
+            return str(host), int(found["port"])
+    why = "is not an address with a port, and names are not looked up"
+    raise ConfigError(f"--listen: {text!r} {why}: write one like 127.0.0.1:9654, [::1]:9654 or {UNIX}/run/x.sock")
 
 
 def tls_files(
@@ -125,22 +115,22 @@ def tls_files(
 ) -> TlsFiles | None:
     """Return the files of TLS, None if there are none. Raises ConfigError if some are missing, or where TLS is needed:
     at an address that is not loopback, and with ``everything``, as any user of the node reaches a loopback address."""
-    given = {"--tls-cert": cert, "--tls-key": key, "--client-ca": client_ca}
-    missing = [flag for flag, path in given.items() if not path]
+    flags = ", ".join(TLS_FLAGS)
+    missing = [flag for flag, path in zip(TLS_FLAGS, (cert, key, client_ca), strict=True) if not path]
     if isinstance(at, str):
-        if len(missing) < len(given):
-            raise ConfigError(f"--listen: a unix socket has no TLS: leave out {', '.join(given)}")
+        if len(missing) < len(TLS_FLAGS):
+            raise ConfigError(f"--listen: a unix socket has no TLS: leave out {flags}")
         return None
     if cert and key and client_ca:
         return TlsFiles(cert, key, client_ca)
-    if len(missing) < len(given):
-        raise ConfigError(f"TLS needs all of {', '.join(given)}: {' and '.join(missing)} is missing")
+    if len(missing) < len(TLS_FLAGS):
+        raise ConfigError(f"TLS needs all of {flags}: {' and '.join(missing)} is missing")
     if everything:
         why = "any user of the node could read the proxy's state there"
-        raise ConfigError(f"--listen: {why}: give {', '.join(given)}, or listen on {UNIX}/PATH")
+        raise ConfigError(f"--listen: {why}: give {flags}, or listen on {UNIX}/PATH")
     if not ipaddress.ip_address(at[0]).is_loopback:
         why = "is not a loopback address, so any client that reaches it could read the metrics"
-        raise ConfigError(f"--listen: {at[0]} {why}: give {', '.join(given)}, or listen on 127.0.0.1 or [::1]")
+        raise ConfigError(f"--listen: {at[0]} {why}: give {flags}, or listen on 127.0.0.1 or [::1]")
     return None
 
 
@@ -150,11 +140,11 @@ class Tls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._seen = self._stamps()
+        self._seen = [*map(_stamp, files)]
         self._context = _context(files)
 
     def context(self) -> ssl.SSLContext:
-        stamps = self._stamps()
+        stamps = [*map(_stamp, self._files)]
         if stamps != self._seen:
             self._seen = stamps
             try:
@@ -164,20 +154,17 @@ class Tls:
                 log.warning("%s; those that were read before serve until then", error, extra=UNLIMITED)
         return self._context
 
-    def _stamps(self) -> list[tuple[int, int] | None]:
-        """Return for each file its inode and the time of its content's last change; None if it does not exist."""
-        stamps: list[tuple[int, int] | None] = []
-        for path in self._files.flags.values():
-            try:
-                found = os.stat(path)
-                stamps.append((found.st_ino, found.st_mtime_ns))
-            except OSError:
-                stamps.append(None)
-        return stamps
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Return a file's inode and the time of its content's last change; None if it does not exist."""
+    with suppress(OSError):
+        found = os.stat(path)
+        return found.st_ino, found.st_mtime_ns
+    return None
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
-    for flag, path in files.flags.items():
+    for flag, path in zip(TLS_FLAGS, files, strict=True):
         try:
             open(path, "rb").close()
         except OSError as error:
@@ -225,11 +212,7 @@ class Connection(web.RequestHandler):
             super().data_received(data)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = protocol.INTERNAL_ERROR,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Return an answer of one line. aiohttp's own, and its log, contain parts of the request."""
         text = "the request cannot be read"
@@ -254,10 +237,8 @@ class Exporter:
     def __init__(self, endpoint: str, tls: Tls | None = None, *, everything: bool = False) -> None:
         self._endpoint = endpoint
         self._tls = tls
-        self._pages = {path: page for path, page in PAGES.items() if everything or page.public}
+        self._pages = tuple(PAGES) if everything else PUBLIC
         self._server = web.Server(self._answer, handler_cancellation=True)
-        self._metrics: asyncio.Task[bytes] | None = None
-        self._metrics_due = 0.0
         self._followers = 0
         self._complaint = ""
         self.clients: set[asyncio.Task[None]] = set()
@@ -295,28 +276,28 @@ class Exporter:
                 connection.transport.abort()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        page = self._pages.get(request.path)
-        if page is None:
+        if request.path not in self._pages:
             answer: web.StreamResponse = _error(protocol.NOT_FOUND, f"there are {', '.join(self._pages)}")
         elif request.method != "GET":
             answer = _error(405, "only GET is allowed", Allow="GET")
         else:
-            answer = await self._answer_page(request, page)
+            answer = await self._answer_page(request, request.path[1:])
         answer.force_close()
         return answer
 
-    async def _answer_page(self, request: web.BaseRequest, page: Page) -> web.StreamResponse:
+    async def _answer_page(self, request: web.BaseRequest, method: str) -> web.StreamResponse:
         """Return the answer to a request of a page; 502 if the proxy gives none, 504 if it takes too long."""
         try:
-            params = _params(request, page)
-            if page.method in ("livez", "readyz"):
-                answer: web.StreamResponse = await self._health(page.method, params.get("verbose", False))
-            elif page.method == "metrics":
-                answer = web.Response(body=await self._fresh_metrics(), headers={"Content-Type": CONTENT_TYPE})
-            elif page.method == "events":
+            params = _params(request)
+            if method in ("livez", "readyz"):
+                answer: web.StreamResponse = await self._health(method, params.get("verbose", False))
+            elif method == "metrics":
+                text = exposition(await self._call(method, params))
+                answer = web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+            elif method == "events":
                 answer = await self._stream(request, params)
             else:
-                answer = _json(200, await self._call(page.method, params))
+                answer = _json(200, await self._call(method, params))
         except Refused as refused:
             return _error(refused.status, refused.text)
         except TimeoutError:
@@ -338,26 +319,11 @@ class Exporter:
         try:
             checks = (await self._call(method, {}, HEALTH_SECONDS))["checks"]
         except TimeoutError:
-            reason = f"the proxy did not answer within {HEALTH_SECONDS:g} s: its event loop hangs"
-            checks = [{"name": "loop", "state": "failed", "reason": reason}]
-        passed = not any(check["state"] == "failed" for check in checks)
+            checks = [verdict("loop", f"the proxy did not answer within {HEALTH_SECONDS:g} s: its event loop hangs")]
+        passed = not any(check["state"] == FAILED for check in checks)
         lines = [*map(check_line, checks), f"{method} check {'passed' if passed else 'failed'}\n"]
-        return web.Response(
-            text="\n".join(lines) if verbose or not passed else "ok", status=200 if passed else protocol.UNAVAILABLE
-        )
-
-    async def _fresh_metrics(self) -> bytes:
-        """Return the text of metrics, at most FRESH_SECONDS old. Raises as ``_call``."""
-
-        async def read() -> bytes:
-            return exposition(await self._call("metrics", {}))
-
-        now = asyncio.get_running_loop().time()
-        if self._metrics is None or (self._metrics.done() and now >= self._metrics_due):
-            self._metrics = asyncio.create_task(read())
-            self._metrics.add_done_callback(lambda task: task.cancelled() or task.exception())  # none may wait for it
-            self._metrics_due = now + FRESH_SECONDS
-        return await asyncio.shield(self._metrics)
+        text = "\n".join(lines) if verbose or not passed else "ok"
+        return web.Response(text=text, status=200 if passed else protocol.UNAVAILABLE)
 
     async def _stream(self, request: web.BaseRequest, params: Mapping[str, Any]) -> web.StreamResponse:
         """Send events as lines of JSON; abort if the client or the proxy leaves in between."""
@@ -368,9 +334,9 @@ class Exporter:
             )
         self._followers += follow
         try:
-            async with self._requested("events", params) as lines:
+            async with aclosing(self._parts("events", params)) as parts:
                 async with asyncio.timeout(UPSTREAM_SECONDS):
-                    first = await anext(lines)
+                    first = await anext(parts)
                 response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
                 response.force_close()
                 await response.prepare(request)
@@ -378,7 +344,7 @@ class Exporter:
                     request.protocol.deadline.reschedule(None)
                 try:
                     await _write_events(response, first)
-                    async for part in lines:
+                    async for part in parts:
                         await _write_events(response, part)
                 except (OSError, Refused, *UNREADABLE):
                     if request.transport is not None:
@@ -388,19 +354,27 @@ class Exporter:
             self._followers -= follow
 
     async def _call(self, method: str, params: Mapping[str, Any], seconds: float = UPSTREAM_SECONDS) -> Part:
-        """Return the proxy's whole answer. Raises Refused, TimeoutError, OSError, and ValueError for what is none."""
+        """Return the proxy's whole answer. Raises as ``_parts``, and TimeoutError."""
         body: Part = {}
-        async with asyncio.timeout(seconds), self._requested(method, params) as lines:
-            async for part in lines:
+        async with asyncio.timeout(seconds), aclosing(self._parts(method, params)) as parts:
+            async for part in parts:
                 join(body, part)
         return body
 
-    @asynccontextmanager
-    async def _requested(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Part]]:
+    async def _parts(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Part, None]:
+        """Yield the parts of the proxy's answer. Raises Refused, OSError, and UNREADABLE for what is no answer."""
         reader, writer = await asyncio.open_unix_connection(self._endpoint, limit=PART_BYTES)
         try:
             writer.write(request(method, params))
-            yield _parts(reader)
+            answer, left = Answer(), ANSWER_BYTES
+            while not answer.complete:
+                line = await reader.readline()
+                left -= len(line)
+                if left < 0:
+                    raise ValueError
+                if not line.endswith(b"\n"):
+                    raise ConnectionResetError
+                yield answer.take(line)
         finally:
             writer.transport.abort()
 
@@ -413,19 +387,6 @@ class Exporter:
         return _error(status, text)
 
 
-async def _parts(reader: asyncio.StreamReader) -> AsyncIterator[Part]:
-    answer = Answer()
-    left = ANSWER_BYTES
-    while not answer.complete:
-        line = await reader.readline()
-        left -= len(line)
-        if left < 0:
-            raise ValueError
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError
-        yield answer.take(line)
-
-
 async def _write_events(response: web.StreamResponse, part: Part) -> None:
     lines = [json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in part.get("events", ())]
     if lines:
@@ -433,14 +394,16 @@ async def _write_events(response: web.StreamResponse, part: Part) -> None:
             await response.write(b"".join(lines))
 
 
-def _params(request: web.BaseRequest, page: Page) -> dict[str, Any]:
-    for name in request.query:
-        if name not in page.takes:
-            takes = ", ".join(page.takes) or "no parameters"
-            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {request.path} takes {takes}")
-        if len(request.query.getall(name)) > 1:
+def _params(request: web.BaseRequest) -> dict[str, Any]:
+    takes, params = PAGES[request.path], {}
+    for name, text in request.query.items():
+        if name not in takes:
+            shown = ", ".join(takes) or "no parameters"
+            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {request.path} takes {shown}")
+        if name in params:
             raise Refused(protocol.BAD_REQUEST, f"{name} is there twice")
-    return {name: page.takes[name](text) for name, text in request.query.items()}
+        params[name] = _CONVERTERS.get(name, str)(text)
+    return params
 
 
 def _json(status: int, answer: Mapping[str, Any], **headers: str) -> web.Response:
@@ -452,11 +415,6 @@ def _error(status: int, text: str, **headers: str) -> web.Response:
     return _json(status, {"schemaVersion": SCHEMA_VERSION, "error": text}, **headers)
 
 
-def run(at: Place, endpoint: str, tls: Tls | None, *, everything: bool = False) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
-    return asyncio.run(_run(at, endpoint, tls, everything))
-
-
 def _tcp_listener(host: str, port: int) -> Listener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -466,7 +424,7 @@ def _tcp_listener(host: str, port: int) -> Listener:
         raise ConfigError(f"{wrong}; stop what listens there, or change --listen") from None
 
 
-async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> int:
+async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> None:
     if isinstance(at, str):
         listener, url = listen(at, flag="--listen"), f"{UNIX}{at}"
     else:
@@ -490,4 +448,9 @@ async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> i
     finally:
         listener.withdraw()
         listener.close()
+
+
+def run(at: Place, endpoint: str, tls: Tls | None, *, everything: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
+    asyncio.run(_run(at, endpoint, tls, everything))
     return 0

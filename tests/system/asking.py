@@ -122,11 +122,11 @@ def pages(proxy: ProxyProcess, secret: str) -> Iterator[tuple[str, str]]:
         with begun(proxy, command, stdout=output, stderr=output) as exporter:
             try:
                 wait_until(lambda: path.exists() and listens(path), "the exporter listens", log.read_text)
-                for target, page in PAGES.items():
+                for target, takes in PAGES.items():
                     answer = _page(path, f"GET {target} HTTP/1.1")
                     assert answer.startswith("HTTP/1.1 200 "), answer
                     yield f"GET {target}", answer
-                    queries = [urlencode({name: secret}) for name in (*page.takes, secret)]
+                    queries = [urlencode({name: secret}) for name in (*takes, secret)]
                     targets = [f"{target}/{secret}", *(f"{target}?{query}" for query in (secret, *queries))]
                     heads = [*(f"GET {each} HTTP/1.1" for each in targets), f"POST {target} HTTP/1.1"]
                     for head in (*heads, f"{secret} {target} HTTP/1.1", f"GET {target} {secret}", secret):
