@@ -1,19 +1,12 @@
-"""The lines of the control protocol (docs/control-protocol.rst), for the daemon and its clients.
-
-A request is ``{"id": 1, "method": "hooks", "params": {...}}``. Its answer is any number of ``{"id": 1, "part": {...}}``
-and then ``{"id": 1, "end": {...}}``, or ``{"id": 1, "error": {"status": 404, "text": "..."}}``. The parts and the end
-together are one object: lists of one key are joined, other values are set.
-"""
+"""The lines of the control protocol (docs/control-protocol.rst), for the daemon and its clients."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_VERSION = 1
-REQUEST_BYTES = 16 * 1024
-"""Longest line of a request."""
-PART_BYTES = 1 << 20
-"""Longest line of an answer."""
+REQUEST_BYTES, PART_BYTES = 16 * 1024, 1 << 20
+"""Longest lines of a request and of an answer."""
 BAD_REQUEST, FORBIDDEN, NOT_FOUND, INTERNAL_ERROR, UNAVAILABLE = 400, 403, 404, 500, 503
 """The statuses of errors are HTTP's."""
 

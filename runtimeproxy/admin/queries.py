@@ -9,8 +9,9 @@ import resource
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import count, islice
+from functools import lru_cache, partial
+from heapq import nsmallest
+from itertools import chain, islice, tee
 from math import inf
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
 from runtimeproxy.observe.events import MOST_EVENTS, EventKind, Events, Row, rfc3339, shown
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
-from runtimeproxy.observe.metric_table import Histogram, quantile
+from runtimeproxy.observe.metric_table import SECONDS, Histogram, quantile
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import BreakerState
 from runtimeproxy.plugins.manager import Manager, Plugin
@@ -34,26 +35,20 @@ from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
 from runtimeproxy.settings.version import VERSION
 
-LOOK_SECONDS = 1.0
-"""For how long one look at the state serves all questions about it."""
-RECORDS_AT_ONCE = 500
-"""How many records are looked at in one turn of the loop: half a millisecond."""
-ROW_SECONDS = 0.0005
-"""For how long rows are made in one turn; at least one is."""
-PAGE, LONGEST_PAGE = 100, 1000
-"""How many records an answer has, unless another number is requested, and at most."""
-EVENTS = 1000
-ENCODED_EVENTS = 256
-FRESH_SECONDS = 0.25
-"""For how long answers with metrics are the same."""
+LOOK_SECONDS, FRESH_SECONDS = 1.0, 0.25
+"""For how long answers share the checks of readyz, and the metrics."""
+RECORDS_AT_ONCE, SERIES_AT_ONCE, ROW_SECONDS = 500, 200, 0.0005
+"""What one iteration of the loop reads and encodes at most: half a millisecond, or one row."""
+PAGE, LONGEST_PAGE, EVENTS = 100, 1000, 1000
+"""How many records an answer has, unless another number is requested, and at most; and how many events."""
 FOLLOWERS = 16
 """Most clients that follow: half of all connections, so that others get through."""
-_EVENTS = b'{"events":[%s]}'
-SERIES_AT_ONCE = 200
+ENCODED_EVENTS = 256
 TEXT_CHARACTERS = 512
-KINDS = tuple(kind.value for kind in EventKind)
 NAMES = 20
+KINDS = tuple(kind.value for kind in EventKind)
 LEAST_LEVEL_SECONDS, LEVEL_SECONDS, LONGEST_LEVEL_SECONDS = 1.0, 600.0, 86_400.0
+_EVENTS = b'{"events":[%s]}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +72,8 @@ class Sources:
 
 
 def methods(sources: Sources) -> Mapping[str, Method]:
-    version = {
-        "version": VERSION,
-        "python": platform.python_version(),
-        "mode": sources.mode,
-        "pid": os.getpid(),
-        "startedAt": rfc3339(time.time()),
-    }
+    version: Part = {"version": VERSION, "python": platform.python_version(), "mode": sources.mode}
+    version |= {"pid": os.getpid(), "startedAt": rfc3339(time.time())}
     readiness = _Readiness(sources)
     options = [{"key": each.key, "value": each.value, "origin": each.origin} for each in sources.settings]
     page = {"pod": _text, "id": _text, "limit": _count(LONGEST_PAGE), "after": _text}
@@ -105,72 +95,50 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     }
 
 
-# -- parameters ------------------------------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > TEXT_CHARACTERS or not value.isprintable():
-        raise ValueError(f"is not a text of at most {TEXT_CHARACTERS} characters")
+def _right(value: Any, is_right: bool, fault: str) -> Any:
+    if not is_right:
+        raise ValueError(fault)
     return value
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise ValueError("is not a number from 0")
-    return value
+def _text(value: Any) -> Any:
+    is_text = isinstance(value, str) and len(value) <= TEXT_CHARACTERS and value.isprintable()
+    return _right(value, is_text, f"is not a text of at most {TEXT_CHARACTERS} characters")
 
 
-def _count(most: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not 1 <= _number(value) <= most:
-            raise ValueError(f"is not from 1 to {most}")
-        return int(value)
-
-    return check
+def _number(value: Any) -> Any:
+    return _right(value, type(value) is int and 0 <= value < 1 << 53, "is not a number from 0")
 
 
-def _kind(value: Any) -> str:
-    if value not in KINDS:
-        raise ValueError(f"is not one of {', '.join(KINDS)}")
-    return str(value)
+def _count(most: int) -> Callable[[Any], Any]:
+    return lambda value: _right(value, 1 <= _number(value) <= most, f"is not from 1 to {most}")
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("is not true or false")
-    return value
+def _kind(value: Any) -> Any:
+    return _right(value, value in KINDS, f"is not one of {', '.join(KINDS)}")
 
 
-# -- metrics ---------------------------------------------------------------------------------------------------------
+def _boolean(value: Any) -> Any:
+    return _right(value, isinstance(value, bool), "is not true or false")
 
 
 class _Metrics:
-    """Answers with all series, of which requests within FRESH_SECONDS share one encoded copy."""
+    """Answers with all series. Requests within FRESH_SECONDS share the parts, each of which is encoded once."""
 
     def __init__(self, sources: Sources, readiness: "_Readiness") -> None:
         self._sources = sources
         self._readiness = readiness
-        self._made: list[bytes] = []
-        self._source: Iterator[Part] = iter(())
+        self._parts: Iterator[bytes] = iter(())
         self._due = 0.0
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes]:
         if self._sources.clock() >= self._due:
             self._readiness.look()
-            self._made, self._source = [], _series(self._sources.metrics)
+            made = map(encoded, _series(self._sources.metrics))
+            self._parts = chain([next(made)], made)  # an error of the first part, which reads /proc, is not shared
             self._due = self._sources.clock() + FRESH_SECONDS
-        return _shared(self._made, self._source)
-
-
-def _shared(made: list[bytes], source: Iterator[Part]) -> Iterator[bytes]:
-    """Yield the parts that were made, and make more: each once, for whichever answer needs it first."""
-    for at in count():
-        if at == len(made):
-            part = next(source, None)
-            if part is None:
-                return
-            made.append(encoded(part))
-        yield made[at]
+        self._parts, parts = tee(self._parts)
+        return parts
 
 
 def _series(metrics: Metrics) -> Iterator[Part]:
@@ -202,11 +170,9 @@ def _process() -> dict[str, float]:
     }
 
 
-# -- health ----------------------------------------------------------------------------------------------------------
-
-
 class _Readiness:
-    """The checks of readyz, looked at once a second at most, however many ask, and when what is disabled changed."""
+    """The checks of readyz, made once a second at most, however many clients request them, and when what is disabled
+    changed."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -219,39 +185,47 @@ class _Readiness:
         yield {"checks": self._checks}
 
     def look(self) -> None:
-        """Make the checks anew if they are old, and set the gauge of readiness."""
+        """Repeat the checks if they are old, and set the gauge of readiness."""
         now, disabled = self._sources.clock(), tuple(self._sources.manager.disabled)
         if now - self._looked >= LOOK_SECONDS or disabled != self._disabled:
             self._looked, self._disabled = now, disabled
-            self._checks = health.readiness(_facts(self._sources))
+            self._checks = _checks(self._sources, now)
             ready = all(check["state"] != health.FAILED for check in self._checks)
             self._sources.metrics.gauge("ready", float(ready))
 
 
-def _facts(sources: Sources) -> health.Facts:
-    now, manager, stall = sources.clock(), sources.manager, sources.watchdog.last_stall
-    plugins = []
+def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
+    manager, stall = sources.manager, sources.watchdog.last_stall
+    failing, unreachable, suspended = [], [], []
     for plugin in manager.plugins:
-        absence, is_open = sources.reach.absences.get(plugin.name), plugin.breaker.state is BreakerState.OPEN
-        seconds, why = (None, "") if absence is None else (now - absence.since, absence.why)
-        retry = plugin.breaker.seconds_left(now) if is_open else None
-        plugins.append(health.PluginFacts(plugin.name, plugin.policy is FailurePolicy.FAIL, seconds, why, retry))
-    return health.Facts(
-        listening_fault=sources.listening_fault(),
-        registrations_read=manager.read,
-        directory_fault=manager.complaint,
-        runtime_fault=sources.runtime_fault() or sources.sync.runtime_fault,
-        draining=sources.draining(),
-        plugins=tuple(plugins),
-        masked=tuple(manager.disabled),
-        mask_fault=manager.mask_fault,
-        invalid_files=tuple(manager.rejected),
-        filling=sources.sync.filling,
-        stall=None if stall is None else (stall.seconds, now - stall.ended),
-    )
-
-
-# -- hooks -----------------------------------------------------------------------------------------------------------
+        absence = sources.reach.absences.get(plugin.name)
+        if absence and plugin.policy is FailurePolicy.FAIL and now - absence.since >= health.PATIENCE_SECONDS:
+            failing.append(f"{plugin.name} for {now - absence.since:.0f} s ({absence.why})")
+        elif absence:
+            unreachable.append(f"{plugin.name} ({absence.why})")
+        if plugin.breaker.state is BreakerState.OPEN:
+            suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
+    not_read = "" if manager.read else manager.complaint or "the registration directory was not read yet"
+    disabled = [health.named("disabled by hand", manager.disabled), manager.mask_fault]
+    if stall and now - stall.ended > health.STALL_TOLD_SECONDS:
+        stall = None
+    failed = {
+        "listening": sources.listening_fault(),
+        "registrations_read": not_read,
+        "runtime": sources.runtime_fault() or sources.sync.runtime_fault,
+        "not_draining": "the proxy is stopping" if sources.draining() else "",
+        "fail_plugins": health.named("policy Fail and unreachable", failing),
+    }
+    degraded = {
+        "registrations_read": manager.complaint,
+        "plugins": health.named("unreachable", unreachable),
+        "breakers": health.named("not asked, as they keep failing", suspended),
+        "disabled_plugins": "; ".join(filter(None, disabled)),
+        "invalid_files": health.named("rejected", manager.rejected),
+        "store": "the runtime's pods and containers are still being read" if sources.sync.filling else "",
+        "loop": f"it hung for {stall.seconds:.2f} s, {now - stall.ended:.0f} s ago" if stall else "",
+    }
+    return [health.verdict(name, failed.get(name, ""), degraded.get(name, "")) for name in health.CHECKS]
 
 
 def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
@@ -286,7 +260,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
-    """Return the sums of hook calls and failures, by counter and hook server."""
     sums: dict[tuple[str, str], int] = {}
     for (name, labels), value in metrics.counters.items():
         if name in ("hook_calls", "hook_failures"):
@@ -297,8 +270,8 @@ def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
 def _hook(
     sources: Sources, name: str, known: Plugin | Registration | None, sums: Mapping[tuple[str, str], int]
 ) -> Part:
-    """Return what is shown of a hook server: a plugin, the registration of a disabled one, or None for a name that is
-    not registered. One whose figures are counted with those of others has none."""
+    """Return what is shown of a hook server; ``known`` is None for a name that is not registered. One whose figures are
+    counted with those of others has none."""
     own, manager = sources.metrics.is_shown(name), sources.manager
     repeated = {point: other for (repeating, point), other in manager.repeated.items() if repeating == name}
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
@@ -334,8 +307,8 @@ def _hook(
 
 def _quantile(times: Histogram | None, share: float) -> float | None:
     """Return a quantile in seconds, at most the highest bound, as JSON has no infinity."""
-    found = None if times is None else quantile(times.bounds, times.counts, share)
-    return None if times is None or found is None else min(found, times.bounds[-1])
+    found = None if times is None else quantile(SECONDS, times.counts, share)
+    return None if found is None else min(found, SECONDS[-1])
 
 
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
@@ -365,22 +338,20 @@ def _switched(sources: Sources, name: str, notes: tuple[str, ...]) -> Part:
     return {**_hook(sources, name, known, _by_hook_server(sources.metrics)), "notes": list(notes)}
 
 
-# -- store -----------------------------------------------------------------------------------------------------------
-
-
 def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part | bytes]:
-    """Yield one page of pods and containers, in the order of their ids."""
-    page = records.Page(arguments.get("after", ""), arguments.get("limit", PAGE))
+    after, limit = arguments.get("after", ""), arguments.get("limit", PAGE)
+    found: list[str] = []
     yield {"pods": [], "containers": []}
     for ids in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
-        page.add(ids)
+        found = nsmallest(limit + 1, found + [one for one in ids if one > after])
         yield b""
-    pods = ((pod, store.containers_of(one)) for one in page.ids if (pod := store.pod(one)) is not None)
+    page = found[:limit]
+    pods = ((pod, store.containers_of(one)) for one in page if (pod := store.pod(one)) is not None)
     pod_rows = (records.pod_row(pod, [inside.effective.id for inside in containers]) for pod, containers in pods)
     yield from _pieces("pods", pod_rows)
-    found = (container for one in page.ids if (container := store.container(one)) is not None)
-    yield from _pieces("containers", map(records.container_row, found))
-    yield {"next": page.next}
+    containers = (container for one in page if (container := store.container(one)) is not None)
+    yield from _pieces("containers", map(records.container_row, containers))
+    yield {"next": page[-1] if len(found) > limit else None}
 
 
 def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
@@ -397,17 +368,12 @@ def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
         yield [info.id for info in found if info.pod_id in wanted or info.pod_id.startswith(pod)]
 
 
-# -- events ----------------------------------------------------------------------------------------------------------
-
-
 class _Events:
     """Answers with the ring's events, and at most FOLLOWERS clients with those to come."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._followers = 0
-        self._encoded: dict[int, tuple[Part, bytes]] = {}
-        """The latest events as they are shown, and their JSON, by number: all that follow share them."""
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes | None]:
         """Yield the wanted events after ``since``, in order; events that are no longer kept are reported as a gap.
@@ -420,23 +386,23 @@ class _Events:
         try:
             yield _EVENTS % b""
             while left > 0:
-                page = self._events.read(last)
+                rows, gap = self._events.read(last)
                 found = []
-                if page.gap is not None:
-                    last = page.gap[1]
-                    found.append(encoded({"kind": "gap", "from": page.gap[0], "to": last}))
+                if gap is not None:
+                    last = gap[1]
+                    found.append(encoded({"kind": "gap", "from": gap[0], "to": last}))
                 began = time.monotonic()
-                for row in page.events:
+                for row in rows:
                     if len(found) >= left or time.monotonic() - began >= ROW_SECONDS:
                         break
                     last = row[0]
-                    event, octets = self._encoded.get(last) or self._encode(row)
+                    event, octets = _encoded(row)
                     if _matches(event, arguments):
                         found.append(octets)
                 left -= len(found)
                 if found:
                     yield _EVENTS % b",".join(found)
-                elif page.events:
+                elif rows:
                     yield b""
                 elif follow:
                     yield None
@@ -445,12 +411,12 @@ class _Events:
         finally:
             self._followers -= follow
 
-    def _encode(self, row: Row) -> tuple[Part, bytes]:
-        event = shown(*row)
-        made = self._encoded[row[0]] = event, encoded(event)
-        if len(self._encoded) > ENCODED_EVENTS:
-            del self._encoded[next(iter(self._encoded))]
-        return made
+
+@lru_cache(ENCODED_EVENTS)
+def _encoded(row: Row) -> tuple[Part, bytes]:
+    """Return an event as it is shown, and its JSON: all clients that follow share them."""
+    event = shown(row)
+    return event, encoded(event)
 
 
 def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -464,9 +430,6 @@ def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     name = wanted.get("hookServer")
     servers = {event.get("hookServer", ""), *(field["hookServer"] for field in event.get("fields", ()))}
     return name is None or not servers.isdisjoint({name, plugin_name(name)})
-
-
-# -- log level -------------------------------------------------------------------------------------------------------
 
 
 def _log_level(log_level: LogLevel, arguments: Mapping[str, Any]) -> Iterator[Part]:
@@ -487,8 +450,6 @@ def _seconds(text: str) -> float:
     except ConfigError:
         raise Refused(BAD_REQUEST, "for is a duration like 30s, 10m or 24h") from None
 
-
-# -- pieces ----------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 

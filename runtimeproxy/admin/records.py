@@ -1,6 +1,5 @@
 """The Store's records as they are shown: names of fields, keys of maps, and who set them; no value of a field."""
 
-from heapq import nsmallest
 from typing import Any
 
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, flat, set_fields
@@ -60,32 +59,7 @@ def _values(info: PodInfo | ContainerInfo) -> dict[str, Any]:
     return set_fields(info) | flat({"envs": info.envs.decoded()}, None, {})
 
 
-# -- what is selected ------------------------------------------------------------------------------------------------
-
-
 def is_of_pod(wanted: str, namespace: str | None, name: str | None, *ids: str) -> bool:
     """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of one of the ids; "" is every
     pod's."""
     return wanted in (name, f"{namespace}/{name}") or any(one.startswith(wanted) for one in ids)
-
-
-class Page:
-    """The ids of one page: the lowest ``limit`` of those above ``after``, of all that are added."""
-
-    def __init__(self, after: str, limit: int) -> None:
-        self._after = after
-        self._limit = limit
-        self._found: list[str] = []
-
-    def add(self, ids: list[str]) -> None:
-        """Add ids; a few hundred at a time take well below a millisecond."""
-        self._found = nsmallest(self._limit + 1, self._found + [one for one in ids if one > self._after])
-
-    @property
-    def ids(self) -> list[str]:
-        return self._found[: self._limit]
-
-    @property
-    def next(self) -> str | None:
-        """Return what to go on after; None at the end."""
-        return self._found[self._limit - 1] if len(self._found) > self._limit else None

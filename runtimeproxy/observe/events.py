@@ -14,34 +14,27 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-def rfc3339(seconds: float) -> str:
-    """Return a time in seconds since 1970 like ``2026-11-25T10:00:00.000Z``."""
-    return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-MOST_EVENTS = 4096
-MOST_BYTES = 2 << 20
-"""Most bytes of all events together; each is counted with its texts in UTF-8 and FIXED_BYTES."""
-FIXED_BYTES = 352
-"""The bytes of an event without its texts: tuple, numbers, the objects' heads, its place in the ring."""
-PAGE = 100
-"""How many events one ``read`` returns at most: 0.2 ms, the JSON of them included."""
-PAGE_BYTES = 32 * 1024
-"""No event is added to so many bytes of texts."""
+MOST_EVENTS, MOST_BYTES, FIXED_BYTES = 4096, 2 << 20, 352
+"""Most events, and most bytes of them: each is counted with its texts in UTF-8 and FIXED_BYTES, for the tuple, numbers,
+the objects' heads, its place in the ring."""
+PAGE, PAGE_BYTES = 100, 32 * 1024
+"""How many events one ``read`` returns at most: 0.2 ms, the JSON of them included. No event is added to so many bytes
+of texts."""
 MOST_FIELDS = 32
-LONGEST_TEXT = 400
-"""Longest text of a cut event, in characters; a label's or annotation's whole key is shorter."""
-UNCUT = 8192
-"""Up to so many characters all texts of an event together are kept as they are."""
-
+UNCUT, LONGEST_TEXT = 8192, 400
+"""If all texts of an event have more than UNCUT characters, each is cut to LONGEST_TEXT; a label's or annotation's
+whole key is shorter."""
 PARTS = ("own", "turn", "hooks", "runtime", "post")
 """The parts of a call's time, in the order in which they are recorded."""
 _SECONDS = Struct(f"{len(PARTS)}d")
 _BETWEEN = "\0"
 _NAMES = ("call", "namespace", "pod", "podId", "container", "containerId", "hookServer", "text")
 """The texts that are joined to one, in their order; the fields with their owners follow them."""
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time in seconds since 1970 like ``2026-11-25T10:00:00.000Z``."""
+    return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class EventKind(Enum):
@@ -84,9 +77,9 @@ class About(NamedTuple):
     container_id: str = ""
 
 
-Row = tuple[int, float, str, str, str, str, str, str]
-"""An event as it is read: number, time in seconds since 1970, kind, operation, hook point, reason, the parts of the
-call's time in hexadecimal digits, and all other texts. It is a JSON value; ``shown`` takes its values."""
+Row = tuple[int, float, EventKind, str, str, str, bytes, bytes]
+"""An event as it is kept: number, time in seconds since 1970, kind, operation, hook point, reason, the packed parts of
+the call's time, and all other texts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,27 +102,16 @@ class CallTimes:
     id: str = ""
 
 
-class Page(NamedTuple):
-    """Events in their order; the next page begins after the number ``last``. ``gap`` has the first and the last number
-    of events that were before these and are no longer there."""
-
-    events: list[Row]
-    last: int
-    gap: tuple[int, int] | None
-
-
 _NO_CALL, _NO_FIELDS = About(), dict[str, str]()
 
 
 class Events:
-    """The ring of events; ``wall_clock`` returns the seconds since 1970."""
+    """The ring of events, which are numbered from 1 to ``last``. ``wall_clock`` returns the seconds since 1970."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self.wall_clock = wall_clock
-        self.last = 0
-        """Number of the last event; the first one has 1, and each the number after the one before."""
-        self.bytes = 0
-        self._ring: deque[tuple[int, float, EventKind, str, str, str, bytes, bytes]] = deque()
+        self.last = self.bytes = 0
+        self._ring: deque[Row] = deque()
         self._lost: set[str] = set()
 
     def __len__(self) -> int:
@@ -182,40 +164,38 @@ class Events:
     def runtime_is_lost(self) -> bool:
         return bool(self._lost)
 
-    def read(self, since: int = 0, limit: int = PAGE) -> Page:
-        """Return the next events after a number, at most ``limit`` and PAGE. A number that was not given yet is one of
-        an earlier process: everything is after it."""
+    def read(self, since: int = 0) -> tuple[list[Row], tuple[int, int] | None]:
+        """Return the next events after a number, at most PAGE, and the first and last number of events between these
+        and the number that are no longer kept, if any. A number that was not given yet is one of an earlier process:
+        everything is after it."""
         if since > self.last:
             since = 0
         first = self.last - len(self._ring) + 1
         begin = max(since + 1, first)
         found: list[Row] = []
         room = PAGE_BYTES
-        events = islice(self._ring, begin - first, begin - first + min(limit, PAGE))
-        for number, at, kind, operation, hook, reason, parts, kept in events:
-            found.append((number, at, kind.value, operation, hook, reason, parts.hex(), kept.decode()))
-            room -= len(kept)
+        for row in islice(self._ring, begin - first, begin - first + PAGE):
+            found.append(row)
+            room -= len(row[-1])
             if room <= 0:
                 break
-        return Page(found, begin - 1 + len(found), (since + 1, first - 1) if since + 1 < first else None)
+        return found, (since + 1, first - 1) if since + 1 < first else None
 
 
-def shown(
-    number: int, at: float, kind: str, operation: str, hook: str, reason: str, parts: str, kept: str
-) -> dict[str, Any]:
-    """Return an event, a Row's values, as it is shown: a JSON object without the keys that do not apply."""
-    texts = kept.split(_BETWEEN)
+def shown(row: Row) -> dict[str, Any]:
+    """Return an event as it is shown: a JSON object without the keys that do not apply."""
+    number, at, kind, operation, hook, reason, parts, kept = row
+    texts = kept.decode().split(_BETWEEN)
     pairs = texts[len(_NAMES) :]
-    seconds = _SECONDS.unpack(bytes.fromhex(parts)) if parts else ()
     found = {
         "number": number,
         "time": rfc3339(at),
-        "kind": kind,
+        "kind": kind.value,
         "operation": operation,
         **dict(zip(_NAMES, texts, strict=False)),
         "hook": hook,
         "reason": reason,
         "fields": [{"field": field, "hookServer": owner} for field, owner in zip(pairs[::2], pairs[1::2], strict=True)],
-        "seconds": dict(zip(PARTS, seconds, strict=True)) if parts else None,
+        "seconds": dict(zip(PARTS, _SECONDS.unpack(parts), strict=True)) if parts else None,
     }
     return {key: value for key, value in found.items() if value}

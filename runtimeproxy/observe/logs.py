@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from runtimeproxy.errors import RuntimeProxyError
@@ -22,10 +23,8 @@ OWN_LOGGER = "runtimeproxy"
 LINES_WAITING = 4096
 SECONDS_BETWEEN = 1.0
 """Least seconds between two lines of a kind; lines at debug level are not limited."""
-
 UNLIMITED = {"limited": False}
 """``extra`` of a line that is not rate-limited: of lines that report a state the last one must not be lost."""
-
 _KINDS_KNOWN = 1024
 _CLOSE_SECONDS = 1.0
 
@@ -42,7 +41,7 @@ def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
 
 
 def set_level(level: str) -> None:
-    """Log lines at ``level`` or above from now on, with tracebacks at "debug"; the rest of ``configure`` stays."""
+    """Log lines at ``level`` or above from now on, with tracebacks at "debug"."""
     logging.getLogger(OWN_LOGGER).setLevel(level.upper())
     for handler in _handlers():
         handler.setLevel(level.upper())
@@ -118,17 +117,13 @@ class LineHandler(logging.Handler):
     def close(self) -> None:
         """Write the queued lines, for at most a second, and remove the handler from the root logger."""
         logging.getLogger().removeHandler(self)
-        try:
+        with suppress(queue.Full):  # stderr takes nothing: the thread is a daemon and ends with the process
             self._lines.put(None, timeout=_CLOSE_SECONDS)
             self._writer.join(_CLOSE_SECONDS)
-        except queue.Full:
-            pass  # stderr takes nothing: the thread is a daemon and ends with the process
         super().close()
 
 
 class Lines(logging.Formatter):
-    """What both formats share: the parts of a line, without values."""
-
     show_tracebacks = False
 
     def parts(self, record: logging.LogRecord) -> dict[str, Any]:
@@ -136,7 +131,7 @@ class Lines(logging.Formatter):
         class and place, with its text if the class is the project's. The traceback begins with the oldest call."""
         own = record.name.partition(".")[0] == OWN_LOGGER
         error = record.exc_info[1] if record.exc_info else None
-        frames = [] if error is None else traceback.extract_tb(error.__traceback__)
+        frames = traceback.extract_tb(error.__traceback__) if error else []
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = f": {error}" if isinstance(error, RuntimeProxyError) else ""
         shown = frames if self.show_tracebacks else []
@@ -172,9 +167,7 @@ class JsonLines(Lines):
 
 
 def _on_one_line(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 FORMATTERS: dict[str, type[Lines]] = {"text": TextLines, "json": JsonLines}

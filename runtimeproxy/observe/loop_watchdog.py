@@ -27,7 +27,7 @@ FRAMES_TOLD = 16
 
 
 class Stall(NamedTuple):
-    """A stall of the event loop: when it ended, on the loop's clock, and its length in seconds."""
+    """A stall of the event loop; ``ended`` is on the loop's clock."""
 
     ended: float
     seconds: float
@@ -39,8 +39,8 @@ class LoopWatchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self._loop = loop
         self._metrics = metrics
-        self._thread_id = threading.get_ident()
         self.last_stall: Stall | None = None
+        self._thread_id = threading.get_ident()
         self._resting: FrameType | None = None
         self._turned = threading.Event()
         self._stopped = False

@@ -20,10 +20,10 @@ from runtimeproxy.observe.metric_table import (
     METRICS,
     OTHER,
     ROWS,
+    SECONDS,
     Histogram,
     Key,
     Kind,
-    Metric,
 )
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,9 @@ class Metrics:
         self.histograms: dict[Key, Histogram] = {}
         self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
         self.events = Events(time.time)
-        self._calls_begun = 0
         self.runtime = runtime
+        self._calls_begun = self._hook_server_series = 0
         self._hook_servers: set[str] = set()
-        self._hook_server_series = 0
 
     def count(self, name: str, *labels: str) -> None:
         """Increment a counter by one; raise ValueError if the table has no such counter with so many labels."""
@@ -77,9 +76,8 @@ class Metrics:
         try:
             found = self.histograms[name, labels]
         except KeyError:
-            key = self._series(Kind.HISTOGRAM, name, labels)
-            found = self.histograms.setdefault(key, Histogram(METRICS[name].buckets))
-        found.counts[bisect_left(found.bounds, value)] += 1
+            found = self.histograms.setdefault(self._series(Kind.HISTOGRAM, name, labels), Histogram())
+        found.counts[bisect_left(SECONDS, value)] += 1
         found.sum += value
 
     def _series(self, kind: Kind, name: str, labels: tuple[str, ...]) -> Key:
@@ -148,7 +146,6 @@ class Metrics:
         return self.counters.get((name, tuple(labels[label] for label in METRICS[name].given)), 0)
 
     def total(self, name: str, **labels: str) -> int:
-        """Return the sum of a counter over all series with these labels."""
         given = METRICS[name].given
         wanted = {given.index(label): value for label, value in labels.items()}
         return sum(
@@ -161,21 +158,18 @@ class Metrics:
         """Return all series in the table's order, one value per line, in Prometheus' text format."""
         lines: dict[str, list[str]] = {row.name: [] for row in ROWS}
         for key, value in sorted({**self.counters, **self.gauges}.items()):
-            lines[key[0]].append(self._line(METRICS[key[0]], "", key[1], value))
-        for (name, labels), histogram in sorted(self.histograms.items()):
-            row, bounds = METRICS[name], (*histogram.bounds, "+Inf")
+            lines[key[0]].append(self._line(key, value))
+        for key, histogram in sorted(self.histograms.items()):
             below = tuple(accumulate(histogram.counts))
-            for bound, count in zip(bounds, below, strict=True):
-                lines[name].append(self._line(row, "_bucket", labels, count, f'le="{bound}"'))
-            lines[name].append(self._line(row, "_sum", labels, histogram.sum))
-            lines[name].append(self._line(row, "_count", labels, below[-1]))
+            for bound, count in zip((*SECONDS, "+Inf"), below, strict=True):
+                lines[key[0]].append(self._line(key, count, "_bucket", le=str(bound)))
+            lines[key[0]] += self._line(key, histogram.sum, "_sum"), self._line(key, below[-1], "_count")
         return [line for found in lines.values() for line in found]
 
-    def _line(self, row: Metric, suffix: str, labels: tuple[str, ...], value: float, *more: str) -> str:
-        pairs = []
-        for name, text in row.labelled(labels, self.runtime).items():
+    def _line(self, key: Key, value: float, suffix: str = "", **more: str) -> str:
+        row, pairs = METRICS[key[0]], []
+        for name, text in (row.labelled(key[1], self.runtime) | more).items():
             escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
             pairs.append(f'{name}="{escaped}"')
-        pairs += more
         number = f"{value:.0f}" if value == int(value) else repr(value)
         return f"{row.shown}{suffix}{{{','.join(pairs)}}} {number}" if pairs else f"{row.shown}{suffix} {number}"

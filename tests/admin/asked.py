@@ -7,9 +7,11 @@ from typing import Any
 from runtimeproxy.admin.protocol import Part, join
 from runtimeproxy.admin.queries import Sources, methods
 from runtimeproxy.core.store import Store
+from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.plugins.registration import Registration
@@ -135,6 +137,14 @@ class Asked:
         assert isinstance(parts, AsyncIterator)
         (part,) = [part async for part in parts]
         return dict(json.loads(json.dumps(part)))
+
+    def open(self, name: str, at: float = 100.0) -> None:
+        """Open the breaker of a plugin."""
+        (plugin,) = (plugin for plugin in self.manager.plugins if plugin.name == name)
+        for _ in range(FAILURES_IN_A_ROW):
+            attempt = plugin.breaker.admit("socket", at)
+            assert attempt is not None
+            plugin.breaker.end(attempt, Reason.DEADLINE, at)
 
     def checks(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok, a second after the last ones."""

@@ -1,80 +1,94 @@
-"""What makes the proxy unready, and what is only told: facts in, checks out."""
+"""What makes the proxy unready, and what is only reported: the state of its parts in, checks out."""
+
+from operator import attrgetter
+from typing import Any
 
 import pytest
 
-from runtimeproxy.admin import health
-from runtimeproxy.admin.health import (
-    CHECKS,
-    PATIENCE_SECONDS,
-    STALL_TOLD_SECONDS,
-    Facts,
-    PluginFacts,
-    check_line,
-    readiness,
-)
+from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_TOLD_SECONDS, check_line
+from runtimeproxy.observe.loop_watchdog import Stall
+from runtimeproxy.plugins.disabling import Disabled
+from runtimeproxy.plugins.reach import Absence
+from tests.admin.asked import Asked
+from tests.fakes.plugins import FAIL, IGNORE
 
-WELL = PluginFacts("well", fails_closed=True)
-SHORTLY = PluginFacts("a", True, PATIENCE_SECONDS - 1, "/run/a.sock: No such file or directory")
-LONG = PluginFacts("a", True, PATIENCE_SECONDS, "/run/a.sock: Connection refused")
-IGNORED = PluginFacts("b", False, 3600.0, "user 7 listens on /run/b.sock")
-OPEN = PluginFacts("c", True, retry_seconds=12.4)
+NOW = 100.0
+SHORTLY = Absence(NOW - PATIENCE_SECONDS + 1, "/run/a.sock: No such file or directory")
+LONG = Absence(NOW - PATIENCE_SECONDS, "/run/a.sock: Connection refused")
+IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
+DISABLED = Disabled("hangs", "uid 0", 0.0, None)
 
-FAILED: list[tuple[Facts, str, str]] = [
-    (Facts(listening_fault="the socket was removed"), "listening", "the socket was removed"),
+State = dict[str, Any]
+"""What differs from a proxy without a fault: attributes of Asked."""
+
+FAILING: list[tuple[State, str, str]] = [
+    ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
+    ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
+    ({"manager.read": False, "manager.complaint": "/d hangs"}, "registrations_read", "/d hangs"),
+    ({"runtime_fault": "Connection refused"}, "runtime", "Connection refused"),
+    ({"draining": True}, "not_draining", "the proxy is stopping"),
     (
-        Facts(registrations_read=False),
-        "registrations_read",
-        "the registration directory was not read yet",
-    ),
-    (Facts(registrations_read=False, directory_fault="/d hangs"), "registrations_read", "/d hangs"),
-    (Facts(runtime_fault="Connection refused"), "runtime", "Connection refused"),
-    (Facts(draining=True), "not_draining", "the proxy is stopping"),
-    (
-        Facts(plugins=(WELL, LONG)),
+        {"reach.absences": {"a": LONG}},
         "fail_plugins",
         "policy Fail and unreachable: a for 30 s (/run/a.sock: Connection refused)",
     ),
 ]
-DEGRADED: list[tuple[Facts, str, str]] = [
-    (Facts(directory_fault="/d cannot be read"), "registrations_read", "/d cannot be read"),
-    (Facts(plugins=(SHORTLY, WELL)), "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
-    (Facts(plugins=(WELL, IGNORED)), "plugins", "unreachable: b (user 7 listens on /run/b.sock)"),
-    (Facts(plugins=(OPEN, WELL)), "breakers", "not asked, as they keep failing: c (tried again in 12 s)"),
-    (Facts(plugins=(WELL,), masked=("d", "e")), "disabled_plugins", "disabled by hand: d, e"),
-    (Facts(mask_fault="/s is not JSON"), "disabled_plugins", "/s is not JSON"),
-    (Facts(masked=("d",), mask_fault="/s is bad"), "disabled_plugins", "disabled by hand: d; /s is bad"),
-    (Facts(invalid_files=tuple("abcdefg")), "invalid_files", "rejected: a, b, c, d, e and 2 more"),
-    (Facts(filling=True), "store", "the runtime's pods and containers are still being read"),
-    (Facts(stall=(0.7213, STALL_TOLD_SECONDS)), "loop", "it hung for 0.72 s, 60 s ago"),
+SHOWN: list[tuple[State, str, str]] = [
+    ({"manager.complaint": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
+    ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
+    ({"reach.absences": {"b": IGNORED}}, "plugins", "unreachable: b (user 7 listens on /run/b.sock)"),
+    ({"open": "a"}, "breakers", "not asked, as they keep failing: a (tried again in 30 s)"),
+    ({"manager.disabled": dict.fromkeys("de", DISABLED)}, "disabled_plugins", "disabled by hand: d, e"),
+    ({"manager.mask_fault": "/s is not JSON"}, "disabled_plugins", "/s is not JSON"),
+    (
+        {"manager.disabled": {"d": DISABLED}, "manager.mask_fault": "/s is bad"},
+        "disabled_plugins",
+        "disabled by hand: d; /s is bad",
+    ),
+    ({"manager.rejected": dict.fromkeys("abcdefg", "")}, "invalid_files", "rejected: a, b, c, d, e and 2 more"),
+    ({"sync.filling": True}, "store", "the runtime's pods and containers are still being read"),
+    ({"watchdog.last_stall": Stall(NOW - STALL_TOLD_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
 ]
 
 
+def checks(state: State) -> list[dict[str, str]]:
+    asked = Asked()
+    for name, policy in (("a", FAIL), ("b", IGNORE)):
+        asked.manager.add(name, policy=policy)
+    for path, value in state.items():
+        if path == "open":
+            asked.open(value)
+        else:
+            part, _, name = path.rpartition(".")
+            setattr(attrgetter(part)(asked) if part else asked, name, value)
+    assert asked.now == NOW
+    return list(asked.ask("readyz")["checks"])
+
+
 @pytest.mark.parametrize(
-    ("facts", "name", "reason", "state"),
-    [(*row, health.FAILED) for row in FAILED] + [(*row, health.DEGRADED) for row in DEGRADED],
+    ("state", "name", "reason", "expected"),
+    [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN],
 )
-def test_fact_is_told_by_its_own_check_alone(facts: Facts, name: str, reason: str, state: str) -> None:
-    checks = readiness(facts)
-    assert [(check["name"], check["state"], check["reason"]) for check in checks if check["state"] != health.OK] == [
-        (name, state, reason)
-    ]
-    assert tuple(check["name"] for check in checks) == CHECKS
-    assert all(not check["reason"] for check in checks if check["state"] == health.OK)
+def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: str, expected: str) -> None:
+    found = checks(state)
+    assert [tuple(check.values()) for check in found if check["state"] != OK] == [(name, expected, reason)]
+    assert tuple(check["name"] for check in found) == CHECKS
+    assert all(not check["reason"] for check in found if check["state"] == OK)
 
 
-@pytest.mark.parametrize("facts", [Facts(), Facts(plugins=(WELL,)), Facts(stall=(0.3, STALL_TOLD_SECONDS + 1))])
-def test_all_is_well(facts: Facts) -> None:
-    assert all(check["state"] == health.OK for check in readiness(facts))
+@pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_TOLD_SECONDS - 1, 0.3)}])
+def test_proxy_without_a_fault_is_well(state: State) -> None:
+    assert all(check["state"] == OK for check in checks(state))
 
 
-def test_each_plugin_that_is_away_is_told_once() -> None:
-    told = {check["name"]: check["reason"] for check in readiness(Facts(plugins=(LONG, IGNORED)))}
-    assert told["fail_plugins"].startswith("policy Fail and unreachable: a for 30 s")
-    assert told["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
+def test_each_unreachable_plugin_is_shown_once() -> None:
+    found = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
+    assert found["fail_plugins"].startswith("policy Fail and unreachable: a for 30 s")
+    assert found["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
 def test_each_check_has_a_case() -> None:
-    assert {name for _, name, _ in FAILED + DEGRADED} == set(CHECKS)
+    assert {name for _, name, _ in FAILING + SHOWN} == set(CHECKS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,21 +20,11 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import HOOK_SERVERS
-from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
-from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.asked import CANARY, Asked
 from tests.fakes.plugins import FAIL, IGNORE
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
-
-
-def opened(plugin: Plugin, now: float) -> None:
-    """Open a plugin's breaker."""
-    for _ in range(FAILURES_IN_A_ROW):
-        attempt = plugin.breaker.admit("socket", now)
-        assert attempt is not None
-        plugin.breaker.end(attempt, Reason.DEADLINE, now)
 
 
 # -- what never changes ----------------------------------------------------------------------------------------------
@@ -79,7 +70,7 @@ def test_faults_of_the_parts_reach_their_checks() -> None:
     asked.manager.add("b", policy=IGNORE)
     asked.manager.add("c", policy=FAIL)
     asked.reach.absences = {"a": Absence(60.0, "gone"), "b": Absence(60.0, "refused"), "other": Absence(1.0, "?")}
-    opened(asked.manager.plugins[2], 91.0)
+    asked.open("c", 91.0)
     assert asked.checks() == {
         "listening": ("failed", "removed"),
         "registrations_read": ("failed", "/d hangs"),
@@ -128,6 +119,15 @@ def test_metrics_say_whether_it_is_ready_as_readyz_does() -> None:
         asked.now += 1
         found += [value for name, _, value in asked.ask("metrics")["values"] if name == "ready"]
     assert found == [1, 0, 1]
+
+
+def test_metrics_that_failed_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    with monkeypatch.context() as patched:
+        patched.setattr(queries, "_process", lambda: os.listdir("/none"))
+        with pytest.raises(OSError, match="No such file"):
+            asked.ask("metrics")
+    assert asked.ask("metrics")["process"]
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_state_of_a_hook_server() -> None:
     asked = Asked()
     for name in "abc":
         asked.manager.add(name)
-    opened(asked.manager.plugins[1], 100.0)
-    opened(asked.manager.plugins[2], 100.0)
+    asked.open("b")
+    asked.open("c")
     asked.reach.absences["c"] = Absence(99.0, "gone")
     asked.metrics.events.wall_clock = lambda: NOON
     hooks = asked.ask("hooks")["hooks"]
@@ -358,6 +358,28 @@ def test_pages_go_on_after_the_token(shop: Asked) -> None:
     shop.store.drop("c4")
     answer = shop.ask("store", limit=3, after=answer["next"])
     assert (sorted(ids(answer)), answer["next"]) == (["c9", "d2", "p1"], "p1")
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11])
+def test_pages_have_each_id_once_in_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(queries, "RECORDS_AT_ONCE", 4)
+    asked, numbers = Asked(), [*range(10)]
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        asked.add(f"{number:02}")
+    pages, after = list[list[str]](), ""
+    while after is not None:
+        answer = asked.ask("store", limit=limit, after=after)
+        pages.append(ids(answer))
+        after = answer["next"]
+    assert [one for page in pages for one in page] == [f"{number:02}" for number in range(10)]
+    assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+    assert pages[-1]
+
+
+def test_page_of_nothing_is_the_last_one() -> None:
+    answer = Asked().ask("store")
+    assert (ids(answer), answer["next"]) == ([], None)
 
 
 def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:

@@ -1,13 +1,11 @@
-"""What is shown of records: names of fields and owners, never a value; pages have each record once."""
+"""What is shown of records: names of fields and owners, never a value."""
 
 import json
-import random
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.records import LONGEST_ENVS, MANY, Page, container_row, is_of_pod, pod_row
+from runtimeproxy.admin.records import LONGEST_ENVS, MANY, container_row, is_of_pod, pod_row
 from runtimeproxy.model.fields import (
     NO_CHANGES,
     ContainerInfo,
@@ -135,29 +133,3 @@ def test_environment_that_is_shown_is_not_kept_decoded() -> None:
 )
 def test_pod_is_meant_by_its_name_or_the_beginning_of_its_id(wanted: str, found: bool) -> None:
     assert is_of_pod(wanted, POD.namespace, POD.name, POD.id) is found
-
-
-def all_pages(pieces: list[list[str]], limit: int) -> Any:
-    after, pages = "", list[list[str]]()
-    while True:
-        page = Page(after, limit)
-        for piece in pieces:
-            page.add(piece)
-        pages.append(page.ids)
-        if page.next is None:
-            return pages
-        after = page.next
-
-
-@pytest.mark.parametrize("limit", [1, 3, 10, 11])
-def test_pages_have_each_id_once_in_order(limit: int) -> None:
-    ids = [f"{number:02}" for number in range(10)]
-    random.Random(1).shuffle(ids)
-    pages = all_pages([ids[:4], [], ids[4:]], limit)
-    assert [one for page in pages for one in page] == sorted(ids)
-    assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
-
-
-def test_page_of_nothing_is_the_last_one() -> None:
-    page = Page("", 5)
-    assert (page.ids, page.next) == ([], None)

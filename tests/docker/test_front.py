@@ -22,6 +22,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
+from tests.observe.events import shown_of
 from tests.relay.test_dial import fill_backlog
 
 AWAY = f"runtimeproxy: {DAEMON_AWAY}"
@@ -249,8 +250,8 @@ async def test_refusal_of_unreadable_create_names_its_call(node: Node, kind: byt
     answer = await node.create("odd", ENV_TWICE % (IMAGE, kind))
     assert answer.status == 500
     assert f"{operation} refused: hook server 'strict' at Pre{operation}: unreadable: " in answer.message
-    ((_, _, *event),) = [row[:5] for row in node.metrics.events.read().events]
-    assert event == ["refused", operation, f"Pre{operation}"]
+    (event,) = shown_of(node.metrics.events)
+    assert (event["kind"], event["operation"], event["hook"]) == ("refused", operation, f"Pre{operation}")
 
 
 async def test_daemons_state_is_read_behind_its_events_and_swept(node: Node, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The events of a proxy, as they are shown."""
 
-from itertools import starmap
 from typing import Any
 
 from runtimeproxy.observe.events import Events, shown
@@ -8,4 +7,4 @@ from runtimeproxy.observe.events import Events, shown
 
 def shown_of(events: Events) -> list[dict[str, Any]]:
     """Return the first page of events."""
-    return list(starmap(shown, events.read().events))
+    return [shown(row) for row in events.read()[0]]
