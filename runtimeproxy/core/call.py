@@ -98,11 +98,8 @@ class Unreadable(Exception):
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Why:
+class _Why(str):
     """The text of an Unreadable: the exception would keep the frames that it passed through alive."""
-
-    text: str
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
@@ -126,7 +123,7 @@ class read_once(Generic[_T]):  # a decorator, as property is
                 kept = _Why(str(error))
             attributes[self._kept_as] = kept
         if isinstance(kept, _Why):
-            raise Unreadable(kept.text)
+            raise Unreadable(str(kept))
         return kept  # type: ignore[no-any-return]
 
     def __set__(self, instance: object, value: _T) -> None:

@@ -212,7 +212,7 @@ class Dispatcher:
             self._failed(call, plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, first), fields)
         error = HookError(plugin.name, point.name, Reason.BAD_ANSWER, first)
         self._count_failure(plugin, error)
-        self._fail_open(call, error, fields)
+        self._record(EventKind.FAILED_OPEN, call, error, fields)
         for rule in broken:
             if rule.field not in plugin.bad_fields:
                 plugin.bad_fields.add(rule.field)
@@ -235,7 +235,7 @@ class Dispatcher:
         elif plugin.policy is FailurePolicy.FAIL and error.reason is not Reason.DISABLED:
             self._metrics.count("hook_fail_closed", plugin.name, error.hook, error.reason.value)
         else:
-            self._fail_open(call, error, fields)
+            self._record(EventKind.FAILED_OPEN, call, error, fields)
             return
         self._record(EventKind.REFUSED, call, error, fields)
         try:
@@ -243,15 +243,12 @@ class Dispatcher:
         finally:
             del error  # else traceback and frame would keep each other, and the call, alive
 
-    def _fail_open(self, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
-        self._metrics.count("hook_fail_open", error.plugin, error.hook, error.reason.value)
-        self._record(EventKind.FAILED_OPEN, call, error, fields)
-
     def _record(self, kind: EventKind, call: HeldCall, error: HookError, fields: Mapping[str, str]) -> None:
-        # The error's text stays out of the event.
-        self._metrics.events.add(
-            kind, call.about(), hook_server=error.plugin, hook=error.hook, reason=error.reason.value, fields=fields
-        )
+        """Record how a failed Pre call ended; the error's text stays out of the event."""
+        plugin, hook, reason = error.plugin, error.hook, error.reason.value
+        if kind is EventKind.FAILED_OPEN:
+            self._metrics.count("hook_fail_open", plugin, hook, reason)
+        self._metrics.events.add(kind, call.about(), hook_server=plugin, hook=hook, reason=reason, fields=fields)
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._metrics.count("hook_failures", plugin.name, error.hook, error.reason.value)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from traceback import walk_tb
 from typing import TypeVar
 
 from runtimeproxy.core.call import CallState, HeldCall, Reply, Unreadable
@@ -165,7 +166,7 @@ class Lifecycle:
             self.open_calls.end(call)
             if times.outcome:
                 self._ended(call)
-            if call.state_unknown or self.store.watched:
+            if call.state_unknown or self.store.watches:
                 self._forget_uncertain(call)
 
     def _ended(self, call: HeldCall) -> None:
@@ -191,10 +192,8 @@ class Lifecycle:
         try:
             call.found = call.subject(self.store)
             return call.found
-        except Unreadable as error:
-            self._unreadable(call, error)
         except Exception as error:
-            self._internal(call.operation, call.call_id, error)
+            self._log_error(call.operation, call.call_id, error)
         return None
 
     async def _hold(self, call: HeldCall, fiber: Fiber[None]) -> tuple[Subject | None, Adjustment]:
@@ -251,7 +250,7 @@ class Lifecycle:
         finally:
             if turn is not None:
                 self._queue.leave(turn)
-            self._deadlines.cancel(backstop)
+            backstop.late = None
             self._holds.discard(times)
 
     async def _in_task(self, call: HeldCall, ask: Callable[[], Awaitable[T]], seconds: float | None) -> T:
@@ -345,10 +344,8 @@ class Lifecycle:
                     elif call.adjustment and call.operation is Operation.RUN_POD_SANDBOX:
                         self.store.remembers = False  # a value that is read of a pod may be a hook's
                     asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
-        except Unreadable as error:
-            self._unreadable(call, error)
         except Exception as error:
-            self._internal(call.operation, call.call_id, error)
+            self._log_error(call.operation, call.call_id, error)
 
     async def _agreed(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
         turn = self._queue.take(call.order_key())
@@ -372,10 +369,7 @@ class Lifecycle:
             if call.operation is Operation.STOP_POD_SANDBOX:
                 ended = self._owed(self.store.containers_of(known.pod.effective.id))
             if call.operation in hookpoints.REMOVES or reply.gone:
-                if known.container is None:
-                    self.store.tombstone_pod(known_id)
-                else:
-                    self.store.tombstone(known_id)
+                self.store.tombstone(known_id)
             elif not call.state_unknown:
                 self.store.commit(known, call.number)
             self.open_calls.answered(turn.key, call.operation)
@@ -444,7 +438,7 @@ class Lifecycle:
             if point is not None:
                 await self._after(point, known, call.call_id)
         finally:
-            self._deadlines.cancel(latest)
+            latest.late = None
             times.post = self._metrics.clock() - began - (times.asking - asking)
 
     async def _after(self, point: HookPoint, subject: Subject, call_id: str) -> None:
@@ -482,7 +476,7 @@ class Lifecycle:
             if subject is not None and subject.pod.effective.labels.get(self._skip_key) != self._skip_value:
                 await self._after(CONTAINER_END, subject, "")
         except Exception as error:
-            self._internal(Operation.STOP_CONTAINER, "", error)
+            self._log_error(Operation.STOP_CONTAINER, "", error)
         finally:
             self._queue.leave(turn)
 
@@ -514,30 +508,28 @@ class Lifecycle:
         HookError if the call is refused for it."""
         match error:
             case Unreadable():
-                self._unreadable(call, error)
+                self._log_error(call.operation, call.call_id, error)
                 reason, detail = Reason.UNREADABLE, str(error)
             case BackendError():
                 reason, detail = Reason.UNREADABLE, f"the runtime could not be asked: {error}"
             case TimeoutError():
                 reason, detail = Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)"
             case _:
-                self._internal(call.operation, call.call_id, error)
+                self._log_error(call.operation, call.call_id, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
         self._dispatcher.failed(call, hookpoints.PRE[call.operation], reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
             self._dispatcher.failed(call, hookpoints.POST[call.operation], reason, detail)
 
-    def _unreadable(self, call: HeldCall, error: Unreadable) -> None:
-        self._metrics.count("calls_unreadable", call.operation.value)
-        # A log record must not keep the call; the text holds no values.
-        log.warning("%s cannot be read: %s", call.operation.value, str(error), extra={"call": call.call_id})
-
-    def _internal(self, operation: Operation, call_id: str, error: Exception) -> None:
-        """Count and log an error in the proxy itself, only by its class and place: its text may hold values."""
-        self._metrics.count("internal_errors", operation.value)
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
-        name, extra = type(error).__name__, {"call": call_id}
-        log.error("internal error in %s: %s at %s", operation.value, name, where, extra=extra)
+    def _log_error(self, operation: Operation, call_id: str, error: Exception) -> None:
+        """Count and log an error: that of an unreadable message by its text, which holds no values, one in the proxy
+        itself only by its class and place. The log record must not keep the error, and so the call."""
+        name, extra = operation.value, {"call": call_id}
+        if isinstance(error, Unreadable):
+            self._metrics.count("calls_unreadable", name)
+            log.warning("%s cannot be read: %s", name, str(error), extra=extra)
+            return
+        self._metrics.count("internal_errors", name)
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        where = f"{frame.f_code.co_filename}:{line}"
+        log.error("internal error in %s: %s at %s", name, type(error).__name__, where, extra=extra)

@@ -52,14 +52,13 @@ class KeyedQueue:
 
     async def wait(self, turn: Turn, seconds: float) -> None:
         """Wait until the turn is the first, ``seconds`` at most."""
-        if turn.first is None or seconds <= 0:
+        if (first := turn.first) is None or seconds <= 0:
             return
-        first = turn.first
-        late = self._deadlines.add(first.get_loop().time() + seconds, partial(_done, first))
+        deadline = self._deadlines.add(first.get_loop().time() + seconds, partial(_done, first))
         try:
             await first
         finally:
-            self._deadlines.cancel(late)
+            deadline.late = None
 
     def leave(self, turn: Turn) -> None:
         """Remove a turn from its queue and wake the next one. That continues after the read that is being handled, or

@@ -291,10 +291,9 @@ class Originals:
             await run_in_daemon_thread(work)
         except Failed as error:
             self._failed(error)
-        except RuntimeError:
-            self._failed(Failed(UNUSABLE, "no thread can be started"))
         except Exception as error:
-            self._failed(Failed(UNUSABLE, type(error).__name__))
+            why = "no thread can be started" if isinstance(error, RuntimeError) else type(error).__name__
+            self._failed(Failed(UNUSABLE, why))
         else:
             return True
         return False

@@ -7,6 +7,7 @@ For one id there is a record or kept values, never both.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -50,31 +51,25 @@ class Store:
         self._containers: dict[str, ContainerRecord] = {}
         self.pod: Callable[[str], PodRecord | None] = self._pods.get
         self.container: Callable[[str], ContainerRecord | None] = self._containers.get
+        self.whole_pod_id = partial(_whole, self._pods)
+        self.whole_container_id = partial(_whole, self._containers)
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
         """Kept values as JSON, which takes a quarter of the memory: most are of containers that are not needed soon."""
+        self.keep: Callable[[Mapping[str, bytes]], None] = self._kept.update
         self.remembers = False
         """True if what hooks replaced in earlier processes is known: a value without a kept original is the
         kubelet's."""
-        self.has_changed_parents = False
-        """Whether any pod's cgroup parent differs from the one the kubelet asked for, or may differ."""
-        self._moved: set[str] = set()
+        self.changed_parents: set[str] = set()
+        """The ids of pods whose cgroup parent differs from the one that the kubelet requested, or may differ."""
         self._tombstones: dict[str, int] = {}
         self.moment: Callable[[], int] = count(1).__next__
         """Return a number for the present moment, higher than those of earlier moments."""
-        self.watched = False
-        self._watches: list[Watch] = []
+        self.watches: list[Watch] = []
         self._interner = StringInterner()
         self.on_change: Callable[[str], object] | None = None
         """Called with the id of a subject whose kept values may have changed."""
-
-    def whole_pod_id(self, beginning: str) -> str:
-        """Return the only id that begins with this text; the text itself if none or several do."""
-        return _whole(self._pods, beginning)
-
-    def whole_container_id(self, beginning: str) -> str:
-        return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
         return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
@@ -95,9 +90,6 @@ class Store:
             return restored_container(info, kept)
         return known or ContainerRecord(info, info, read=True)
 
-    def keep(self, kept: Mapping[str, bytes]) -> None:
-        self._kept.update(kept)
-
     def original_values(self, any_id: str) -> OriginalValues | None:
         """Return the original values to keep of an id, None without any: its record's, or those kept without one."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
@@ -106,7 +98,7 @@ class Store:
         text = self._kept.get(any_id)
         try:
             return None if text is None else form.read(text)
-        except form.BrokenOriginals:
+        except ValueError:
             return None
 
     def keep_originals(self, record: PodRecord | ContainerRecord, released: int) -> None:
@@ -155,7 +147,7 @@ class Store:
     def _keep_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
         if self._is_buried(pod_id, released):
             return
-        for watch in self._watches:
+        for watch in self.watches:
             watch.kept.add(pod_id)
         known = self._pods.get(pod_id)
         if known is record:
@@ -163,10 +155,9 @@ class Store:
         self._pods[pod_id] = self._interner.pod(record)
         self._changed(pod_id, known, record)
         parent = record.effective.cgroup_parent
-        self._moved.discard(pod_id)
+        self.changed_parents.discard(pod_id)
         if parent != record.original.cgroup_parent or (record.read and parent):
-            self._moved.add(pod_id)
-        self.has_changed_parents = bool(self._moved)
+            self.changed_parents.add(pod_id)
 
     def _keep_container(self, record: ContainerRecord, released: int) -> None:
         container_id, pod_id = record.effective.id, record.effective.pod_id
@@ -174,7 +165,7 @@ class Store:
             raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
         if self._is_buried(container_id, released):
             return
-        for watch in self._watches:
+        for watch in self.watches:
             watch.kept.update((container_id, pod_id))
         known = self._containers.get(container_id)
         if known is record:
@@ -198,8 +189,7 @@ class Store:
 
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
         self.invalidate(any_id)
-        self._moved.discard(any_id)
-        self.has_changed_parents = bool(self._moved)
+        self.changed_parents.discard(any_id)
         pod, container = self._pods.pop(any_id, None), self._containers.pop(any_id, None)
         if container is not None:
             self._leave_pod(container)
@@ -207,16 +197,13 @@ class Store:
 
     def tombstone(self, any_id: str) -> None:
         """Drop all of an id whose subject the runtime destroyed, and ignore later commits of it: a call under way may
-        commit an older state."""
+        commit an older state. A pod's containers are destroyed with it."""
+        for container_id in tuple(self._of_pod.get(any_id, ())):
+            self.tombstone(container_id)
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
         if len(self._tombstones) > BURIED:
             del self._tombstones[next(iter(self._tombstones))]
-
-    def tombstone_pod(self, pod_id: str) -> None:
-        for record in self.containers_of(pod_id):
-            self.tombstone(record.effective.id)
-        self.tombstone(pod_id)
 
     def _leave_pod(self, record: ContainerRecord) -> None:
         pod_id = record.effective.pod_id
@@ -227,17 +214,15 @@ class Store:
     @contextmanager
     def watch(self) -> Iterator[Watch]:
         watch = Watch()
-        self._watches.append(watch)
-        self.watched = True
+        self.watches.append(watch)
         try:
             yield watch
         finally:
-            self._watches.remove(watch)
-            self.watched = bool(self._watches)
+            self.watches.remove(watch)
 
     def invalidate(self, any_id: str) -> None:
         """Note in all watches that what was read of this id may no longer be true."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.invalidated.add(any_id)
 
     def snapshot(self) -> Snapshot:
@@ -248,6 +233,7 @@ class Store:
 
 
 def _whole(ids: Iterable[str], beginning: str) -> str:
+    """Return the only id that begins with this text; the text itself if none or several do."""
     if len(beginning) >= WHOLE_ID:
         return beginning
     found = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []

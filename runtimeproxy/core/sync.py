@@ -10,7 +10,7 @@ kept, since these would otherwise never be dropped.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -218,9 +218,18 @@ class Sync:
     async def _fill(self, read: Callable[[str], Awaitable[Subject | None]], ids: Iterable[str], watch: Watch) -> None:
         known = self._store.ids() | self._passed_over
         missing = iter([one for one in ids if one not in known])
+
+        async def read_missing() -> None:
+            for one in missing:
+                if self._lifecycle.holds()[0]:
+                    await asyncio.sleep(YIELD_SECONDS)
+                subject = await self._read(read, one)
+                if subject is not None:
+                    self._keep(one, subject, watch)
+
         # No TaskGroup: before Python 3.13 a failure in one task leaves a cancel behind in the task that waits
         # (gh-116720).
-        tasks = [asyncio.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
+        tasks = [asyncio.create_task(read_missing()) for _ in range(READERS)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -229,16 +238,6 @@ class Sync:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read_all(
-        self, read: Callable[[str], Awaitable[Subject | None]], missing: Iterator[str], watch: Watch
-    ) -> None:
-        for one in missing:
-            if self._lifecycle.holds()[0]:
-                await asyncio.sleep(YIELD_SECONDS)
-            subject = await self._read(read, one)
-            if subject is not None:
-                self._keep(one, subject, watch)
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
         """Read one subject; return None if it does not exist or cannot be read. One that hangs, or that the runtime

@@ -245,7 +245,7 @@ class CreateCall(CriCall):
         return None if pod is None else self.subject(store, pod)
 
     def unedited(self, store: Store) -> bool:
-        return not store.has_changed_parents
+        return not store.changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         parent = merge.parent_to_put_in(subject.pod, adjustment)

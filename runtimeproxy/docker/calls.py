@@ -134,7 +134,7 @@ class CreateCall(DockerCall):
         return self.subject(store, pod)
 
     def unedited(self, store: Store) -> bool:
-        return self.operation is Operation.RUN_POD_SANDBOX or not store.has_changed_parents
+        return self.operation is Operation.RUN_POD_SANDBOX or not store.changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""

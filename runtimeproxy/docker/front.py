@@ -157,7 +157,7 @@ class DockerFront(FrontBase):
 
     def _creates_pass(self) -> bool:
         points = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]  # those of pods, too: containers get their edits
-        return not (self.manager.registered(points) or self.lifecycle.store.has_changed_parents)
+        return not (self.manager.registered(points) or self.lifecycle.store.changed_parents)
 
     def admit_http2(self) -> bool:
         """Count a client that speaks HTTP/2; it passes unless a plugin has policy Fail (relay-rules B4)."""

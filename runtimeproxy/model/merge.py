@@ -446,16 +446,8 @@ def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Su
 
 
 def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
-    return ContainerInfo(
-        container.id,
-        container.pod_id,
-        container.name,
-        container.attempt,
-        {**container.annotations, **annotations} if annotations else container.annotations,
-        resources,
-        container.envs,
-        container.cgroup_parent,
-    )
+    merged = {**container.annotations, **annotations} if annotations else container.annotations
+    return replace(container, annotations=merged, resources=resources)
 
 
 @dataclass(frozen=True, slots=True)

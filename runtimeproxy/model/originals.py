@@ -26,10 +26,6 @@ _TYPES: dict[str, tuple[type, bool]] = {
 """The type of each field's values, and whether they have keys, by ``kind_of`` their names."""
 
 
-class BrokenOriginals(ValueError):
-    """Kept values cannot be read; the text says why, without values."""
-
-
 @dataclass(frozen=True, slots=True)
 class OriginalValues:
     """``owners`` pairs resource fields with the plugins that set them, and of a pod those that the runtime reports
@@ -48,9 +44,8 @@ def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | 
     if record.original == effective:
         return None
     requested, hooked = set_fields(record.original), set_fields(effective)
-    names = sorted(requested.keys() | hooked.keys())
-    values = {name: (requested.get(name), hooked.get(name)) for name in names}
-    pairs = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    names = sorted({name for name, _ in requested.items() ^ hooked.items()})
+    pairs = {name: (requested.get(name), hooked.get(name)) for name in names}
     if not pairs:
         return None
     owners = record.owners if isinstance(record, ContainerRecord) else ()
@@ -123,7 +118,7 @@ def write(kept: OriginalValues) -> bytes:
 
 
 def read(text: bytes) -> OriginalValues:
-    """Parse the output of ``write``. Raises BrokenOriginals for anything else."""
+    """Parse the output of ``write``. Raises ValueError for anything else; the text says why, without values."""
     try:
         name, pairs, owners = json.loads(text)
         kept = OriginalValues(
@@ -132,15 +127,15 @@ def read(text: bytes) -> OriginalValues:
             tuple((field, plugin) for field, plugin in owners),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, or of another shape
-        raise BrokenOriginals("it is not a list of a name, pairs and owners") from None
+        raise ValueError("it is not a list of a name, pairs and owners") from None
     if tuple(map(type, kept.name)) not in _NAMES:
-        raise BrokenOriginals("it has no subject")
+        raise ValueError("it has no subject")
     if not all(_is_value(field, value) for field, pair in kept.pairs.items() for value in pair):
-        raise BrokenOriginals("a field has a value that it cannot have")
+        raise ValueError("a field has a value that it cannot have")
     if len(kept.name) == len(_NAMES[1]) and any(field.startswith("labels.") for field in kept.pairs):
-        raise BrokenOriginals("a container has a label")
+        raise ValueError("a container has a label")
     if not all(f"resources.{field}" in kept.pairs and type(plugin) is str for field, plugin in kept.owners):
-        raise BrokenOriginals("an owner owns nothing")
+        raise ValueError("an owner owns nothing")
     return kept
 
 

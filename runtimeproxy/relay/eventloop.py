@@ -42,7 +42,7 @@ Late = Callable[[], object]
 
 
 class Deadline:
-    """A deadline; ``late`` is its callback, None once it was cancelled."""
+    """A deadline; ``late`` is its callback. Setting that to None cancels the deadline."""
 
     late: Late | None = None
 
@@ -58,16 +58,13 @@ class Deadlines:
         self._timer_at = inf
 
     def add(self, at: float, late: Late) -> Deadline:
-        """Call ``late`` at a time unless it is cancelled before; return the deadline."""
+        """Call ``late`` at a time; return the deadline."""
         deadline = Deadline()
         deadline.late = late
         heappush(self._due, (at, next(self._numbers), deadline))
         if at < self._timer_at:
             self._wait_until(at)
         return deadline
-
-    def cancel(self, deadline: Deadline) -> None:
-        deadline.late = None
 
     def _wait_until(self, at: float) -> None:
         if self._timer is not None:
@@ -146,14 +143,14 @@ class Fiber(asyncio.Future[T]):
             if by is not None:
                 by.__traceback__ = None
         self._awaited = waits_for
-        if isinstance(waits_for, Pending):
-            waits_for._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
-            waits_for.fiber = self
-        elif waits_for is not None:
-            waits_for._asyncio_future_blocking = False
-            waits_for.add_done_callback(self.resume)
-        else:  # asyncio.sleep(0)
+        if waits_for is None:  # asyncio.sleep(0)
             self.get_loop().call_soon(self.resume)
+        else:
+            waits_for._asyncio_future_blocking = False  # asyncio's mark of an awaited future, not yielded by mistake
+            if isinstance(waits_for, Pending):
+                waits_for.fiber = self
+            else:
+                waits_for.add_done_callback(self.resume)
         if self._interrupted is not None:
             by, self._interrupted = self._interrupted, None
             self.interrupt(by)

@@ -101,7 +101,7 @@ def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: 
 def test_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
     store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
     assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
-    store.tombstone_pod("p2")
+    store.tombstone("p2")
     assert store.counts() == (1, 2)
 
 
@@ -110,12 +110,12 @@ def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
     moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
     info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
     read = PodRecord(info, info, read=True)  # unknown whether its cgroup parent was changed
-    known = [store.has_changed_parents]
+    known = [bool(store.changed_parents)]
     for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
         store.commit(Subject(record))
-        known.append(store.has_changed_parents)
+        known.append(bool(store.changed_parents))
     store.forget("p3")
-    assert [*known, store.has_changed_parents] == [False, True, False, True, False, True, False]
+    assert [*known, bool(store.changed_parents)] == [False, True, False, True, False, True, False]
 
 
 def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
@@ -125,7 +125,7 @@ def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     whole = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
     assert {text: store.whole_pod_id(text) for text in whole} == whole
     assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
-    store.tombstone_pod("pa2")
+    store.tombstone("pa2")
     assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
     longest = "a" * WHOLE_ID
     store.commit(Subject(pod(f"{longest}b")))
@@ -135,7 +135,7 @@ def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
 def test_buried_record_does_not_come_back(store: Store) -> None:
     for one in ("c1", "unknown"):
         store.tombstone(one)
-    store.tombstone_pod("p2")
+    store.tombstone("p2")
     assert store.ids() == {"p1"}, "a pod is buried with its containers"
     known = [of(one, "p1") for one in ("c1", "unknown")] + [of(one, "p2") for one in ("c2", "c3")]
     for subject in (*known, Subject(pod("p2")), Subject(pod("unknown"))):
@@ -147,7 +147,7 @@ def test_buried_record_does_not_come_back(store: Store) -> None:
 
 def test_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
     earlier = store.moment()
-    store.tombstone_pod("p2")
+    store.tombstone("p2")
     store.tombstone("c1")
     store.commit(Subject(pod("p2")), earlier)
     assert store.pod("p2") is None
@@ -169,7 +169,7 @@ def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) 
     """For as long as its context lasts, whatever happens."""
     store.invalidate("nobody watches yet")
     with suppress(KeyError), store.watch() as watch, store.watch() as other:
-        assert store.watched
+        assert store.watches
         assert (watch.kept, watch.invalidated) == (set(), set())
         store.commit(Subject(pod("p3")))
         store.commit(of("c1", "p1"))
@@ -177,7 +177,7 @@ def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) 
             store.forget(one)
         store.invalidate("changed")
         raise KeyError
-    assert not store.watched
+    assert not store.watches
     store.commit(Subject(pod("p4")))
     assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
     assert watch.invalidated == other.invalidated == {"p2", "nothing", "changed"}
@@ -226,7 +226,7 @@ CHANGES: list[tuple[Act, list[str]]] = [
     (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
     (lambda store: store.tombstone("c9"), ["c9"]),
     (lambda store: store.tombstone("c8"), []),
-    (lambda store: store.tombstone_pod("p9"), ["c9", "p9"]),
+    (lambda store: store.tombstone("p9"), ["c9", "p9"]),
     (lambda store: store.drop("p9"), ["p9"]),
     (lambda store: store.drop("nobody"), []),
     (lambda store: store.forget("c9"), []),
@@ -250,7 +250,7 @@ def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> 
     assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
     hooked.commit(Subject(pod, container))
     assert hooked.ids_of_originals() == set()
-    assert hooked.has_changed_parents
+    assert hooked.changed_parents
     assert hooked.read_pod(ASKED_POD) is hooked.pod("p9")
     assert hooked.read_container(ASKED) is hooked.container("c9")
 

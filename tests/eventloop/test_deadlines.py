@@ -31,11 +31,11 @@ async def test_deadline_that_is_over_tells_nobody() -> None:
     """Also if another callback cancels it, earlier or at the same time."""
     deadlines, lines = Deadlines(), Lines()
     first = deadlines.add(1, noting(lines, "over at once"))
-    deadlines.add(1.5, lambda: deadlines.cancel(earlier))
-    deadlines.add(2, lambda: deadlines.cancel(beside))
+    deadlines.add(1.5, lambda: setattr(earlier, "late", None))
+    deadlines.add(2, lambda: setattr(beside, "late", None))
     earlier, beside = (deadlines.add(2, noting(lines, name)) for name in ("ended earlier", "ended beside"))
     deadlines.add(2, noting(lines, "late"))
-    deadlines.cancel(first)
+    first.late = None
     await asyncio.sleep(10)
     assert lines == [(2, "late")]
 
@@ -44,7 +44,7 @@ async def test_thousand_calls_take_one_timer() -> None:
     loop, deadlines = asyncio.get_running_loop(), Deadlines()
     with patch.object(loop, "call_at", wraps=loop.call_at) as call_at:
         for number in range(1_000):
-            deadlines.cancel(deadlines.add(2 + number / 1_000, lambda: None))
+            deadlines.add(2 + number / 1_000, lambda: None).late = None
         assert call_at.call_count == 1
         await asyncio.sleep(10)
     assert call_at.call_count == 2, "the one of this test"

@@ -110,7 +110,7 @@ class Synced(Core):
             yield self
         finally:
             await self.sync.stop()
-        assert not self.store.watched
+        assert not self.store.watches
 
     @property
     def known(self) -> set[str]:

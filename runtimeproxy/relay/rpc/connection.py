@@ -153,7 +153,7 @@ class UnaryClient:
                     raise _late() from None
                 raise
             finally:
-                self.deadlines.cancel(expiry)
+                expiry.late = None
                 if stream in link.open or link.waiting or link.calls.closing:
                     link.leave(stream)
                 del call  # the error's traceback refers to this frame: each would keep the other alive
@@ -251,7 +251,7 @@ class _Link:
         """Wait for room for one more call, in order, or the connection's end. Raises CallFailed at the deadline."""
         future = self._loop.create_future()
         self.waiting.append(future)
-        late = self._deadlines.add(deadline, partial(_end_late, future))
+        expiry = self._deadlines.add(deadline, partial(_end_late, future))
         try:
             await future
         except asyncio.CancelledError:
@@ -260,7 +260,7 @@ class _Link:
                 self._wake()  # the room goes to the next one
             raise
         finally:
-            self._deadlines.cancel(late)
+            expiry.late = None
         self.calls.granted -= 1
 
     def leave(self, stream: int) -> None:
