@@ -75,19 +75,19 @@ def _content(folder: int, name: str) -> Content | None:
 
 
 def _regular(folder: int, name: str, found: os.stat_result) -> Content:
-    if not stat.S_ISREG(found.st_mode):
-        return UnreadableFile(f"{name}: not a regular file; a registration is one small JSON file")
-    file = os.open(name, _FILE_FLAGS, dir_fd=folder)
-    try:
-        opened = os.fstat(file)
-        if not stat.S_ISREG(opened.st_mode):
-            return UnreadableFile(f"{name}: not a regular file; a registration is one small JSON file")
-        if opened.st_size > MAX_BYTES:
-            return UnreadableFile(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON file")
-        with open(file, "rb", closefd=False) as content:
-            return content.read(MAX_BYTES + 1)  # the file may grow while it is read
-    finally:
-        os.close(file)
+    small = "a registration is one small JSON file"
+    if stat.S_ISREG(found.st_mode):
+        file = os.open(name, _FILE_FLAGS, dir_fd=folder)
+        try:
+            opened = os.fstat(file)
+            if opened.st_size > MAX_BYTES:
+                return UnreadableFile(f"{name}: longer than {MAX_BYTES} bytes; {small}")
+            if stat.S_ISREG(opened.st_mode):
+                with open(file, "rb", closefd=False) as content:
+                    return content.read(MAX_BYTES + 1)  # the file may grow while it is read
+        finally:
+            os.close(file)
+    return UnreadableFile(f"{name}: not a regular file; {small}")
 
 
 _MAX_FORGOTTEN = 1000

@@ -55,6 +55,11 @@ class Disabled:
         until = None if self.until is None else rfc3339(self.until)
         return {"reason": self.reason, "by": self.by, "since": rfc3339(self.since), "until": until}
 
+    @property
+    def details(self) -> str:
+        until = "" if self.until is None else f" until {rfc3339(self.until)}"
+        return f"{until} (by {self.by}, since {rfc3339(self.since)}): {self.reason}"
+
 
 def check_name(name: str) -> None:
     """Raise ConfigError if no registration file can be called so, with .json behind, or if it could not be logged."""
@@ -134,7 +139,7 @@ class Disabling:
         self._wall = wall
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def load(self) -> None:
         if self._file is None:
@@ -143,17 +148,17 @@ class Disabling:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 self.names = await run_in_daemon_thread(partial(read, self._file))
         except (StateError, TimeoutError, RuntimeError) as error:
-            why = _why(error, self._file)
+            why = _cause(error, self._file)
             self.fault = f"{why}: no hook server is disabled by it; remove it, and disable again what must not be asked"
             log.error("%s", self.fault, extra=UNLIMITED)
         for name, entry in self.names.items():
-            log.warning("hook server %s is disabled%s", name, _told(entry), extra=UNLIMITED)
+            log.warning("hook server %s is disabled%s", name, entry.details, extra=UNLIMITED)
         if self.names:
             self._changed()
 
     def stop(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
         """Disable a hook server, for good or for so many seconds; return what the operator should know beside that.
@@ -167,7 +172,7 @@ class Disabling:
         if before is None and len(self.names) >= MOST_NAMES:
             raise ConfigError(f"{MOST_NAMES} hook servers are disabled, which is the most: enable one first")
         self.names = {**self.names, name: entry}
-        log.warning("hook server %s is disabled from now on%s", name, _told(entry), extra=UNLIMITED)
+        log.warning("hook server %s is disabled from now on%s", name, entry.details, extra=UNLIMITED)
         self._changed()
         fault = "there is no file for it (--state-dir=none)" if self._file is None else await self._save()
         return (f"a restart of the proxy enables it again: {fault}",) if fault else ()
@@ -195,13 +200,12 @@ class Disabling:
         """Enable each hook server whose time is over, and look again when the next one may be."""
         self.stop()
         now = self._wall()
-        ends = {name: entry.until for name, entry in self.names.items() if entry.until is not None}
-        left = {name: until - now for name, until in ends.items()}
-        if over := [name for name, seconds in left.items() if seconds <= 0]:
-            self._enable(over, "the time is over that it was disabled for")
-        elif left:
-            wait = min(LOOK_SECONDS, *left.values())
-            self._look = asyncio.get_running_loop().call_later(wait, self._end_times)
+        waits = {name: entry.until - now for name, entry in self.names.items() if entry.until is not None}
+        if expired := [name for name, seconds in waits.items() if seconds <= 0]:
+            self._enable(expired, "the time is over that it was disabled for")
+        elif waits:
+            wait = min(LOOK_SECONDS, *waits.values())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._end_times)
 
     async def _save(self) -> str:
         """Write the mask; return why that failed, "" if it did not or if there is no file."""
@@ -212,7 +216,7 @@ class Disabling:
         task.add_done_callback(self._writes.discard)
         await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
         if not task.done():
-            self.fault = _why(TimeoutError(), self._file)
+            self.fault = _cause(TimeoutError(), self._file)
         return self.fault
 
     async def _write(self, file: StateFile) -> None:
@@ -222,20 +226,12 @@ class Disabling:
                 await run_in_daemon_thread(partial(file.write, written(self.names)))
                 self.fault = ""
             except (StateError, RuntimeError) as error:
-                self.fault = _why(error, file)
+                self.fault = _cause(error, file)
                 log.error("%s: what is disabled does not survive a restart", self.fault, extra=UNLIMITED)
 
 
-def _why(error: Exception, file: StateFile) -> str:
-    match error:
-        case StateError():
-            return str(error)
-        case TimeoutError():
-            return f"{file.path} does not answer"
-    return f"{file.path}: no thread can be started"
-
-
-def _told(entry: Disabled) -> str:
-    shown = entry.shown()
-    until = f" until {shown['until']}" if shown["until"] else ""
-    return f"{until} (by {entry.by}, since {shown['since']}): {entry.reason}"
+def _cause(error: Exception, file: StateFile) -> str:
+    if isinstance(error, StateError):
+        return str(error)
+    is_late = isinstance(error, TimeoutError)
+    return f"{file.path} does not answer" if is_late else f"{file.path}: no thread can be started"

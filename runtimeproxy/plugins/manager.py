@@ -203,9 +203,8 @@ class Manager:
             if before.get(name) == self.disabled.get(name):
                 continue
             if name in self.disabled:
-                if name in self.disabled_with:
-                    other = self.disabled_with[name]
-                    log.warning("hook server %s is disabled: it names the socket of %s", name, other, extra=UNLIMITED)
+                if same := self.disabled_with.get(name):
+                    log.warning("hook server %s is disabled: it names the socket of %s", name, same, extra=UNLIMITED)
                 self._metrics.events.add(EventKind.PLUGIN_DISABLED, hook_server=name, text=self.disabled[name].reason)
                 for client in [client for client in self._clients if client.plugin == name]:
                     client.abandon()
@@ -264,7 +263,7 @@ class Manager:
             return
         self._complain("")
         for change in self._registry.replace(contents):
-            self._tell(change)
+            self._report(change)
         self._rebuild()
         self._metrics.gauge("config_invalid_files", len(self._registry.rejected))
         self.read = True
@@ -275,15 +274,14 @@ class Manager:
             log.warning("%s", text, extra=UNLIMITED)
         self.complaint = text
 
-    def _tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         result, kind = _RESULTS[change.kind]
         self._metrics.count("config_reloads", result)
-        registration = change.registration
-        name = plugin_name(change.name)
+        name, registration = plugin_name(change.name), change.registration
         if change.kind is ChangeKind.REJECTED:
-            kept = "; the last good state stays" if registration else ""
-            log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
-            self._metrics.events.add(kind, hook_server=name, text=f"{change.reason}{kept}")
+            effect = "; the last good state stays" if registration else ""
+            log.warning("registration rejected: %s%s", change.reason, effect, extra={"kind": change.name})
+            self._metrics.events.add(kind, hook_server=name, text=f"{change.reason}{effect}")
             return
         self._metrics.gauge("config_last_reload_timestamp_seconds", time.time())
         if registration is None:
@@ -295,9 +293,8 @@ class Manager:
                 why = f"it had policy Fail, and calls are no longer refused without it at {_names(plugin.points)}"
                 log.warning("registration %s removed: %s", change.name, why, extra=UNLIMITED)
         else:
-            at = f"endpoint {registration.endpoint}, policy {registration.policy.value}"
-            masked = "; it is disabled" if name in self.disabled else ""
-            summary = f"{at}, points {_names(registration.points)}{masked}"
+            summary = f"endpoint {registration.endpoint}, policy {registration.policy.value}"
+            summary += f", points {_names(registration.points)}{'; it is disabled' if name in self.disabled else ''}"
             log.info("registration %s %s: %s", change.name, change.kind.value, summary, extra=UNLIMITED)
             self._metrics.events.add(kind, hook_server=name, text=summary)
             for warning in registration.warnings if change.kind is not ChangeKind.RESTORED else ():
@@ -307,16 +304,16 @@ class Manager:
         """Make the tables again if a registration that counts has changed, or a link on the way to its socket."""
         self._disable()
         before = self._plugins
-        wanted = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
-        repeated = repeated_calls(wanted)
-        if wanted == self._built and repeated == self.repeated:
+        enabled = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
+        repeated = repeated_calls(enabled)
+        if enabled == self._built and repeated == self.repeated:
             return
         unchanged = set(self._built)
         self._plugins = {
             entry.name: before[entry.name] if entry in unchanged else self._plugin(entry, before.get(entry.name))
-            for entry in wanted
+            for entry in enabled
         }
-        self._built, self.repeated = wanted, repeated
+        self._built, self.repeated = enabled, repeated
         plugins = self._plugins.values()
         by_point: dict[str, tuple[Plugin, ...]] = {}
         for plugin in plugins:
@@ -325,9 +322,9 @@ class Manager:
                     by_point[point] = (*by_point.get(point, ()), plugin)
         self.by_point = by_point
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
-        kept = {plugin.client for plugin in plugins}
+        clients = {plugin.client for plugin in plugins}
         for plugin in before.values():
-            if plugin.client not in kept:
+            if plugin.client not in clients:
                 self._retire(plugin.client)
             if plugin not in plugins:
                 self._metrics.forget(plugin.name)

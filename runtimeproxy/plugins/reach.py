@@ -48,7 +48,7 @@ class Reach:
         self._metrics = metrics
         self._absent_since: dict[HookClient, float] = {}
         """The first look that did not reach a client, of those that the last look did not reach either."""
-        self._left: Iterator[Plugin] = iter(())
+        self._unchecked: Iterator[Plugin] = iter(())
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -58,35 +58,35 @@ class Reach:
         names, clients = {plugin.name for plugin in plugins}, {plugin.client for plugin in plugins}
         self.absences = {name: absence for name, absence in self.absences.items() if name in names}
         self._absent_since = {client: since for client, since in self._absent_since.items() if client in clients}
-        self._left = iter(plugins)
-        self._look_at_some()
+        self._unchecked = iter(plugins)
+        self._check_some()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._left = iter(())
+        self._unchecked = iter(())
 
-    def _look_at_some(self) -> None:
-        piece = list(islice(self._left, AT_ONCE))
+    def _check_some(self) -> None:
+        piece = list(islice(self._unchecked, AT_ONCE))
         for plugin in piece:
-            self._look_at(plugin)
+            self._check(plugin)
         if len(piece) == AT_ONCE:
-            self._loop.call_soon(self._look_at_some)
+            self._loop.call_soon(self._check_some)
 
-    def _look_at(self, plugin: Plugin) -> None:
-        why, now, known = plugin.client.absence(), self._loop.time(), self.absences.get(plugin.name)
+    def _check(self, plugin: Plugin) -> None:
+        why, now, absence = plugin.client.absence(), self._loop.time(), self.absences.get(plugin.name)
         if not why:
             self._absent_since.pop(plugin.client, None)
-            if known is not None:
+            if absence is not None:
                 del self.absences[plugin.name]
                 self._metrics.events.add(EventKind.PLUGIN_REACHABLE, hook_server=plugin.name)
-                seconds = now - known.since
+                seconds = now - absence.since
                 log.info(
                     "%s.json: hook server reachable after %.0f s", plugin.name, seconds, extra={"kind": plugin.name}
                 )
         elif (since := self._absent_since.setdefault(plugin.client, now)) < now:
             self.absences[plugin.name] = Absence(since, why)
-            if known is None or known.since < since:  # the registration may have got another socket
+            if absence is None or absence.since < since:  # the registration may have got another socket
                 self._report_absence(plugin, why)
         self._metrics.gauge("hook_unreachable", float(plugin.name in self.absences), plugin.name)
 
