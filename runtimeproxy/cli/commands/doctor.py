@@ -35,11 +35,8 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     from runtimeproxy.cli.doctor import table  # heavy: the clients of runtimes and hook servers
 
     rows = table.rows(settings)
-    if output == TABLE:
-        told = [row | {"why": f"{row['why']}\n-> {row['do']}" if row["do"] else row["why"]} for row in rows]
-        click.echo(row_text(told, ("check", "verdict", "why"), output, no_headers))
-    else:
-        click.echo(row_text(rows, ("check", "verdict", "why", "do", "doc"), output, no_headers))
+    with_advice = [row | {"why": f"{row['why']}\n-> {row['do']}" if row["do"] else row["why"]} for row in rows]
+    click.echo(row_text(with_advice, ("check", "verdict", "why"), output, no_headers, rows))
     verdicts = Counter(row["verdict"] for row in rows)
     found = f"{verdicts['failed']} failed, {verdicts['warning']} warning{'' if verdicts['warning'] == 1 else 's'}"
     not_checked = f"{verdicts['unknown']} unknown, {verdicts['skipped']} skipped"

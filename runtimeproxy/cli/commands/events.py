@@ -74,11 +74,8 @@ def _print(
     first = parse_since(since)
 
     def is_wanted(event: Event) -> bool:
-        if kinds is not None and event["kind"] not in kinds:
-            return False
-        if not isinstance(first, datetime) or "time" not in event:
-            return True
-        return datetime.fromisoformat(event["time"]) >= first
+        is_early = isinstance(first, datetime) and "time" in event and datetime.fromisoformat(event["time"]) < first
+        return not is_early and (kinds is None or event["kind"] in kinds)
 
     last = first if isinstance(first, int) else 0
     found = remembered(proxy, **query, since=last)
@@ -101,7 +98,6 @@ def _print(
 
 
 def _print_lines(table: Table, events: Sequence[Event], output: str) -> None:
-    """Print a line for each event; as YAML a document."""
     lines: Iterable[str] = table.lines([row(event) for event in events])
     if output == JSON:
         lines = (json.dumps(event) for event in events)

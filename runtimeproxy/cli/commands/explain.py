@@ -26,46 +26,42 @@ def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     """
     started = proxy.call("version")["startedAt"]
     found = subjects.find(proxy, subject)
-    happened = [event for event in subjects.remembered(proxy, pod=_pod(found, subject)) if _is_about(event, found)]
+    # By its name: events before its create have no id.
+    pod = subject if found is None or found.pod is None else subjects.pod_name(found.pod)
+    happened = [event for event in subjects.remembered(proxy, pod=pod) if _is_about(event, found)]
     if found is None and not any(event["kind"] != "gap" for event in happened):
         raise subjects.not_found(subject)
     if output == TABLE:
         click.echo("\n".join(_lines(found, happened, started)))
     else:
-        click.echo(structured_text(_told(found, happened, started), output))
-
-
-def _pod(found: Subject | None, text: str) -> str:
-    """Return how the events of a pod are asked for: by name, as those before its create have no id."""
-    return text if found is None or found.pod is None else subjects.pod_name(found.pod)
+        click.echo(structured_text(_structure(found, happened, started), output))
 
 
 def _is_about(event: Event, found: Subject | None) -> bool:
     """Return whether an event is of this pod or container. A create that was refused has no id: its name decides."""
     if found is None or event["kind"] == "gap":
         return True
-    container, pod = found.container, found.pod
-    if container is not None and event.get("container") != container["name"]:
-        return False
-    return (container is None or event.get("containerId", container["id"]) == container["id"]) and (
-        pod is None or event.get("podId", pod["id"]) == pod["id"]
-    )
+    record, pod = found.record, found.pod
+    return (
+        found.is_pod
+        or (event.get("container") == record["name"] and event.get("containerId", record["id"]) == record["id"])
+    ) and (pod is None or event.get("podId", pod["id"]) == pod["id"])
 
 
-def _told(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:
+def _structure(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:
     pod, containers = None, []
     if found is not None:
-        pod, containers = found.pod, list(found.containers) if found.container is None else [found.container]
+        pod, containers = found.pod, list(found.containers) if found.is_pod else [found.record]
     return {"unknownBefore": started, "pod": pod, "containers": containers, "events": list(happened)}
 
 
 def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> Iterator[str]:
     if found is None:
         yield "The proxy knows no such pod or container now; this is what it remembers of one."
-    elif found.container is None:
+    elif found.is_pod:
         yield from _record_lines("Pod", found, happened)
         for container in found.containers:
-            yield from _record_lines("Container", Subject(found.pod, container), happened)
+            yield from _record_lines("Container", Subject(container, found.pod), happened)
     else:
         yield from _record_lines("Container", found, happened)
     yield ""
@@ -79,16 +75,14 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
 
 
 def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
-    yield f"{kind} {subject.name}, id {subject.record['id'][:ID_CHARACTERS]}"
-    rows = [*field_rows(subject.record, _setters(subject.record, happened)), *_unused_rows(subject.record, happened)]
-    yield row_text(rows, FIELD_COLUMNS, TABLE, False)
-    if subject.record["read"]:
-        yield _READ
-
-
-def _setters(record: Record, happened: Sequence[Event]) -> dict[str, str]:
+    record = subject.record
+    yield f"{kind} {subject.name}, id {record['id'][:ID_CHARACTERS]}"
     edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
-    return {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
+    setters = {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
+    rows = [*field_rows(record, setters), *_unused_rows(record, happened)]
+    yield row_text(rows, FIELD_COLUMNS, TABLE, False)
+    if record["read"]:
+        yield _READ
 
 
 def _unused_rows(record: Record, happened: Sequence[Event]) -> list[dict[str, str | None]]:

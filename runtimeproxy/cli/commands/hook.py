@@ -29,20 +29,16 @@ def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
     called, or disabled, for it at its other hook points. A registration file that cannot be used has the state
     "invalid".
     """
-    told = proxy.call("hooks")
-    if output == TABLE:
-        click.echo(row_text(rows(told), COLUMNS, output, no_headers))
-    else:
-        click.echo(structured_text(told, output))
+    answer = proxy.call("hooks")
+    click.echo(row_text(rows(answer), COLUMNS, output, no_headers, answer))
 
 
-def rows(told: Mapping[str, Any]) -> list[dict[str, str | None]]:
+def rows(answer: Mapping[str, Any]) -> list[dict[str, str | None]]:
     """Return a row for each hook server, each file that cannot be used, and each disabled name without a file."""
-    found = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(told["hooks"], 1)]
-    for each in told["invalid"]:
-        fault = each["reason"].removeprefix(f"{each['file']}: ")
-        found.append({**_NO_ROW, "name": each["file"], "state": "invalid", "detail": fault})
-    found += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in told["masked"]]
+    found = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(answer["hooks"], 1)]
+    for file, reason in ((each["file"], each["reason"]) for each in answer["invalid"]):
+        found.append({**_NO_ROW, "name": file, "state": "invalid", "detail": reason.removeprefix(f"{file}: ")})
+    found += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in answer["masked"]]
     return found
 
 
@@ -119,8 +115,9 @@ def _print(answer: dict[str, Any], output: str, line: str) -> None:
         click.echo(f"note: {note}", err=True)
 
 
-class HookCommands(LazyGroup):
-    PLACES: Mapping[str, str] = {
+HOOK = LazyGroup(
+    "hook",
+    {
         "ls": "runtimeproxy.cli.commands.hook:ls_command",
         "trace": "runtimeproxy.cli.commands.events:trace_command",
         "disable": "runtimeproxy.cli.commands.hook:disable_command",
@@ -129,15 +126,10 @@ class HookCommands(LazyGroup):
         "verify": "runtimeproxy_hooks.tools.command:verify_command",
         "bench": "runtimeproxy_hooks.tools.command:bench_command",
         "new": "runtimeproxy_hooks.tools.command:new_command",
-    }
-
-
-HOOK = HookCommands(
-    "hook",
+    },
     help=(
         "See and switch the hook servers of the running proxy (ls, trace, disable, enable). Try, check, measure "
         "and start hook servers (call, verify, bench, new), for which no proxy need run."
     ),
     short_help="See, switch, try and check hook servers.",
-    no_args_is_help=False,
 )

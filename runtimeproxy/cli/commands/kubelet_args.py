@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -30,13 +30,13 @@ _CRIO_BY_NAME = (1, 29)
 """From this version on the kubelet recognises CRI-O by the end of the socket's path (kubernetes PR 118704)."""
 Parts = dict[str, str | list[str]]
 
-
 _KUBELET = (
     "kubelet.service",
     "/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS",
 )
 """A systemd unit, and its command as its usual package has it: of kubeadm, or of cri-dockerd."""
 _CRI_DOCKERD = ("cri-docker.service", "/usr/bin/cri-dockerd --container-runtime-endpoint fd://")
+_REMOTE = "--container-runtime=remote"
 _CRI_FLAG = "--container-runtime-endpoint=unix://{socket}"
 _DOCKER_FLAG = "--docker-endpoint=unix://{socket}"
 
@@ -58,7 +58,6 @@ class Row:
         return [flag.format(socket=socket) for flag in self.flags]
 
 
-_REMOTE = "--container-runtime=remote"
 ROWS = (
     Row("from 1.24 on", Mode.CONTAINERD, False, _DOCKERSHIM_ENDS, _ANY, *_KUBELET, (_CRI_FLAG,)),
     Row("before 1.24", Mode.CONTAINERD, False, OLDEST, _DOCKERSHIM_ENDS, *_KUBELET, (_REMOTE, _CRI_FLAG)),
@@ -68,12 +67,9 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """A distribution of Kubernetes without kubelet.service.
-
-    ``runtime`` is the socket of its containerd, ``file`` where the kubelet's flags are set, ``content`` what makes the
-    file's text of them. ``apply`` and ``back`` come before the unit's restart.
-    """
+class Place:
+    """Where the flags of a unit are set: ``content`` makes the text of ``file`` of them. ``apply`` and ``back`` come
+    before the unit's restart. ``runtime`` is the socket of a distribution's containerd."""
 
     runtime: str
     unit: str
@@ -84,7 +80,16 @@ class Distribution:
     notes: tuple[str, ...]
 
 
-def _rancher(name: str, unit: str, note: str) -> Distribution:
+def _drop_in(runtime: str, unit: str, command: Callable[[Sequence[str]], str], *notes: str) -> Place:
+    file, reload = f"/etc/systemd/system/{unit}.d/90-runtimeproxy.conf", "systemctl daemon-reload"
+    return Place(
+        *(runtime, unit, file),
+        lambda flags: f"[Service]\nExecStart=\nExecStart={command(flags)}\n",
+        *((reload,), (f"rm {file}", reload), notes),
+    )
+
+
+def _rancher(name: str, unit: str, note: str) -> Place:
     """Return k3s or RKE2. The YAML adds flags to those of other files (k3s docs, "Multiple Config Files")."""
     file = f"/etc/rancher/{name}/config.yaml.d/90-runtimeproxy.yaml"
     notes = (
@@ -93,36 +98,27 @@ def _rancher(name: str, unit: str, note: str) -> Distribution:
         "So does a later file with kubelet-arg without +. Before 1.21 only config.yaml itself is read.",
         f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
     )
-    return Distribution(
+    return Place(
         *("/run/k3s/containerd/containerd.sock", unit, file),
         lambda flags: "kubelet-arg+:\n" + "".join(f"- {flag.removeprefix('--')}\n" for flag in flags),
         *((), (f"rm {file}",), notes),
     )
 
 
-_K0S_FILE = "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf"
 _MICROK8S_FILE = "/var/snap/microk8s/current/args/kubelet"
 _MICROK8S_SAVED = "/var/snap/microk8s/common/kubelet.before-runtimeproxy"
-DISTRIBUTIONS = {
+DISTRIBUTIONS = {  # of Kubernetes, without kubelet.service
     "k3s": _rancher("k3s", "k3s.service", "On an agent the unit is k3s-agent.service."),
     "rke2": _rancher("rke2", "rke2-agent.service", "On a server the unit is rke2-server.service."),
-    "k0s": Distribution(
+    "k0s": _drop_in(
         "/run/k0s/containerd.sock",
         "k0sworker.service",
-        _K0S_FILE,
-        lambda flags: (
-            "[Service]\nExecStart=\nExecStart=/usr/local/bin/k0s worker --token-file=/etc/k0s/token "
-            f'"--kubelet-extra-args={" ".join(flags)}"\n'
-        ),
-        ("systemctl daemon-reload",),
-        (f"rm {_K0S_FILE}", "systemctl daemon-reload"),
-        (
-            "Compare with `systemctl cat k0sworker.service`: if its ExecStart= is another one, keep that, and",
-            "add the flags to its --kubelet-extra-args. A controller with a worker has k0scontroller.service.",
-            "--cri-socket will not do: k0s then starts no containerd.",
-        ),
+        lambda flags: f'/usr/local/bin/k0s worker --token-file=/etc/k0s/token "--kubelet-extra-args={" ".join(flags)}"',
+        "Compare with `systemctl cat k0sworker.service`: if its ExecStart= is another one, keep that, and",
+        "add the flags to its --kubelet-extra-args. A controller with a worker has k0scontroller.service.",
+        "--cri-socket will not do: k0s then starts no containerd.",
     ),
-    "microk8s": Distribution(
+    "microk8s": Place(
         "/var/snap/microk8s/common/run/containerd.sock",
         "snap.microk8s.daemon-kubelite.service",
         _MICROK8S_FILE,
@@ -172,11 +168,9 @@ def kubelet_args_command(
             raise ConfigError(f"--cri-dockerd is for Docker mode: take {MODE_OPTION.flag} out")
         version, row = _row_for(kube_version, Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
         socket, notes = _socket_for(version, row, settings)
-        flags_of_row = row.flags_for(socket)
         if distribution is None and (found := _DISTRIBUTION.search(kube_version)):
             distribution = found[1] or "microk8s"
-        parts = _parts(row, flags_of_row) if distribution is None else _parts_of(distribution, row, flags_of_row)
-        parts = {**parts, "notes": [*parts["notes"], *notes]}
+        parts = _parts(distribution, row, row.flags_for(socket), notes)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     click.echo(_text(parts) if output == TEXT else structured_text(parts, output))
@@ -217,47 +211,36 @@ def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> 
     return socket, notes
 
 
-def _parts(row: Row, flags: list[str]) -> Parts:
-    file = f"/etc/systemd/system/{row.unit}.d/90-runtimeproxy.conf"
-    restart = ["systemctl daemon-reload", f"systemctl restart {row.unit}"]
-    return {
-        "proxy": [f"{MODE_OPTION.flag}={row.mode.value}"],
-        "unit": row.unit,
-        "flags": flags,
-        "file": file,
-        "dropIn": f"[Service]\nExecStart=\nExecStart={' '.join([row.command, *flags])}\n",
-        "apply": restart,
-        "back": [f"rm {file}", *restart],
-        "notes": [
+def _parts(distribution: str | None, row: Row, flags: list[str], notes: list[str]) -> Parts:
+    """Return what is printed. Raises ConfigError if the row cannot be had in the distribution."""
+    proxy = [f"{MODE_OPTION.flag}={row.mode.value}"]
+    if distribution is None or (row.cri_dockerd and distribution != "k3s"):
+        place = _drop_in(
+            *("", row.unit, lambda flags: " ".join([row.command, *flags])),
             f"Compare with `systemctl cat {row.unit}`: if its last ExecStart= is another one, keep that",
             "and put the flags after it.",
-        ],
-    }
-
-
-def _parts_of(name: str, row: Row, flags: list[str]) -> Parts:
-    """Return what is printed for a distribution. Raises ConfigError if the row cannot be had there."""
-    found = DISTRIBUTIONS[name]
-    restart = f"systemctl restart {found.unit}"
-    proxy, content, notes = [f"{MODE_OPTION.flag}={row.mode.value}"], found.content(flags), [*found.notes]
-    if row.cri_dockerd and name == "k3s":
-        content = f"container-runtime-endpoint: {flags[-1].partition('=')[2]}\n"
-        notes = [notes[0], "With `docker: true` this key of k3s is the endpoint of the cri-dockerd inside it."]
+        )
     elif row.cri_dockerd:
-        return _parts(row, flags)
+        place = DISTRIBUTIONS[distribution]
+        note = "With `docker: true` this key of k3s is the endpoint of the cri-dockerd inside it."
+        content = f"container-runtime-endpoint: {flags[-1].partition('=')[2]}\n"
+        place = replace(place, content=lambda flags: content, notes=(place.notes[0], note))
     elif row.mode is Mode.DOCKER:
-        raise ConfigError(f"--kube-version: the dockershim of {name} cannot be pointed at the proxy: use cri-dockerd")
+        why = f"the dockershim of {distribution} cannot be pointed at the proxy"
+        raise ConfigError(f"--kube-version: {why}: use cri-dockerd")
     else:
-        proxy.append(f"--remote-runtime-service-endpoint={found.runtime}")
+        place = DISTRIBUTIONS[distribution]
+        proxy.append(f"--remote-runtime-service-endpoint={place.runtime}")
+    restart = f"systemctl restart {place.unit}"
     return {
         "proxy": proxy,
-        "unit": found.unit,
+        "unit": place.unit,
         "flags": flags,
-        "file": found.file,
-        "dropIn": content,
-        "apply": [*(line.format(endpoint=flags[-1]) for line in found.apply), restart],
-        "back": [*found.back, restart],
-        "notes": notes,
+        "file": place.file,
+        "dropIn": place.content(flags),
+        "apply": [*(line.format(endpoint=flags[-1]) for line in place.apply), restart],
+        "back": [*place.back, restart],
+        "notes": [*place.notes, *notes],
     }
 
 

@@ -41,7 +41,6 @@ DOCTOR_SECONDS = 5.0
 JOURNAL_LINES = 2000
 _JOURNAL_SECONDS = 2.0
 _PAGE = 500
-_OWN = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +99,18 @@ def _store(node: Node) -> str:
 
 def _journal(node: Node) -> str:
     command = ["journalctl", "--quiet", "--no-pager", "--output=short-iso-precise", f"--lines={JOURNAL_LINES}"]
+    command, nothing = [*command, f"--unit={node.unit}"], subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            [*command, f"--unit={node.unit}"],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_JOURNAL_SECONDS,
+        lines = subprocess.check_output(
+            command, stdin=nothing, stderr=nothing, text=True, errors="replace", timeout=_JOURNAL_SECONDS
         )
     except FileNotFoundError:
         raise OSError(0, "journalctl is not there") from None
     except subprocess.SubprocessError as error:
         raise OSError(0, f"journalctl does not answer ({type(error).__name__})") from None
-    if not done.stdout:
+    if not lines:
         raise OSError(0, f"the journal has no line of the unit {node.unit}, or none that may be read; --unit names it")
-    return done.stdout
+    return lines
 
 
 SOURCES = (
@@ -144,10 +138,9 @@ def report_command(file: str, force: bool, unit: str, **given: str | None) -> in
     the exit code is 1. No proxy need run. Give it the flags that the proxy runs with: they say where to look.
     """
     _check_place(file, force)
-    flags = flags_given(given)
-    node = _node(flags, unit)
+    node = _node(flags_given(given), unit)
     got, missing = collect(node)
-    _write(file, force, {MANIFEST: manifest(got, missing), **got})
+    _write(file, force, {MANIFEST: _manifest(got, missing), **got})
     click.echo(f"{file} has {len(got)} of {len(SOURCES)} sources. Look through it before you attach it.")
     for why in dict.fromkeys(missing.values()):
         click.echo(f"not got: {', '.join(name for name in missing if missing[name] == why)}: {why}")
@@ -198,7 +191,7 @@ def _begun(source: Source, node: Node) -> "Future[str]":
     return future
 
 
-def manifest(got: Mapping[str, str], missing: Mapping[str, str]) -> str:
+def _manifest(got: Mapping[str, str], missing: Mapping[str, str]) -> str:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     files = (
         f"not got  {source.name}: {missing[source.name]}"
@@ -226,20 +219,20 @@ def _check_place(file: str, force: bool) -> None:
 
 
 def _write(file: str, force: bool, texts: Mapping[str, str]) -> None:
-    """Write the archive beside its place, then put it there in one step. Raises OSError and click.ClickException."""
-    handle, beside = tempfile.mkstemp(prefix=".runtimeproxy-report-", dir=os.path.dirname(file) or ".")
+    """Write the archive next to its place, then put it there in one step. Raises OSError and click.ClickException."""
+    handle, temporary = tempfile.mkstemp(prefix=".runtimeproxy-report-", dir=os.path.dirname(file) or ".")
     try:
         with open(handle, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
             for name, text in texts.items():
                 body = text.encode(errors="replace")
                 entry = tarfile.TarInfo(f"{FOLDER}/{name}")
-                entry.size, entry.mode, entry.mtime = len(body), _OWN, int(time.time())
+                entry.size, entry.mode, entry.mtime = len(body), 0o600, int(time.time())
                 archive.addfile(entry, BytesIO(body))
         _check_place(file, force)
         if force:
-            os.replace(beside, file)
+            os.replace(temporary, file)
         else:
-            os.link(beside, file)  # never in another file's place
+            os.link(temporary, file)  # never in another file's place
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(beside)
+            os.unlink(temporary)

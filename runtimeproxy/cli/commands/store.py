@@ -6,7 +6,7 @@ import click
 
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
-from runtimeproxy.cli.shared.output import TABLE, row_options, row_text, structured_text
+from runtimeproxy.cli.shared.output import row_options, row_text
 from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Record, field_rows, pod_name
 
 COLUMNS = ("id", "kind", "attempt", "set by", "name")
@@ -23,10 +23,8 @@ COLUMNS = ("id", "kind", "attempt", "set by", "name")
 def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> None:
     """List the pods and containers that the proxy knows, with the hook servers that set containers' resources."""
     pods, containers = subjects.records(proxy, pod=pod)
-    if output == TABLE:
-        click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers))
-    else:
-        click.echo(structured_text({"pods": pods, "containers": containers}, output))
+    whole = {"pods": pods, "containers": containers}
+    click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers, whole))
 
 
 @click.command("get", cls=ProxyCommand, short_help="Show what became of the fields of a pod or container.")
@@ -41,10 +39,7 @@ def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> Non
     found = subjects.find(proxy, subject)
     if found is None:
         raise subjects.not_found(subject)
-    if output == TABLE:
-        click.echo(row_text(field_rows(found.record), FIELD_COLUMNS, output, no_headers))
-    else:
-        click.echo(structured_text(found.record, output))
+    click.echo(row_text(field_rows(found.record), FIELD_COLUMNS, output, no_headers, found.record))
 
 
 def _rows(pods: Sequence[Record], containers: Sequence[Record]) -> list[dict[str, str | None]]:
@@ -52,13 +47,13 @@ def _rows(pods: Sequence[Record], containers: Sequence[Record]) -> list[dict[str
     by_pod: dict[str, list[Record]] = {pod["id"]: [] for pod in pods}
     for container in containers:
         by_pod.setdefault(container["podId"], []).append(container)
-    known = {pod["id"]: pod for pod in pods}
-    found: list[dict[str, str | None]] = []
+    pod_of = {pod["id"]: pod for pod in pods}
+    rows: list[dict[str, str | None]] = []
     for pod_id, inside in by_pod.items():
-        pod = known.get(pod_id)
-        found += [] if pod is None else [_row("pod", pod, pod_name(pod))]
-        found += [_row("container", container, f"{pod_name(pod)}/{container['name']}") for container in inside]
-    return found
+        pod = pod_of.get(pod_id)
+        rows += [] if pod is None else [_row("pod", pod, pod_name(pod))]
+        rows += [_row("container", container, f"{pod_name(pod)}/{container['name']}") for container in inside]
+    return rows
 
 
 def _row(kind: str, record: Record, name: str) -> dict[str, str | None]:

@@ -32,12 +32,17 @@ def top_command(proxy: AdminClient, once: bool) -> None:
     observer = _Observer(proxy)
     first = observer.look()
     console = Console(highlight=False, legacy_windows=False)
-    if once or not (console.is_terminal and os.isatty(_KEYS)) or console.is_dumb_terminal:
-        _print(first)
-    else:
+    if not once and console.is_terminal and os.isatty(_KEYS) and not console.is_dumb_terminal:
         from runtimeproxy.cli.top.terminal import watch  # heavy: asyncio
 
         watch(observer.look_again, first, console)
+        return
+    from runtimeproxy.cli.top.screen import screen
+
+    console = Console(color_system=None, force_terminal=False, highlight=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(screen(view(None, first), console.width))
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 class _Observer:
@@ -50,23 +55,20 @@ class _Observer:
         self._errors: deque[Event] = deque(maxlen=_KEPT_ERRORS)
 
     def look(self) -> Snapshot:
-        """Return the proxy's present answers. Raises NoProxy, and what else the client raises."""
+        """Raises what the client raises."""
+        proxy = self._proxy.again()
         try:
-            return self._look()
+            samples = samples_of(proxy.call("metrics"))
+            found = Snapshot(time.time(), samples, proxy.call("hooks")["hooks"], proxy.call("readyz")["checks"])
+            if found.started != self._last.started:  # a new process counts its events from 1
+                self._since = 0
+                self._errors.clear()
+            for event in remembered(proxy, self._since):
+                self._since = number(event)
+                if is_error(event):
+                    self._errors.append(event)
         except (ValueError, LookupError, TypeError):
             raise RuntimeProxyError("the proxy's answer cannot be read: is it a proxy of this version?") from None
-
-    def _look(self) -> Snapshot:
-        proxy = self._proxy.again()
-        samples = samples_of(proxy.call("metrics"))
-        found = Snapshot(time.time(), samples, proxy.call("hooks")["hooks"], proxy.call("readyz")["checks"])
-        if found.started != self._last.started:  # the numbers of a new process begin anew
-            self._since = 0
-            self._errors.clear()
-        for event in remembered(proxy, self._since):
-            self._since = number(event)
-            if is_error(event):
-                self._errors.append(event)
         self._last = replace(found, errors=tuple(self._errors))
         return self._last
 
@@ -76,15 +78,3 @@ class _Observer:
             return self.look()
         except (RuntimeProxyError, click.ClickException) as error:
             return replace(self._last, missing=str(error))
-
-
-def _print(snapshot: Snapshot) -> None:
-    from rich.console import Console
-
-    from runtimeproxy.cli.top.screen import screen
-
-    console = Console(color_system=None, force_terminal=False, highlight=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(screen(view(None, snapshot), console.width))
-    lines = (line.rstrip() for line in captured.get().splitlines())
-    click.echo("\n".join(lines))

@@ -26,8 +26,6 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict, one line why, one line what to do."""
-
     verdict: Verdict
     why: str
     do: str

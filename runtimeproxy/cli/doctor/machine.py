@@ -6,7 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,14 +142,11 @@ class Process(NamedTuple):
 
 def systemctl(arguments: Sequence[str]) -> str:
     """Return what systemctl prints. Raises OSError if it is missing, fails or takes too long."""
-    command = ["systemctl", *arguments]
+    command, nothing = ["systemctl", *arguments], subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS
-        )
+        return subprocess.check_output(command, stdin=nothing, stderr=nothing, text=True, timeout=SYSTEMCTL_SECONDS)
     except subprocess.SubprocessError as error:
         raise OSError(0, f"systemctl {arguments[0]} does not answer ({type(error).__name__})") from None
-    return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +225,6 @@ class Machine:
         listening = self.listeners(self.config.listen_endpoint)
         others = (process.pid for process in self.processes() if process.pid != 1) if listening else ()
         return next((pid for pid in others if not listening.isdisjoint(self.open_sockets(pid))), None)
-
-    def unit(self, name: str, properties: Sequence[str]) -> Mapping[str, str]:
-        shown = self.systemctl(["show", f"--property={','.join(properties)}", "--", name])
-        return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
 def denied(path: str) -> bool:

@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 
 from runtimeproxy.cli.doctor.findings import Finding, failed, ok, skipped, unknown, warning
@@ -21,23 +21,17 @@ OLDEST_KERNEL = (4, 19)
 _LIBRARIES = ("aiohttp", "protobuf", "uvloop")
 _START = "start the proxy, or give doctor the flags that the proxy runs with"
 
-UNIT: Mapping[str, tuple[Callable[[str], bool], str]] = {
-    "NeedDaemonReload": (lambda value: value != "yes", "systemctl daemon-reload, then restart the unit"),
-    "Type": (lambda value: value in ("notify", "notify-reload"), "set Type=notify: systemd then knows when it listens"),
-    "Restart": (
-        lambda value: value in ("always", "on-failure"),
-        "set Restart=always: without the proxy the node is down",
-    ),
-    "WatchdogUSec": (
-        lambda value: value not in ("0", "infinity", ""),
-        "set WatchdogSec=: a loop that hangs is restarted",
-    ),
+UNIT = {
+    "NeedDaemonReload": ("(?!yes$).*", "systemctl daemon-reload, then restart the unit"),
+    "Type": ("notify(-reload)?", "set Type=notify: systemd then knows when it listens"),
+    "Restart": ("always|on-failure", "set Restart=always: without the proxy the node is down"),
+    "WatchdogUSec": ("(?!0$|infinity$).+", "set WatchdogSec=: a loop that hangs is restarted"),
     "OOMScoreAdjust": (
-        lambda value: value.startswith("-"),
+        "-.*",
         "set OOMScoreAdjust=-999, as the kubelet and the runtime have: it is on the node's critical path",
     ),
 }
-"""The properties of the unit that matter: whether a value is good, and what to do if not."""
+"""The properties of the unit that matter: the pattern of a good value, and what to do about any other."""
 
 
 def socket_file(machine: Machine) -> list[Finding]:
@@ -125,9 +119,13 @@ def unit(machine: Machine) -> list[Finding]:
     if not services:
         return [warning(f"the proxy (pid {pid}) runs in no systemd service", "give it one: nobody restarts it now")]
     name = services[-1]
-    shown = machine.unit(name, list(UNIT))
-    bad = [(key, to_do) for key, (good, to_do) in UNIT.items() if key in shown and not good(shown[key])]
-    found = [warning(f"{name} has {key}={shown[key]}", to_do) for key, to_do in bad]
+    lines = machine.systemctl(["show", f"--property={','.join(UNIT)}", "--", name]).splitlines()
+    shown = dict(line.split("=", 1) for line in lines if "=" in line)
+    found = [
+        warning(f"{name} has {key}={shown[key]}", to_do)
+        for key, (good, to_do) in UNIT.items()
+        if key in shown and not re.fullmatch(good, shown[key])
+    ]
     return found or [ok(f"{name}: {', '.join(f'{key}={value}' for key, value in shown.items())}")]
 
 

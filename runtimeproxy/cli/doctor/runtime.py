@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CALL_SECONDS, CHECK_SECONDS, Finding, failed, ok, unknown, warning
@@ -21,17 +21,6 @@ _LONGEST_NAME = 64
 _LONGEST_ANSWER = 1 << 20
 _NAME, _VERSION = 2, 3
 """Field numbers of CRI's VersionResponse."""
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=CALL_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def runtime(machine: Machine) -> Iterator[Finding]:
@@ -104,42 +93,43 @@ async def _version(client: UnaryClient, path: str, version: str) -> str:
         if error.code == grpc.UNIMPLEMENTED:
             return ""
         # A runtime's own text may repeat anything.
-        said = f"gRPC status {error.code}" if error.kind is Kind.STATUS else error.text.removeprefix(f"{path}: ")
-        raise BackendError(said) from None
+        text = f"gRPC status {error.code}" if error.kind is Kind.STATUS else error.text.removeprefix(f"{path}: ")
+        raise BackendError(text) from None
     return " ".join(_shown(texts.get(number, b"").decode(errors="replace")) for number in (_NAME, _VERSION)).strip()
 
 
 def _docker(path: str) -> str:
     """Return dockerd's versions and its cgroup driver. Raises BackendError."""
-    connection = _Connection(path)
     try:
-        version, info = _get(connection, "/version"), _get(connection, "/info")
+        version, info = _get(path, "/version"), _get(path, "/info")
     except TimeoutError:
         raise BackendError("no answer in time") from None
     except OSError as error:
         raise BackendError(error.strerror or "it closed the connection") from None
     except (http.client.HTTPException, ValueError, RecursionError):
         raise BackendError("its answer is not dockerd's") from None
-    finally:
-        connection.close()
     least, most = _text(version, "MinAPIVersion"), _text(version, "ApiVersion")
     groups = f"cgroup driver {_text(info, 'CgroupDriver')}, cgroup v{_text(info, 'CgroupVersion')}"
     return f"dockerd {_text(version, 'Version')}, API {least} to {most}, {groups}"
 
 
-def _get(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
-    connection.request("GET", path)
-    response = connection.getresponse()
-    if response.status != http.HTTPStatus.OK:
-        raise BackendError(f"GET {path}: status {response.status}")
-    told = json.loads(response.read(_LONGEST_ANSWER))
-    if not isinstance(told, dict):
+def _get(path: str, route: str) -> dict[str, Any]:
+    with closing(http.client.HTTPConnection("docker")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(CALL_SECONDS)
+        connection.sock.connect(path)
+        connection.request("GET", route)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise BackendError(f"GET {route}: status {response.status}")
+        answer = json.loads(response.read(_LONGEST_ANSWER))
+    if not isinstance(answer, dict):
         raise ValueError
-    return told
+    return answer
 
 
-def _text(told: dict[str, Any], key: str) -> str:
-    value = told.get(key)
+def _text(answer: dict[str, Any], key: str) -> str:
+    value = answer.get(key)
     return _shown(value) if isinstance(value, str) and value else "unknown"
 
 

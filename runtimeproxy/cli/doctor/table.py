@@ -1,16 +1,16 @@
 """The table of checks, and how they are run: each ends in at least one finding by its time limit."""
 
+import asyncio
 import os
-import threading
-import time
-import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 
 from runtimeproxy.cli.doctor import clients, hookservers, ours, runtime
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CHECK_SECONDS, Check, Finding, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine
+from runtimeproxy.cli.shared.output import printable, words
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 from runtimeproxy.settings.config import Config
 
 CHECKS: tuple[Check, ...] = (
@@ -36,14 +36,15 @@ CHECKS: tuple[Check, ...] = (
 def rows(config: Config) -> list[dict[str, str | None]]:
     """Return what the checks found, a row for each finding. No text of one can control the terminal."""
     return [
-        {"check": c.id, "verdict": f.verdict.value, "why": _line(f.why), "do": _line(f.do) or None, "doc": c.place}
-        for c, f in examine(Machine(config))
+        {
+            "check": check.id,
+            "verdict": finding.verdict.value,
+            "why": printable(finding.why),
+            "do": printable(finding.do) or None,
+            "doc": check.place,
+        }
+        for check, finding in examine(Machine(config))
     ]
-
-
-def _line(text: str) -> str:
-    """Return a text as one printable line: the names of files are in it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def examine(
@@ -52,25 +53,25 @@ def examine(
     """Run the checks that only read, then those that call, and yield all findings in the table's order."""
     found: dict[Check, Sequence[Finding]] = {}
     for calls in (False, True):
-        deadline = time.monotonic() + seconds
-        for check, running in [(check, _begun(check, machine)) for check in checks if check.calls is calls]:
-            try:
-                found[check] = running.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                hangs = f"no answer within {seconds:g} s: {check.looks_at}"
-                found[check] = [warning(hangs, "look for what hangs: a file system, a socket's owner, or the machine")]
+        found |= asyncio.run(_run([check for check in checks if check.calls is calls], machine, seconds))
     for check in checks:
         for finding in found[check]:
             yield check, finding
 
 
-def _begun(check: Check, machine: Machine) -> "Future[tuple[Finding, ...]]":
-    future: Future[tuple[Finding, ...]] = Future()  # no executor: the end of the process would wait for its threads
-    threading.Thread(target=lambda: future.set_result(_looked(check, machine)), name=check.id, daemon=True).start()
-    return future
+async def _run(checks: Sequence[Check], machine: Machine, seconds: float) -> dict[Check, Sequence[Finding]]:
+    async def run(check: Check) -> Sequence[Finding]:
+        try:
+            async with asyncio.timeout(seconds):
+                return await run_in_daemon_thread(partial(_findings, check, machine))
+        except TimeoutError:
+            hangs = f"no answer within {seconds:g} s: {check.looks_at}"
+            return [warning(hangs, "look for what hangs: a file system, a socket's owner, or the machine")]
+
+    return dict(zip(checks, await asyncio.gather(*map(run, checks)), strict=True))
 
 
-def _looked(check: Check, machine: Machine) -> tuple[Finding, ...]:
+def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
     try:
         return tuple(check.look(machine))
     except OSError as error:
@@ -78,7 +79,5 @@ def _looked(check: Check, machine: Machine) -> tuple[Finding, ...]:
         return (unknown(f"{place}{error.strerror or type(error).__name__}", AS_ROOT),)
     except RuntimeProxyError as error:
         return (warning(str(error), "correct what it names"),)
-    except Exception as error:  # a text of unknown origin may quote a value
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}"
-        return (unknown(text, "report it, with this line"),)
+    except Exception as error:
+        return (unknown(words(error), "report it, with this line"),)

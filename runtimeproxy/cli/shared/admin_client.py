@@ -59,10 +59,8 @@ class ProxyCommand(Command):
 
 
 def socket_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the path of the admin socket that a proxy with this configuration has; None if it has none.
-
-    With the flag ``--admin-endpoint`` nothing else is read. Raises ConfigError for what is wrong in a configuration.
-    """
+    """Return the path of the admin socket that a proxy with this configuration has; None if it has none. With the flag
+    ``--admin-endpoint`` nothing else is read. Raises ConfigError."""
     flag = _ADMIN_OPTION.flag
     if _ADMIN_OPTION.name in flags:
         return _ADMIN_OPTION.read(flags[_ADMIN_OPTION.name], flag) or None
@@ -73,11 +71,8 @@ def socket_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | N
 
 
 class AdminClient:
-    """The running proxy, for one command: a connection for each request, one time limit for all of them.
-
-    Each request raises NoProxy, click.ClickException if a parameter is wrong, and RuntimeProxyError for any other
-    error that the proxy returns.
-    """
+    """The running proxy, for one command: a connection for each request, one time limit for all of them. A request
+    raises NoProxy, click.ClickException for a wrong parameter, RuntimeProxyError for any other error of the proxy."""
 
     flags = ""
     """The flags, each after a space, by which another command finds the same proxy."""
@@ -125,7 +120,8 @@ class AdminClient:
             lines.send(request(method, params), self._due)
             yield lines
         except Refused as refused:
-            raise _ERRORS.get(refused.status, RuntimeProxyError)(refused.text) from None
+            errors: Mapping[int, type[Exception]] = {BAD_REQUEST: click.ClickException, UNAVAILABLE: NoProxy}
+            raise errors.get(refused.status, RuntimeProxyError)(refused.text) from None
         except TimeoutError:
             hangs = "hangs within its answer" if lines.began else "took the connection and does not answer"
             raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None
@@ -199,7 +195,3 @@ class _Lines:
         if left is not None and left <= 0:
             raise TimeoutError
         self.sock.settimeout(left)
-
-
-_ERRORS: Mapping[int, type[Exception]] = {BAD_REQUEST: click.ClickException, UNAVAILABLE: NoProxy}
-"""What an error's status means, if not that the proxy will not do it."""

@@ -45,14 +45,9 @@ def configuration_file(
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(), path
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if named is not None or os.path.islink(path):  # a link to nowhere was put there for a file that is missing
-            raise _unreadable(path, error) from None
-        return None, path
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: str, error: Exception) -> ConfigError:
-    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-    return ConfigError(f"{path}: the configuration file cannot be read: {reason}")
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if is_missing and named is None and not os.path.islink(path):  # a link's file was meant to be there
+            return None, path
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the configuration file cannot be read: {reason}") from None

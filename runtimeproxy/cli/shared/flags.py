@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class LazyGroup(click.Group):
-    """A group with its commands by name, each as ``MODULE:VARIABLE``."""
+    """A group with its commands by name in ``places``, each as ``MODULE:VARIABLE``."""
 
-    PLACES: Mapping[str, str] = {}
+    def __init__(self, name: str | None, places: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(name, no_args_is_help=False, **attributes)
+        self.places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.PLACES)
+        return sorted(self.places)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -27,12 +29,12 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:  # click suggests none of the commands that it has not loaded
-            raise click.NoSuchCommand(error.command_name, possibilities=self.PLACES, ctx=ctx) from None
+            raise click.NoSuchCommand(error.command_name, possibilities=self.places, ctx=ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.PLACES:
+        if cmd_name not in self.places:
             return None
-        module, _, variable = self.PLACES[cmd_name].partition(":")
+        module, _, variable = self.places[cmd_name].partition(":")
         found: click.Command = getattr(import_or_exit(module), variable)
         return found
 
@@ -76,5 +78,4 @@ def complete_value(
 
 
 def flags_given(given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the texts of the flags that were given, by the options' names."""
     return {name.replace("_", "-"): text for name, text in given.items() if text is not None}

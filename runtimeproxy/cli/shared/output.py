@@ -53,6 +53,10 @@ def words(error: Exception) -> str:
     return "; ".join([unexpected, *getattr(error, "__notes__", ())])
 
 
+def printable(text: str, also: str = "") -> str:
+    return "".join(letter if letter.isprintable() or letter in also else "?" for letter in text)
+
+
 TABLE, JSON, YAML = "table", "json", "yaml"
 NOT_SET = "-"
 _GAP = "   "
@@ -80,10 +84,12 @@ def row_options(command: _Command) -> _Command:
     return output_option()(no_headers(command))
 
 
-def row_text(rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool) -> str:
-    """Return rows of these columns in a form, without the last line feed."""
+def row_text(
+    rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool, whole: Any = None
+) -> str:
+    """Return a table of these columns, or as JSON or YAML ``whole`` or the rows; without the last line feed."""
     if output != TABLE:
-        return structured_text([{column: row[column] for column in columns} for row in rows], output)
+        return structured_text(whole or [{column: row[column] for column in columns} for row in rows], output)
     return "\n".join(Table(columns, no_headers).lines(rows))
 
 
@@ -97,7 +103,7 @@ class Table:
 
     def lines(self, rows: Iterable[Mapping[str, str | None]]) -> Iterator[str]:
         """Yield the lines of these rows, and the head before the first ones."""
-        cells = self._head + [[_printable(row[column]) for column in self._columns] for row in rows]
+        cells = self._head + [[_cell(row[column]) for column in self._columns] for row in rows]
         self._head = []
         for row in cells:
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row[:-1], strict=True)]
@@ -105,8 +111,8 @@ class Table:
         return (line for row in cells for line in _lines(row, self._widths, room))
 
 
-def _printable(cell: str | None) -> str:
-    return NOT_SET if cell is None else "".join(c if c.isprintable() or c == "\n" else "?" for c in str(cell))
+def _cell(value: str | None) -> str:
+    return NOT_SET if value is None else printable(str(value), "\n")
 
 
 def _room(taken: int) -> int | None:
@@ -131,7 +137,6 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 
 def structured_text(value: Any, output: str) -> str:
-    """Return a value as JSON or YAML, without the last line feed."""
     if output == JSON:
         return json.dumps(value, indent=2)
     import yaml

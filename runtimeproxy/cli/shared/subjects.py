@@ -30,23 +30,20 @@ _LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A container, or a pod with all its containers; a container's pod is None if the proxy does not know it."""
+    """``record`` is a container, or ``pod`` with all its containers; a container's pod is None if it is not known."""
 
+    record: Record
     pod: Record | None
-    container: Record | None = None
     containers: Sequence[Record] = ()
 
     @property
-    def record(self) -> Record:
-        found = self.pod if self.container is None else self.container
-        assert found is not None
-        return found
+    def is_pod(self) -> bool:
+        return self.record is self.pod
 
     @property
     def name(self) -> str:
         """Return ``NAMESPACE/POD`` or ``NAMESPACE/POD/CONTAINER``."""
-        names = [pod_name(self.pod)] if self.container is None else [pod_name(self.pod), self.container["name"]]
-        return "/".join(names)
+        return pod_name(self.pod) if self.is_pod else f"{pod_name(self.pod)}/{self.record['name']}"
 
 
 def records(proxy: AdminClient, **query: Any) -> tuple[list[Record], list[Record]]:
@@ -101,16 +98,16 @@ def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
     if len(parts) > 2:
         for one in containers:
             if one["podId"] in by_id and one["name"] == "/".join(parts[2:]):
-                yield Subject(by_id[one["podId"]], one)
+                yield Subject(one, by_id[one["podId"]])
         return
     named = [pod for pod in pods if pod["name"] == parts[-1]]
     for pod in named or [pod for pod in pods if pod["id"].startswith(text)]:
-        yield Subject(pod, None, [one for one in containers if one["podId"] == pod["id"]])
+        yield Subject(pod, pod, [one for one in containers if one["podId"] == pod["id"]])
     if not named:
         for one in records(proxy, id=text)[1]:
             if one["id"].startswith(text):
                 pods, _ = records(proxy, id=one["podId"])
-                yield Subject(next((pod for pod in pods if pod["id"] == one["podId"]), None), one)
+                yield Subject(one, next((pod for pod in pods if pod["id"] == one["podId"]), None))
 
 
 COLUMNS = ("time", "kind", "call", "detail")
@@ -139,14 +136,18 @@ def row(event: Event) -> dict[str, str | None]:
 
 
 def detail(event: Event) -> str:
-    """Return in words what an event has beside its columns."""
     if event["kind"] == "gap":
         return f"events {event['from']} to {event['to']} are no longer there"
     subject = "/".join(event[name] for name in ("namespace", "pod", "container") if event.get(name))
     about = " ".join(part for part in (event.get("operation"), subject) if part)
     who = " at ".join(event[name] for name in ("hookServer", "hook") if event.get(name))
     parts = [about, who, event.get("reason"), _fields(event.get("fields") or ()), event.get("text")]
-    return ": ".join(part for part in parts if part) + _times(event.get("seconds") or {})
+    text = ": ".join(part for part in parts if part)
+    seconds = event.get("seconds")
+    if not seconds:
+        return text
+    in_hooks = seconds.get("hooks", 0.0) + seconds.get("post", 0.0)
+    return f"{text} ({sum(seconds.values()) * 1000:.1f}ms, hooks {in_hooks * 1000:.1f}ms)"
 
 
 def _fields(fields: Sequence[Mapping[str, str]]) -> str:
@@ -156,12 +157,6 @@ def _fields(fields: Sequence[Mapping[str, str]]) -> str:
     return "; ".join(
         f"{owner} set {', '.join(names)}" if owner else ", ".join(names) for owner, names in owners.items()
     )
-
-
-def _times(seconds: Mapping[str, float]) -> str:
-    """Return how long a call took, and how much of that was in hook servers."""
-    in_hooks = seconds.get("hooks", 0.0) + seconds.get("post", 0.0)
-    return f" ({sum(seconds.values()) * 1000:.1f}ms, hooks {in_hooks * 1000:.1f}ms)" if seconds else ""
 
 
 SECONDS = 0.3

@@ -28,10 +28,8 @@ GOOD_STATE = "closed"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The proxy's answers at one moment, ``at`` seconds since 1970.
-
-    ``errors`` are the latest events that are errors, oldest first. ``missing`` is why the figures are older ones.
-    """
+    """The proxy's answers ``at`` seconds since 1970, with the latest ``errors``, oldest first. ``missing`` is why the
+    figures are older ones."""
 
     at: float
     samples: Samples
@@ -109,7 +107,6 @@ def view(earlier: Snapshot | None, later: Snapshot) -> View:
     seconds = uptime if earlier is None else later.at - earlier.at
     _, build = _only(later, "build_info")
     ready, notes = readiness(later.ready)
-    gauge = {name: _only(later, name)[0] for name in ("held_calls", "held_oldest_seconds", "connections_open")}
     return View(
         version=build.get("version", ""),
         mode=build.get("runtime", ""),
@@ -117,10 +114,10 @@ def view(earlier: Snapshot | None, later: Snapshot) -> View:
         interval=None if earlier is None else seconds,
         ready=ready,
         notes=notes,
-        held=int(gauge["held_calls"]),
-        oldest=gauge["held_oldest_seconds"],
+        held=int(_only(later, "held_calls")[0]),
+        oldest=_only(later, "held_oldest_seconds")[0],
         passing=_rate(sum(_grown(before, later.samples, "calls_passed_total").values()), seconds),
-        connections=int(gauge["connections_open"]),
+        connections=int(_only(later, "connections_open")[0]),
         pods=int(_only(later, "store_pods")[0]),
         containers=int(_only(later, "store_containers")[0]),
         operations=_operations(before, later.samples, seconds),
@@ -159,15 +156,13 @@ def _operations(before: Samples, now: Samples, seconds: float | None) -> list[Op
 def _hook_server(before: Samples, now: Samples, seconds: float | None, hook: Mapping[str, Any]) -> HookServer:
     name = str(hook["name"])
     last = hook.get("lastError") or {}
-    calls = _grown(before, now, "hook_calls_total", "hook_server")
-    failures = _sums(now, "hook_failures_total", "hook_server")
     return HookServer(
         name=name,
         state=str(hook["state"]),
         policy=str(hook["policy"]),
-        rate=_rate(calls[(name,)], seconds),
+        rate=_rate(_grown(before, now, "hook_calls_total", "hook_server")[(name,)], seconds),
         latency=_latency(before, now, "hook_call_duration_seconds", "hook_server", name),
-        failures=int(failures[(name,)]),
+        failures=int(_sums(now, "hook_failures_total", "hook_server")[(name,)]),
         worse=bool(before and _grown(before, now, "hook_failures_total", "hook_server")[(name,)]),
         last_error=" ".join(str(last[key]) for key in ("hook", "reason") if last.get(key)),
     )

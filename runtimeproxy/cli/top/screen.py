@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtimeproxy.cli.shared.output import STATES
+from runtimeproxy.cli.shared.output import STATES, printable
 from runtimeproxy.cli.top.figures import GOOD_OUTCOMES, GOOD_STATE, OUTCOMES, Error, HookServer, Operation, View
 from runtimeproxy.observe.metric_table import SECONDS
 
@@ -95,7 +95,7 @@ def _rate(rate: float | None) -> str:
 
 def _text(text: str, style: str = "") -> Text:
     """Return a text that cannot control the terminal."""
-    return Text("".join(letter if letter.isprintable() else "?" for letter in text), style)
+    return Text(printable(text), style)
 
 
 def _head(view: View) -> list[RenderableType]:
@@ -134,7 +134,6 @@ def _table(first: str, *more: str, last: str = "") -> Table:
 
 
 def _cut(rows: Sequence[_Row], most: int) -> tuple[Sequence[_Row], str]:
-    """Return the rows for which there is room, and the last line that says how many more there are."""
     if len(rows) <= most:
         return rows, ""
     shown = max(most - 1, 0)
@@ -167,12 +166,10 @@ def _latency(view: View) -> Table:
 
 
 def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table:
-    policy, told = [
-        [heading] * (width >= least) for heading, least in (("POLICY", _POLICY), ("LAST ERROR", _LAST_ERROR))
-    ]
+    policy, last_error = ["POLICY"] * (width >= _POLICY), ["LAST ERROR"] * (width >= _LAST_ERROR)
     heads = (f"{'HOOK SERVER':{_SHORTEST_NAME}}", f"{'STATE':{_STATE}}", *policy)
     figures = (f"{'P50':>{_FIGURE}}", f"{'P99':>{_FIGURE}}")
-    table = _table(*heads, "CALLS/S", *figures, "FAILED", last="".join(told))
+    table = _table(*heads, "CALLS/S", *figures, "FAILED", last="".join(last_error))
     table.columns[0].max_width = _LONGEST_NAME
     for column in table.columns[1 : 2 + len(policy)]:
         column.justify = "left"
@@ -183,7 +180,7 @@ def _hook_servers(servers: Sequence[HookServer], most: int, width: int) -> Table
         words = STATES.get(row.state, row.state).removeprefix("breaker ")
         state = _text(words, GOOD if row.state == GOOD_STATE else MEDIUM if row.state == "disabled" else BAD)
         kind = [_text(row.policy) for _ in policy]
-        last = [_text(row.last_error) for _ in told]
+        last = [_text(row.last_error) for _ in last_error]
         measured = (_rate(row.rate), *map(duration, row.latency))
         table.add_row(_text(row.name), state, *kind, *measured, _count(row.failures, True, row.worse), *last)
     if more or not servers:

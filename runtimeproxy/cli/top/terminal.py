@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import termios
-import threading
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from rich.live import Live
 
 from runtimeproxy.cli.top.figures import Snapshot, view
 from runtimeproxy.cli.top.screen import screen
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 SECONDS = 1.0
 _INTERVALS = 10
@@ -37,50 +37,37 @@ def watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> No
 async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
     loop, news = asyncio.get_running_loop(), asyncio.Queue[_News]()
 
-    def typed() -> None:
+    def read_keys() -> None:
         keys = os.read(_KEYS, 1024)
         if not keys or _QUIT in keys.lower():
             news.put_nowait(_END)
 
+    async def look_each_second() -> None:
+        """Look in a thread: a proxy that hangs must not stop the keys."""
+        try:
+            while True:
+                await asyncio.sleep(SECONDS)
+                news.put_nowait(await run_in_daemon_thread(look))
+        except Exception as error:
+            news.put_nowait(error)
+
     loop.add_signal_handler(signal.SIGWINCH, news.put_nowait, _RESIZED)
     for number in _ENDING:
         loop.add_signal_handler(number, news.put_nowait, _END)
-
-    def tell(found: Snapshot | Exception) -> None:
-        loop.call_soon_threadsafe(news.put_nowait, found)
-
-    over = threading.Event()
     seen: deque[Snapshot] = deque(maxlen=_INTERVALS + 1)
-    try:
-        with _keys_unechoed(_KEYS), Live(console=console, screen=True, auto_refresh=False) as live:
-            loop.add_reader(_KEYS, typed)
-            threading.Thread(target=_look, args=(look, tell, over), daemon=True).start()
-            came: _News = first
-            while came != _END:
-                if isinstance(came, Exception):
-                    raise came
-                if isinstance(came, Snapshot):
-                    if came.missing:  # it has the figures of the last one
-                        seen.pop()
-                    seen.append(came)
-                live.update(screen(view(seen[0], seen[-1]), *console.size), refresh=True)
-                came = await news.get()
-    finally:
-        over.set()
-
-
-def _look(look: Callable[[], Snapshot], tell: Callable[[Snapshot | Exception], None], over: threading.Event) -> None:
-    """Look each second and tell what is found, or what went wrong, until it is over.
-
-    In a thread of its own: a proxy that hangs must not stop the keys.
-    """
-    while not over.wait(SECONDS):
-        try:
-            tell(look())
-        except Exception as error:
-            if not over.is_set():
-                tell(error)
-            return
+    with _keys_unechoed(_KEYS), Live(console=console, screen=True, auto_refresh=False) as live:
+        loop.add_reader(_KEYS, read_keys)
+        looking = asyncio.create_task(look_each_second())
+        news.put_nowait(first)
+        while (found := await news.get()) != _END:
+            if isinstance(found, Exception):
+                raise found
+            if isinstance(found, Snapshot):
+                if found.missing:  # it has the figures of the last one
+                    seen.pop()
+                seen.append(found)
+            live.update(screen(view(seen[0], seen[-1]), *console.size), refresh=True)
+        looking.cancel()
 
 
 @contextmanager

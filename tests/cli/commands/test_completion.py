@@ -14,7 +14,7 @@ from click.shell_completion import ShellComplete
 
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands.program import INSTALL
-from runtimeproxy.cli.commands.table import PROGRAM, Commands, command_group
+from runtimeproxy.cli.commands.table import COMMANDS, PROGRAM, command_group
 from runtimeproxy.cli.shared import admin_client, subjects
 from tests.cli.admin_answers import CANNED, CONTAINER, POD
 from tests.cli.conftest import Run
@@ -54,7 +54,7 @@ def test_other_shell_is_wrong_use(run: Run) -> None:
 
 
 ANSWERS = [
-    ("bash", "runtimeproxy ", "1", {f"plain,{name}" for name in Commands.PLACES}),
+    ("bash", "runtimeproxy ", "1", {f"plain,{name}" for name in COMMANDS}),
     ("bash", "runtimeproxy config ", "2", {"plain,check", "plain,show", "plain,default"}),
     ("bash", "runtimeproxy run --hook-b", "2", {"plain,--hook-budget"}),
     ("bash", "runtimeproxy version -o j", "3", {"plain,json"}),
