@@ -1,6 +1,6 @@
 """The tools of ``runtimeproxy hook`` for authors of hook servers; none of them needs a running proxy.
 
-``client`` finds a hook server and asks it as the proxy does, ``request`` reads a request from YAML, ``call`` shows what
-an answer changes, ``bench`` measures, ``new`` writes a hook server to start from. ``verify`` tests a hook server by the
-table in ``rules``; ``subject`` is the hook server under test, ``messages`` and ``connections`` contain the tests.
+``command`` has the commands. ``client`` calls a hook server (``call``, ``bench``), ``request`` reads a request from
+YAML, ``new`` writes a hook server to start from. ``verify`` checks a hook server by a table of rules, ``trials`` has
+the test of each rule and the hook server under test.
 """

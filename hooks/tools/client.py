@@ -1,24 +1,37 @@
-"""Ask one hook server as the proxy does: by the same client and messages, every call with a deadline.
+"""Call one hook server as the proxy does: once, to show what its answer changes, or many times, to measure.
 
-Invariant: a call ends in an answer or a CallFailed by its deadline, whatever the hook server does.
+Invariants: a call ends in an answer or a CallFailed by its deadline. What is shown of an answer is YAML, whatever the
+answer contains. A measured call that failed counts as a failure and in no percentile.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
 
 from runtimeproxy.errors import ConfigError, RuntimeProxyError, WireError
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import HookAnswer
-from runtimeproxy.model.hookpoints import HookPoint
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import Adjustment, HookAnswer, HookRequest, named
+from runtimeproxy.model.hookpoints import HookPoint, Stage
 from runtimeproxy.plugins import registration
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, UnaryClient
 from runtimeproxy.settings.config import parse_endpoint
 from runtimeproxy.wire import grpc
+from runtimeproxy_hooks.tools import request
 
 DEFAULT_TIMEOUT_SECONDS = 2.0
 """The proxy's default (--hook-timeout)."""
+WARM_UP_CALLS = 100
+APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", "bad"
 
 _STATUS_NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -36,14 +49,23 @@ _STATUS_WORDS = {
     grpc.PERMISSION_DENIED: "refused (PERMISSION_DENIED): {text}",
     grpc.UNIMPLEMENTED: "this hook point is not served (UNIMPLEMENTED)",
 }
+_PERCENTS = (50, 90, 99)
+_PARTS = ("labels", "annotations", "envs", "cgroup_parent", "resources")
+_ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\0": "\\0"}
+_LONGEST_KEY = 1024
+"""Longest key, in characters, that is written before its colon; YAML needs "?" for a longer one."""
+_PLAIN_KEY = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+
+Tree = Mapping[str, Any]
+"""Nested maps whose leaves are texts and numbers."""
 
 
 class HookCallFailed(RuntimeProxyError):
-    """A hook server did not answer properly; the text names its socket, what was asked and the reason."""
+    """A hook server did not answer properly; the text names its socket, what was called and the reason."""
 
-    def __init__(self, endpoint: str, asked: str, failure: CallFailed) -> None:
+    def __init__(self, endpoint: str, called: str, failure: CallFailed) -> None:
         hint = "; is it running, and is this its socket?" if failure.kind is Kind.UNREACHABLE else ""
-        super().__init__(f"{endpoint}: {asked}: {words(failure)}{hint}")
+        super().__init__(f"{endpoint}: {called}: {words(failure)}{hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +119,184 @@ def words(failure: CallFailed) -> str:
         return _WORDS[failure.kind].format(text=text)
     by_status = _STATUS_WORDS.get(failure.code, f"{_STATUS_NAMES[failure.code]}: {{text}}")
     return by_status.replace("{text}", text or "without a text")
+
+
+# -- one call ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The result of a call: ``text`` to show, and the rules that the answer breaks, empty if it is good."""
+
+    text: str
+    faults: tuple[str, ...]
+
+
+def call(server: Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
+    """Call a hook server at a hook point. Raises ConfigError if the request cannot be sent there, HookCallFailed if the
+    server refuses or fails."""
+    body = request.encoded(point, given)
+
+    async def timed() -> tuple[HookAnswer, float]:
+        async with connection(server.endpoint) as client:
+            began = time.perf_counter()
+            answer = await ask(client, point, body, timeout_seconds)
+            return answer, time.perf_counter() - began
+
+    try:
+        answer, seconds = uvloop.run(timed())
+    except CallFailed as failure:
+        raise HookCallFailed(server.endpoint, point.name, failure) from None
+    heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
+    sent = request.at_point(point, given)
+    _, faults = _judged(point, sent, merge.difference(sent, answer))
+    return Called("\n".join([*(f"# {head}" for head in heads), *answer_lines(point, sent, answer)]), faults)
+
+
+def _remarks(server: Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
+    if server.points is not None and point.name not in server.points:
+        yield f"the proxy would not ask: the registration file does not name {point.name}"
+    if lost := request.untold(point, given):
+        yield f"not told at this hook point: {', '.join(lost)}"
+    if point.stage is Stage.POST:
+        yield "the proxy ignores what is answered at this hook point"
+
+
+def answer_lines(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
+    """Yield YAML lines that show what an answer changes of what was sent."""
+    change = merge.difference(sent, answer)
+    good, faults = _judged(point, sent, change)
+    effective = merge.limited(point, good)
+    echo = merge.echo(sent)
+    before = {part: getattr(echo, part) for part in _PARTS} | {"resources": named(echo.resources)}
+    sections = {
+        APPLIED: _changes(effective),
+        DROPPED: _rest(_changes(change), _changes(good)),
+        WITHOUT_EFFECT: _rest(_changes(good), _changes(effective)),
+    }
+    for name, changes in sections.items():
+        if changes:
+            yield f"{name}:"
+            yield from _lines(changes, before, 1)
+        elif name == APPLIED:
+            yield f"{name}: {{}}"
+    if faults:
+        yield f"{BAD}:"
+        yield from (f"  - {_scalar(fault)}" for fault in faults)
+
+
+def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Adjustment, tuple[str, ...]]:
+    """Return the good part of a change, and every rule that it breaks; at a Post point nothing is checked."""
+    if point.stage is Stage.POST:
+        return change, ()
+    good, broken = merge.judged(change, sent)
+    return good, tuple(map(str, broken))
+
+
+def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
+    left: dict[str, Any] = {}
+    for key, value in changes.items():
+        if not isinstance(value, Mapping):
+            left |= {} if key in taken else {key: value}
+        elif inner := _rest(value, taken.get(key, {})):
+            left[key] = inner
+    return left
+
+
+def _changes(change: Adjustment) -> Tree:
+    return {part: value for part in _PARTS if (value := getattr(change, part)) not in (None, {})}
+
+
+def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for key, value in changes.items():
+        written, old = _key(key), before.get(key)
+        head = f"{indent}{written}:" if len(written) <= _LONGEST_KEY else f"{indent}? {written}\n{indent}:"
+        if isinstance(value, Mapping):
+            yield head
+            yield from _lines(value, old if isinstance(old, Mapping) else {}, depth + 1)
+        else:
+            yield f"{head} {_scalar(value)}" + ("" if old in (None, "") else f"  # was {_scalar(old)}")
+
+
+def _key(key: str) -> str:
+    # Only a key that YAML reads as a text is written without quotes: "on" and "null" would become something else.
+    return key if _PLAIN_KEY.fullmatch(key) and yaml.safe_load(key) == key else _scalar(key)
+
+
+def _scalar(value: object) -> str:
+    """Return a number as it is, and a text in quotes on one line, without control characters for the terminal."""
+    if not isinstance(value, str):
+        return str(value)
+    escaped = (_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
+    return f'"{"".join(escaped)}"'
+
+
+# -- many calls --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Figures:
+    """The seconds of each successful call, those of all calls together, and the number of each failure."""
+
+    seconds: list[float] = field(default_factory=list)
+    elapsed_seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to show: percentiles, calls per second, failures."""
+        ordered = sorted(self.seconds)
+        for percent in _PERCENTS if ordered else ():
+            yield f"p{percent}       {percentile(ordered, percent) * 1000:10.3f} ms"
+        if ordered:
+            yield f"longest   {ordered[-1] * 1000:10.3f} ms"
+        yield f"calls/s   {len(ordered) / self.elapsed_seconds:10.0f}"
+        yield f"failures  {self.failures.total():10}"
+        yield from (f"  {count} x {text}" for text, count in self.failures.most_common())
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return the smallest value that at least so many percent of the ordered values do not exceed (nearest rank)."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]
+
+
+def bench(
+    server: Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
+) -> Figures:
+    """Make ``calls`` calls, ``concurrency`` of them at a time on one connection as the proxy does, after a warm-up.
+    Raises HookCallFailed if the very first call fails."""
+
+    async def whole() -> Figures:
+        async with connection(server.endpoint) as client:
+
+            async def one() -> None:
+                await ask(client, point, body, timeout_seconds)
+
+            try:
+                await one()
+            except CallFailed as failure:
+                raise HookCallFailed(server.endpoint, point.name, failure) from None
+            await _many(one, min(calls, WARM_UP_CALLS), concurrency)
+            return await _many(one, calls, concurrency)
+
+    return uvloop.run(whole())
+
+
+async def _many(one: Callable[[], Awaitable[None]], count: int, concurrency: int) -> Figures:
+    figures, left = Figures(), iter(range(count))
+
+    async def call_repeatedly() -> None:
+        for _ in left:
+            began = time.perf_counter()
+            try:
+                await one()
+            except CallFailed as failure:
+                figures.failures[words(failure)] += 1
+            else:
+                figures.seconds.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(call_repeatedly() for _ in range(concurrency)))
+    figures.elapsed_seconds = time.perf_counter() - began
+    return figures

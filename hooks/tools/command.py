@@ -38,7 +38,6 @@ class _Command(click.Command):
 
 
 def _point(value: str) -> HookPoint:
-    """Return the hook point of this name, in any letter case."""
     names = {name.lower(): name for name in BY_NAME}
     if value.lower() in names:
         return BY_NAME[names[value.lower()]]
@@ -85,34 +84,6 @@ _example_option = click.option(
     callback=_print_example,
     help="Print a request to start from, and end.",
 )
-_points_option = click.option(
-    "--point",
-    "points",
-    metavar="POINT",
-    type=_point,
-    multiple=True,
-    help="A hook point that must be served; again for more.  [default: all that are served]",
-)
-_restart_option = click.option(
-    "--restart-command", metavar="COMMAND", help="A shell command that restarts the server, to try that too."
-)
-_point_option = click.option(
-    "--point",
-    metavar="POINT",
-    type=_point,
-    default=DEFAULT_POINT,
-    help=f"The hook point to ask.  [default: {DEFAULT_POINT}]",
-)
-_calls_option = click.option(
-    "-n", "--calls", metavar="NUMBER", type=_COUNT, default=1000, help="How many calls to make.  [default: 1000]"
-)
-_concurrency_option = click.option(
-    "--concurrency",
-    metavar="NUMBER",
-    type=_COUNT,
-    default=1,
-    help="How many at a time, on one connection as the proxy's are.  [default: 1]",
-)
 
 
 @click.command("call", cls=_Command, epilog=_ARGUMENTS, short_help="Ask a hook server, show what its answer changes.")
@@ -128,12 +99,12 @@ def call_command(server: str, point: HookPoint, file: str | None, timeout: str |
     point, "bad" the rules that the answer breaks, and "dropped" what is lost by that under the failure policy Ignore;
     under Fail the call would be refused. The exit code is 1 if the server refuses, fails or answers badly.
     """
-    from runtimeproxy_hooks.tools import call, request
     from runtimeproxy_hooks.tools import client as hook_client
+    from runtimeproxy_hooks.tools import request
 
     found = hook_client.find(server)
     given = request.at_point(point, request.example()) if file is None else request.read(file)
-    called = call.call(found, point, given, _seconds(timeout, found.timeout_seconds))
+    called = hook_client.call(found, point, given, _seconds(timeout, found.timeout_seconds))
     click.echo(called.text)
     if called.faults:
         raise RuntimeProxyError(f"{found.endpoint}: {point.name}: bad answer: {called.faults[0]}")
@@ -141,10 +112,17 @@ def call_command(server: str, point: HookPoint, file: str | None, timeout: str |
 
 @click.command("verify", cls=_Command, epilog=_ARGUMENTS, short_help="Check a hook server by the protocol's rules.")
 @_server_argument
-@_points_option
+@click.option(
+    "--point",
+    "points",
+    metavar="POINT",
+    type=_point,
+    multiple=True,
+    help="A hook point that must be served; again for more.  [default: all that are served]",
+)
 @_file_option
 @_timeout_option
-@_restart_option
+@click.option("--restart-command", metavar="COMMAND", help="A shell command that restarts the server, to try that too.")
 def verify_command(
     server: str, points: tuple[HookPoint, ...], file: str | None, timeout: str | None, restart_command: str | None
 ) -> int:
@@ -154,7 +132,7 @@ def verify_command(
     made-up pods, and connections to it are broken: do not try one that serves a node.
     """
     from runtimeproxy_hooks.tools import client as hook_client
-    from runtimeproxy_hooks.tools.subject import TriedServer
+    from runtimeproxy_hooks.tools.trials import TriedServer
     from runtimeproxy_hooks.tools.verify import verify
 
     found = hook_client.find(server)
@@ -165,9 +143,23 @@ def verify_command(
 
 @click.command("bench", cls=_Command, epilog=_ARGUMENTS, short_help="Measure how fast a hook server answers.")
 @_server_argument
-@_point_option
-@_calls_option
-@_concurrency_option
+@click.option(
+    "--point",
+    metavar="POINT",
+    type=_point,
+    default=DEFAULT_POINT,
+    help=f"The hook point to ask.  [default: {DEFAULT_POINT}]",
+)
+@click.option(
+    "-n", "--calls", metavar="NUMBER", type=_COUNT, default=1000, help="How many calls to make.  [default: 1000]"
+)
+@click.option(
+    "--concurrency",
+    metavar="NUMBER",
+    type=_COUNT,
+    default=1,
+    help="How many at a time, on one connection as the proxy's are.  [default: 1]",
+)
 @_file_option
 @_timeout_option
 def bench_command(
@@ -179,12 +171,11 @@ def bench_command(
     """
     from runtimeproxy_hooks.tools import client as hook_client
     from runtimeproxy_hooks.tools import request
-    from runtimeproxy_hooks.tools.bench import bench
 
     found = hook_client.find(server)
     body = request.encoded(point, _request(file))
     seconds = _seconds(timeout, found.timeout_seconds)
-    figures = bench(found, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)
+    figures = hook_client.bench(found, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)
     click.echo(f"{calls} calls of {point.name} at {found.endpoint}, {concurrency} at a time")
     click.echo("\n".join(figures.lines))
     return FAILED if figures.failures else 0

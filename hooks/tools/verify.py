@@ -1,16 +1,117 @@
 """``runtimeproxy hook verify``: check a hook server against every rule.
 
-Invariant: a server that no longer answers breaks exactly one rule, the one after which it stopped.
+Invariants: a server that no longer answers breaks exactly one rule, the one after which it stopped. A rule that is
+broken at one hook point is broken; a hook point that is not served breaks none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import uvloop
 
-from runtimeproxy_hooks.tools.rules import RULES, Rule
-from runtimeproxy_hooks.tools.subject import PLAIN, Broken, Late, Skipped, Status, TriedServer, code
+from runtimeproxy.model.hookpoints import HookPoint
+from runtimeproxy_hooks.tools import trials
+from runtimeproxy_hooks.tools.trials import PLAIN, Broken, Late, Skipped, Status, TriedServer, code
+
+_NOWHERE = "no hook point answers a plain request"
+
+Trial = Callable[[TriedServer], Awaitable[None]]
+AtPoint = Callable[[TriedServer, HookPoint], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule and its test. ``trial`` raises Broken if it is broken, Skipped if it cannot be checked, Late if no answer
+    came in time."""
+
+    name: str
+    sentence: str
+    trial: Trial
+    asks: bool = True
+    """Whether its trial calls the server, and so needs one that still answers."""
+
+
+def _each(trial: AtPoint) -> Trial:
+    """Return the trial of a rule at each hook point that answers a plain request; the first failure is reported."""
+
+    async def try_all(subject: TriedServer) -> None:
+        if not subject.sound:
+            raise Skipped(_NOWHERE)
+        faults: dict[str, str] = {}
+        untried: Skipped | Late | None = None
+        for point in subject.sound:
+            try:
+                await trial(subject, point)
+            except Broken as broken:
+                faults[point.name] = str(broken)
+            except Skipped as skipped:
+                untried = skipped
+            except Late as late:
+                untried = late
+                break  # the others would wait as long
+        if faults:
+            raise Broken(_summary(faults))
+        if untried is not None:
+            raise untried
+
+    return try_all
+
+
+def _summary(faults: Mapping[str, str]) -> str:
+    (first, words), *others = faults.items()
+    return f"{first}: {words}" + (f" (and at {', '.join(name for name, _ in others)})" if others else "")
+
+
+async def _serves(subject: TriedServer) -> None:
+    if absent := [point.name for point in subject.named if point not in subject.served]:
+        raise Broken(f"{', '.join(absent)} not served (UNIMPLEMENTED)")
+    if not subject.served:
+        raise Broken("no hook point is served (UNIMPLEMENTED)")
+
+
+async def _plain(subject: TriedServer) -> None:
+    came = {point: subject.plain[point] for point in subject.served if point in subject.plain}
+    if not came:
+        raise Skipped(_NOWHERE)
+    bad = ((point, outcome) for point, outcome in came.items() if point not in subject.sound)
+    if faults := {point.name: outcome.words for point, outcome in bad if isinstance(outcome, Status)}:
+        raise Broken(_summary(faults))
+
+
+async def _deadline(subject: TriedServer) -> None:
+    if subject.late:
+        raise Broken(f"no answer within {subject.timeout_seconds:g} s: {', '.join(subject.late)}")
+
+
+_VALUES = "What an answer sets is valid: a bad field is lost, and under policy Fail the call with it."
+_ECHO = "An answer repeats all numbers of the resources that were sent, or none (at PreUpdateContainerResources any)."
+_MISSING = "A request without any one field is answered, or refused with a fitting status."
+_AT_ONCE = f"{trials.AT_ONCE} calls at once are answered, each for its own pod."
+_BROKEN = "After a connection broke in the middle of a call a new one is served."
+_RESTART = f"Within {trials.RESTART_SECONDS:g} s of a restart the socket answers again."
+
+RULES: tuple[Rule, ...] = (
+    Rule("serves", "It serves at least one hook point, and those that --point names.", _serves, asks=False),
+    Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, asks=False),
+    Rule("values", _VALUES, _each(trials.values), asks=False),
+    Rule("echo", _ECHO, _each(trials.echo)),
+    Rule("same-answer", "The same request gets the same answer.", _each(trials.same_answer)),
+    Rule("empty", "An empty request is answered, or refused with a fitting status.", _each(trials.empty)),
+    Rule("missing", _MISSING, _each(trials.missing)),
+    Rule("unknown-fields", "Fields of a later protocol do not change the answer.", _each(trials.unknown_fields)),
+    Rule("unknown-method", "A method that does not exist is UNIMPLEMENTED.", trials.unknown_method),
+    Rule("big", "A request with 1 MiB of annotations is answered.", _each(trials.big)),
+    Rule("concurrency", _AT_ONCE, _each(trials.concurrency)),
+    Rule("cancelled", "A cancelled call harms no other call.", _each(trials.cancelled)),
+    Rule("broken-connection", _BROKEN, _each(trials.broken_connection)),
+    Rule("restart", _RESTART, trials.restart),
+    Rule("deadline", "Every answer comes within --timeout.", _deadline, asks=False),
+)
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
 
 _NAME_WIDTH = max(len(rule.name) for rule in RULES) + 2
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
-from runtimeproxy_hooks.tools import call, request
+from runtimeproxy_hooks.tools import client as hook_client
+from runtimeproxy_hooks.tools import request
 from runtimeproxy_hooks.tools.client import Server
 from tests.amounts import examples
 from tests.fakes import hookanswers
@@ -28,7 +29,7 @@ SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, 
 
 
 def shown(answer: HookAnswer, point: Any = PRE_CREATE) -> str:
-    return "".join(f"{line}\n" for line in call.answer_lines(point, SENT, answer))
+    return "".join(f"{line}\n" for line in hook_client.answer_lines(point, SENT, answer))
 
 
 CHANGED = """applied:
@@ -90,7 +91,7 @@ ANSWERS = st.builds(HookAnswer, **MAPS, cgroup_parent=TEXTS, resources=st.none()
 @settings(max_examples=examples(50))
 def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(point: Any, asked: HookRequest, answer: HookAnswer) -> None:
     change = merge.difference(asked, answer)
-    text = "\n".join(call.answer_lines(point, asked, answer))
+    text = "\n".join(hook_client.answer_lines(point, asked, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
     good, broken = merge.judged(change, asked) if point.applies else (change, ())
@@ -114,11 +115,11 @@ def _tree(change: Any) -> dict[str, Any]:
     return {part: value for part in parts if (value := getattr(change, part)) not in (None, {})}
 
 
-async def called(path: Path, answer: hookanswers.Answer, point: Any = PRE_CREATE, **server: Any) -> call.Called:
+async def called(path: Path, answer: hookanswers.Answer, point: Any = PRE_CREATE, **server: Any) -> hook_client.Called:
     """Call a server with the example request, as the command does: in a thread with an event loop of its own."""
     async with HookServer(str(path / "hooks.sock"), default=answer):
         named = Server(str(path / "hooks.sock"), **server)
-        return await asyncio.to_thread(call.call, named, point, request.example(), 10.0)
+        return await asyncio.to_thread(hook_client.call, named, point, request.example(), 10.0)
 
 
 async def test_call_tells_what_was_asked_and_what_is_changed(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from runtimeproxy.relay.rpc.connection import CallFailed, Kind
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
-from runtimeproxy_hooks.tools.bench import WARM_UP_CALLS, Figures, bench, percentile
-from runtimeproxy_hooks.tools.client import HookCallFailed, Server
+from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench, percentile
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer

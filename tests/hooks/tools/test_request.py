@@ -127,7 +127,7 @@ def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str)
 
 
 def test_example_sets_every_resource_and_has_maps_of_several_entries() -> None:
-    """That it has every field is tested in test_messages.py."""
+    """That it has every field is tested in test_trials.py."""
     asked = request.example()
     assert asked.container is not None
     resources = asdict(asked.container)["resources"]

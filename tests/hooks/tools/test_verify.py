@@ -11,10 +11,9 @@ import pytest
 
 from runtimeproxy.model.fields import HookRequest
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
-from runtimeproxy_hooks.tools import connections, request, rules, verify
-from runtimeproxy_hooks.tools.rules import RULES, Rule
-from runtimeproxy_hooks.tools.subject import Broken, Late, Skipped, TriedServer
-from runtimeproxy_hooks.tools.verify import Mark, Verdict, judge
+from runtimeproxy_hooks.tools import request, trials, verify
+from runtimeproxy_hooks.tools.trials import Broken, Late, Skipped, TriedServer
+from runtimeproxy_hooks.tools.verify import RULES, Mark, Rule, Verdict, judge
 from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
 from tests.fakes.hookserver import HookServer
@@ -180,7 +179,7 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
 
     subject: Any = SimpleNamespace(sound=tuple(points))
     try:
-        await rules._each(trial)(subject)
+        await verify._each(trial)(subject)
         told = None
     except (Broken, Skipped, Late) as error:
         told = error
@@ -208,7 +207,7 @@ COMMANDS = [
 async def test_restart_is_tried_with_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
 ) -> None:
-    monkeypatch.setattr(connections, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
+    monkeypatch.setattr(trials, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
     command, pid = command.format(socket=tmp_path / "hooks.sock", pid=tmp_path / "pid"), tmp_path / "pid"
     found = await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
     assert (found["restart"].mark, found["restart"].words) == (mark, words)

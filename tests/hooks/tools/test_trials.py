@@ -9,7 +9,7 @@ from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
-from runtimeproxy_hooks.tools import connections, messages, request
+from runtimeproxy_hooks.tools import request, trials
 from tests.hooks.nodes import rows
 
 MESSAGES: dict[SubjectKind, Any] = {
@@ -25,11 +25,11 @@ def test_each_field_of_the_example_is_left_out_once(point: Any) -> None:
     kind = MESSAGES[point.subject]
     body = request.encoded(point, request.example())
     whole = {field.name for field, _ in kind.FromString(body).ListFields()}
-    left_out = dict(messages._without_each_field(point, body))
+    left_out = dict(trials._without_each_field(point, body))
     assert left_out.keys() == whole == set(kind.DESCRIPTOR.fields_by_name)
     for name, rest in left_out.items():
         assert {field.name for field, _ in kind.FromString(rest).ListFields()} == whole - {name}
-        assert name not in dict(messages._without_each_field(point, rest))  # what is absent is not left out
+        assert name not in dict(trials._without_each_field(point, rest))  # what is absent is not left out
 
 
 def resources(**fields: Any) -> HookAnswer:
@@ -55,9 +55,9 @@ MIXTURES = [
 def test_mixture_of_echo_and_changes_is_found(
     said: Any, repeated: list[str], left_out: list[str], container: Any
 ) -> None:
-    assert messages.mixed(replace(SENT, container=container), said) == (repeated, left_out)
+    assert trials.mixed(replace(SENT, container=container), said) == (repeated, left_out)
     without_numbers = HookRequest(PodInfo(), container and ContainerInfo())
-    assert messages.mixed(without_numbers, said) == ([], [])
+    assert trials.mixed(without_numbers, said) == ([], [])
 
 
 @pytest.mark.parametrize("number", [1, 2, -1, -2, -1000, 100_000, 2**63 - 1, -(2**63)])
@@ -65,7 +65,7 @@ def test_another_number_is_sent_and_is_another(number: int) -> None:
     asked = HookRequest(PodInfo(resources=Resources(cpu_quota=number, cpu_shares=3)))
     for each in (asked, HookRequest(PodInfo(), ContainerInfo(resources=asked.pod.resources))):
         point = BY_NAME["PreStartContainer" if each.container else "PreRunPodSandbox"]
-        body = codec.encode(point, messages.with_others(each, ["cpu_quota"]))
+        body = codec.encode(point, trials.with_others(each, ["cpu_quota"]))
         changed = merge.echo(codec.decode_request(point, body))
         assert changed.resources is not None
         assert changed.resources.cpu_quota not in {0, number}
@@ -75,7 +75,7 @@ def test_another_number_is_sent_and_is_another(number: int) -> None:
 @pytest.mark.parametrize("container", [None, ContainerInfo(name="main", envs={"A": "1"})])
 def test_marked_pods_differ_in_all_that_can_be_repeated(container: ContainerInfo | None) -> None:
     asked = HookRequest(PodInfo(labels={"a": "1"}), container)
-    first, second = (merge.echo(connections.marked(asked, number)) for number in (1, 31))
+    first, second = (merge.echo(trials.marked(asked, number)) for number in (1, 31))
     for part in ("annotations", "cgroup_parent", "resources", "labels" if container is None else "envs"):
         assert getattr(first, part) != getattr(second, part)
     kept = first.labels if container is None else first.envs
