@@ -55,14 +55,22 @@ class Qos(StrEnum):
 
 
 class KubeQos(StrEnum):
-    """Kubernetes' own QoS classes."""
-
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
 
 
 _QOS_CLASSES = {each.value: each for each in Qos}
+CLASSES: Mapping[str, str] = {
+    Qos.LSE: "LSR",
+    Qos.LSR: "LSR",
+    Qos.LS: "LS",
+    Qos.BE: "BE",
+    KubeQos.GUARANTEED: "LSR",
+    KubeQos.BURSTABLE: "LS",
+    KubeQos.BEST_EFFORT: "BE",
+}
+"""The class in the node's settings that applies to a pod, by its QoS class or else by Kubernetes' own."""
 _IN_CGROUP_PATHS = (("besteffort", KubeQos.BEST_EFFORT), ("burstable", KubeQos.BURSTABLE))
 
 

@@ -29,7 +29,6 @@ class NodeHook(Hook):
         self._said: set[Hashable] = set()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the node's settings and of the cgroup root, which several hooks of a server share."""
         if self.reads_settings:
             said = "the node's settings, read again when they change (default: %(default)s)"
             _share(parser, "--node-config", metavar="FILE", type=_node, default=str(DEFAULT_FILE), help=said)
@@ -38,7 +37,6 @@ class NodeHook(Hook):
             _share(parser, FLAG, metavar="DIR", type=Path, default=ROOT, help=said)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Set the node's settings, which are read here, and the root of the cgroups from the flags."""
         if self.reads_settings:
             self.node = arguments.node_config
             self.node.look()

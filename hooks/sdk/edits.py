@@ -109,8 +109,6 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
 
 class Environment(Entries[str]):
-    """Environment variables by name."""
-
     def _refusal(self, key: object, value: object) -> str:
         return (env_rule(key, value) if isinstance(key, str) else "") or super()._refusal(key, value)
 

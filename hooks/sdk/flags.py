@@ -27,7 +27,6 @@ class Parser(argparse.ArgumentParser):
     """Reports an error in a command line on one line, and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit for a wrong flag."""
         self.refuse(f"{message}; --help lists the flags")
 
     def refuse(self, message: str) -> NoReturn:
@@ -46,7 +45,6 @@ def server_name(hooks: Sequence[str]) -> str:
 
 
 def parser(name: str) -> Parser:
-    """Return the argument parser of the hook server ``name``."""
     made = Parser(prog=name, description=f"The hook server {name} of a runtimeproxy.", allow_abbrev=False)
     made.add_argument(
         ENDPOINT_FLAG,

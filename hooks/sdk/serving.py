@@ -1,13 +1,16 @@
 """The gRPC server of hooks: it receives calls, asks the hooks, and returns an answer or a status.
 
-Invariant: each call is answered, whatever a hook raises.
+Invariants: each call is answered, whatever a hook raises. A thread that waits for an ``async`` method is always woken:
+when the method ends or is cancelled, or when its event loop ends.
 """
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +21,6 @@ from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HookPoint
 
-from .background import BackgroundLoop
 from .hook import Hook, ask, points_of
 from .socket_path import FLAG, SocketPath, place
 from .statuses import status
@@ -132,3 +134,52 @@ class HookServer(grpc.GenericRpcHandler):
         if not context.add_callback(cut_off):  # called when the call ends, also by its deadline or the stop
             cut_off()
         running.result()
+
+
+class BackgroundLoop:
+    """An event loop in its own thread, for ``async`` methods; it runs from its construction until ``close``."""
+
+    def __init__(self) -> None:
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._waited_for: set[Future[None]] = set()
+        self._ended = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="hook-event-loop", daemon=True)
+        self._thread.start()
+        self._loop = self._ready.result()
+
+    async def _run(self) -> None:
+        self._closing = asyncio.Event()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._closing.wait()  # asyncio.run cancels what still runs then
+
+    def submit(self, awaitable: Awaitable[None]) -> Future[None]:
+        """Run ``awaitable`` on the loop; the returned future can be waited for, and cancelled, from any thread."""
+        finishing = _finish(awaitable)
+        finishing.send(None)  # begun, so that a cancel before the loop runs it closes the awaitable
+        future = asyncio.run_coroutine_threadsafe(finishing, self._loop)
+        self._waited_for.add(future)
+        future.add_done_callback(self._waited_for.discard)
+        if self._ended:  # the loop may have ended before it received it
+            future.cancel()
+        return future
+
+    def close(self, timeout_seconds: float) -> None:
+        """Cancel what runs and end the loop; wait at most this long for a method that blocks it. May be repeated."""
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout_seconds)
+        self._ended = not self._thread.is_alive()
+        if self._ended:
+            for future in tuple(self._waited_for):
+                future.cancel()
+
+
+async def _finish(awaitable: Awaitable[None]) -> None:
+    try:
+        await asyncio.sleep(0)  # until the loop runs it
+        await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the whole loop for these two
+        raise RuntimeError(f"{type(error).__name__} in an async method") from error
+    finally:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()

@@ -100,13 +100,11 @@ class CoreSched(NodeHook):
         self._groups_lock = threading.Lock()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the cgroups and of the state file, which is kept over a restart."""
         super().add_arguments(parser)
         said = "where the groups' containers are kept over a restart (default: %(default)s)"
         parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Set the root of the cgroups and the state file from the flags."""
         super().configure(arguments)
         self._state = arguments.core_sched_state
 

@@ -51,7 +51,6 @@ class Gpu(Hook):
         self._cache_dir = cache_dir
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags for the paths of HAMi-core inside containers."""
         parser.add_argument(
             "--hami-core-library", metavar="PATH", default=LIBRARY, help="library to preload (default %(default)s)"
         )

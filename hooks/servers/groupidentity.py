@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..lib.cgroups import overwrite
-from ..lib.koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
+from ..lib.koordinator import CLASSES, CPU_QOS, Qos, kube_qos, member, qos, read_json
 from ..lib.node import GroupIdentities
 from ..lib.nodehook import NodeHook
 from ..sdk import Malformed, PodContext, main
@@ -25,16 +25,6 @@ _LACKING = (
 )
 
 _NEEDED = "run this server as root, with the node's cgroups mounted to be written"
-
-_CLASSES: Mapping[Qos | KubeQos, str] = {
-    Qos.LSE: "lsr",
-    Qos.LSR: "lsr",
-    Qos.LS: "ls",
-    Qos.BE: "be",
-    KubeQos.GUARANTEED: "lsr",
-    KubeQos.BURSTABLE: "ls",
-    KubeQos.BEST_EFFORT: "be",
-}
 
 
 class GroupIdentity(NodeHook):
@@ -72,8 +62,8 @@ def bvt(
     """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class. Raises Malformed if the
     annotation of an LS pod is not JSON or its value is out of range."""
     qos_class = qos(labels)
-    name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]
-    value: int = getattr(settings, name) if settings.enable else 0
+    name = CLASSES.get(qos_class) or CLASSES[kube_qos(cgroup_parent)]
+    value: int = getattr(settings, name.lower()) if settings.enable else 0
     own = read_json(annotations, CPU_QOS, dict) if qos_class is Qos.LS else None
     if own is None:
         return value

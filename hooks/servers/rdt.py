@@ -14,12 +14,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from ..lib.koordinator import RESCTRL, KubeQos, Objects, Qos, kube_qos, member, qos, read_json
+from ..lib.koordinator import CLASSES, RESCTRL, Objects, kube_qos, member, qos, read_json
 from ..lib.nodehook import NodeHook
-from ..lib.resctrl import Machine, Range, Wish, schemata, unknown_ids
-from ..lib.resctrl_fs import ROOT, Resctrl
+from ..lib.resctrl import ROOT, Machine, Range, Resctrl, Wish, schemata, unknown_ids
 from ..sdk import ContainerContext, Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
@@ -36,16 +35,6 @@ _T = TypeVar("_T")
 
 _ANNOTATION = f"annotation {RESCTRL}"
 _PER_CACHE = "schemataPerCache"
-_CLASSES: Mapping[str, str] = {
-    Qos.LSE: "LSR",
-    Qos.LSR: "LSR",
-    Qos.LS: "LS",
-    Qos.BE: "BE",
-    KubeQos.GUARANTEED: "LSR",
-    KubeQos.BURSTABLE: "LS",
-    KubeQos.BEST_EFFORT: "BE",
-}
-
 _NO_GROUP: Mapping[int | None, str] = {
     errno.ENOSPC: f"no class of service is free; rmdir groups {POD_PREFIX}* whose pods ended while no server saw it"
 }
@@ -69,7 +58,6 @@ class Rdt(NodeHook):
         """The last limits written to each group by this process."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of resctrl to those of the node's settings and cgroups."""
         super().add_arguments(parser)
         parser.add_argument(
             "--resctrl-root", type=Path, default=ROOT, metavar="DIR", help="where resctrl is mounted (%(default)s)"
@@ -106,7 +94,7 @@ class Rdt(NodeHook):
         self._limit(_pod_group(pod.uid), wish)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Ensure that the container's group exists, and tell the runtime its name. Raises Malformed.
+        """Ensure that the container's group exists, and pass its name to the runtime. Raises Malformed.
 
         A pod's group normally exists already, unless this server was away when the sandbox was created, or the group
         was removed: a containerd with RDT removes groups that it does not know when it starts.
@@ -239,8 +227,8 @@ def _class_group(container: ContainerContext) -> str:
     """Return the group of a pod's class, "" for none; a pod without Koordinator's label has its Kubernetes class."""
     qos_class = qos(container.pod.labels)
     if qos_class or not container.cgroup_parent:  # without a cgroup it would count as Guaranteed
-        return _CLASSES.get(qos_class, "")
-    return _CLASSES[kube_qos(container.cgroup_parent)]
+        return CLASSES.get(qos_class, "")
+    return CLASSES[kube_qos(container.cgroup_parent)]
 
 
 def _wish(annotations: Mapping[str, str]) -> Wish | None:
@@ -251,7 +239,9 @@ def _wish(annotations: Mapping[str, str]) -> Wish | None:
     cache, bandwidth = member(said, "llc", dict), member(said, "mb", dict)
     common = _range(member(cache, "schemata", dict)), member(member(bandwidth, "schemata", dict), "percent", int)
     ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
-    percents = {_cache_id(each): _percent(each) for each in member(bandwidth, _PER_CACHE, Objects, [])}
+    percents = {
+        _cache_id(each): _needed(member(each, "percent", int)) for each in member(bandwidth, _PER_CACHE, Objects, [])
+    }
     try:
         return Wish(*common, ranges, percents)
     except ValueError as error:
@@ -268,11 +258,8 @@ def _range(value: Any) -> Range | None:
 
 
 def _cache_id(value: Any) -> int:
-    return _needed(cast("int | None", member(value, "cacheID", int)))
-
-
-def _percent(value: Any) -> int:
-    return _needed(cast("int | None", member(value, "percent", int)))
+    cache_id: int | None = member(value, "cacheID", int)
+    return _needed(cache_id)
 
 
 def _needed(value: _T | None) -> _T:

@@ -245,7 +245,6 @@ class Figures:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Yield the lines to show: percentiles, calls per second, failures."""
         ordered = sorted(self.seconds)
         for percent in _PERCENTS if ordered else ():
             yield f"p{percent}       {percentile(ordered, percent) * 1000:10.3f} ms"

@@ -76,7 +76,6 @@ def checked(name: str) -> str:
 
 
 def files(name: str) -> Mapping[str, str]:
-    """Return the contents of the files by name."""
     endpoint = f"{SOCKETS}/{name}.sock"
     python = shlex.quote(sys.executable)  # the Python in which runtimeproxy, and so what the hook imports, is installed
     words = {

@@ -45,7 +45,6 @@ def read(path: str) -> HookRequest:
 
 
 def example_text() -> str:
-    """Return an example request to start from, as YAML with comments."""
     return resources.files("runtimeproxy_hooks.tools").joinpath(_EXAMPLE).read_text(encoding="utf-8")
 
 

@@ -166,7 +166,6 @@ class TriedServer:
         return tuple(point for point, outcome in self.plain.items() if code(outcome) in PLAIN)
 
     def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
-        """Return a context manager with a client on a connection of its own."""
         return hook_client.connection(self.endpoint)
 
     async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
@@ -206,13 +205,11 @@ def _answer(subject: TriedServer, point: HookPoint) -> HookAnswer:
 
 
 async def empty(subject: TriedServer, point: HookPoint) -> None:
-    """Send a request without any field."""
     async with subject.connection() as client:
         expect(await subject.ask(client, point, b""), ODD)
 
 
 async def missing(subject: TriedServer, point: HookPoint) -> None:
-    """Send the plain request without each of its fields in turn."""
     async with subject.connection() as client:
         for name, body in _without_each_field(point, subject.bodies[point]):
             expect(await subject.ask(client, point, body), ODD, f"without {name}")
@@ -242,7 +239,6 @@ async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:
 
 
 async def same_answer(subject: TriedServer, point: HookPoint) -> None:
-    """Send the plain request several times: the answers must be equal."""
     async with subject.connection() as client:
         outcomes = [await subject.ask(client, point) for _ in range(SAME_ANSWERS)]
     async with subject.connection() as client:
@@ -252,7 +248,6 @@ async def same_answer(subject: TriedServer, point: HookPoint) -> None:
 
 
 async def big(subject: TriedServer, point: HookPoint) -> None:
-    """Send a pod with 1 MiB of annotations."""
     pod = subject.given.pod
     more = {f"verify.runtimeproxy/big-{n}": "x" * BIG_ENTRY_BYTES for n in range(BIG_ENTRIES)}
     large = replace(subject.given, pod=replace(pod, annotations={**pod.annotations, **more}))
@@ -261,7 +256,6 @@ async def big(subject: TriedServer, point: HookPoint) -> None:
 
 
 async def unknown_method(subject: TriedServer) -> None:
-    """Call a method that does not exist."""
     async with subject.connection() as client:
         try:
             await client.call(_UNKNOWN_METHOD, b"", subject.timeout_seconds)

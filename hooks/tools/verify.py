@@ -134,7 +134,6 @@ class Verdict:
 
     @property
     def row(self) -> str:
-        """Return the row as it is printed; below a broken rule its sentence is added."""
         row = f"{self.rule.name:{_NAME_WIDTH}}{self.mark.value}  {self.words}"
         below = f"\n{'':{_NAME_WIDTH}}      the rule: {self.rule.sentence}"
         return row + (below if self.mark is Mark.BROKEN else "")

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from runtimeproxy_hooks.lib.resctrl import Wish, parse_schemata, schemata
-from runtimeproxy_hooks.lib.resctrl_fs import Resctrl
+from runtimeproxy_hooks.lib.resctrl import Resctrl, Wish, parse_schemata, schemata
 from scripts.demonstration.interruption import interruption
 from tests.fakes.resctrl import Hardware, StandIn
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from runtimeproxy_hooks.lib.resctrl import parse_schemata
-from runtimeproxy_hooks.lib.resctrl_fs import LAST_STATUS, SCHEMATA, TASKS, Resctrl
+from runtimeproxy_hooks.lib.resctrl import LAST_STATUS, SCHEMATA, TASKS, Resctrl, parse_schemata
 
 LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
 """The values of MB, in percent as Intel has them."""

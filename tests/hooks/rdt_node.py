@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from runtimeproxy_hooks.lib.koordinator import RESCTRL
-from runtimeproxy_hooks.lib.resctrl_fs import Resctrl
+from runtimeproxy_hooks.lib.resctrl import Resctrl
 from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import StandIn, until_gone

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy_hooks.lib.resctrl_fs import Resctrl
+from runtimeproxy_hooks.lib.resctrl import Resctrl
 from runtimeproxy_hooks.sdk.hook import method_name
 from runtimeproxy_hooks.sdk.testing import HookTester
 from scripts.demonstration import __main__ as demonstration

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy_hooks.lib import resctrl as pure
-from runtimeproxy_hooks.lib.resctrl import Bandwidth, Cache, Machine, Range, Wish
-from runtimeproxy_hooks.lib.resctrl_fs import Resctrl
+from runtimeproxy_hooks.lib.resctrl import Bandwidth, Cache, Machine, Range, Resctrl, Wish
 from tests.amounts import examples
 from tests.fakes.resctrl import Hardware, StandIn
 

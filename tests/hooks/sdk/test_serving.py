@@ -20,8 +20,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
-from runtimeproxy_hooks.sdk.background import BackgroundLoop
-from runtimeproxy_hooks.sdk.serving import THREADS, HookServer
+from runtimeproxy_hooks.sdk.serving import THREADS, BackgroundLoop, HookServer
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.callers import CREATE, LONG_SECONDS, bare, call, request
 from tests.hooks.sdk.child import SECRET, Dreamy, Obedient

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from runtimeproxy_hooks.lib.koordinator import RESCTRL
-from runtimeproxy_hooks.lib.resctrl_fs import Resctrl
+from runtimeproxy_hooks.lib.resctrl import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import UID, Difference, HookTester
 from runtimeproxy_hooks.servers import rdt
