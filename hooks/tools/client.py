@@ -100,7 +100,7 @@ async def connection(endpoint: str) -> AsyncIterator[UnaryClient]:
         await client.close()
 
 
-async def ask(client: UnaryClient, point: HookPoint, body: bytes, timeout_seconds: float) -> HookAnswer:
+async def call_point(client: UnaryClient, point: HookPoint, body: bytes, timeout_seconds: float) -> HookAnswer:
     """Send an encoded request to a hook point and return the answer. Raises CallFailed."""
     answered = await client.call(codec.PATHS[point.name], body, timeout_seconds)
     try:
@@ -140,7 +140,7 @@ def call(server: Server, point: HookPoint, given: HookRequest, timeout_seconds: 
     async def timed() -> tuple[HookAnswer, float]:
         async with connection(server.endpoint) as client:
             began = time.perf_counter()
-            answer = await ask(client, point, body, timeout_seconds)
+            answer = await call_point(client, point, body, timeout_seconds)
             return answer, time.perf_counter() - began
 
     try:
@@ -156,7 +156,7 @@ def call(server: Server, point: HookPoint, given: HookRequest, timeout_seconds: 
 def _remarks(server: Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
     if server.points is not None and point.name not in server.points:
         yield f"the proxy would not ask: the registration file does not name {point.name}"
-    if lost := request.untold(point, given):
+    if lost := request.unsent(point, given):
         yield f"not told at this hook point: {', '.join(lost)}"
     if point.stage is Stage.POST:
         yield "the proxy ignores what is answered at this hook point"
@@ -270,7 +270,7 @@ def bench(
         async with connection(server.endpoint) as client:
 
             async def one() -> None:
-                await ask(client, point, body, timeout_seconds)
+                await call_point(client, point, body, timeout_seconds)
 
             try:
                 await one()

@@ -72,9 +72,7 @@ _file_option = click.option(
     help="The request as YAML, - for standard input.  [default: an example, which `hook call --example` prints]",
 )
 _timeout_option = click.option(
-    "--timeout",
-    metavar="DURATION",
-    help="How long to wait for an answer.  [default: the registration file's, or 2s]",
+    "--timeout", metavar="DURATION", help="How long to wait for an answer.  [default: the registration file's, or 2s]"
 )
 _example_option = click.option(
     "--example",

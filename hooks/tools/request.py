@@ -144,7 +144,7 @@ def encoded(point: HookPoint, request: HookRequest) -> bytes:
     return codec.encode(point, request)
 
 
-def untold(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
+def unsent(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
     """Return the names of the fields of a request that the proxy does not send at a hook point."""
     reached = at_point(point, request)
     lost = [f"pod.{name}" for name in _differing(request.pod, reached.pod)]

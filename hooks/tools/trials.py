@@ -142,16 +142,16 @@ class TriedServer:
         except OSError as error:
             failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
             raise hook_client.HookCallFailed(self.endpoint, "verify", failure) from None
-        await self._ask_plain(self.bodies)
+        await self._call_plain(self.bodies)
         if not self.served:
             self.bodies |= self._others
-            await self._ask_plain(self._others)
+            await self._call_plain(self._others)
 
-    async def _ask_plain(self, points: Iterable[HookPoint]) -> None:
+    async def _call_plain(self, points: Iterable[HookPoint]) -> None:
         for point in points:
             try:
                 async with self.connection() as client:
-                    self.plain[point] = await self.ask(client, point)
+                    self.plain[point] = await self.call(client, point)
             except Late:
                 self.late.append(f"{point.name} (a plain request)")
 
@@ -168,12 +168,12 @@ class TriedServer:
     def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
         return hook_client.connection(self.endpoint)
 
-    async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
+    async def call(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
         """Call a hook point, by default with the plain request. Raises Late. An answer at a Post point counts as an
         empty one: the proxy ignores its content."""
         try:
             message = self.bodies[point] if body is None else body
-            answer = await hook_client.ask(client, point, message, self.timeout_seconds)
+            answer = await hook_client.call_point(client, point, message, self.timeout_seconds)
         except CallFailed as failure:
             return self.outcome(failure, point.name)
         return answer if point.stage is Stage.PRE else HookAnswer()
@@ -206,13 +206,13 @@ def _answer(subject: TriedServer, point: HookPoint) -> HookAnswer:
 
 async def empty(subject: TriedServer, point: HookPoint) -> None:
     async with subject.connection() as client:
-        expect(await subject.ask(client, point, b""), ODD)
+        expect(await subject.call(client, point, b""), ODD)
 
 
 async def missing(subject: TriedServer, point: HookPoint) -> None:
     async with subject.connection() as client:
         for name, body in _without_each_field(point, subject.bodies[point]):
-            expect(await subject.ask(client, point, body), ODD, f"without {name}")
+            expect(await subject.call(client, point, body), ODD, f"without {name}")
 
 
 def _without_each_field(point: HookPoint, body: bytes) -> Iterator[tuple[str, bytes]]:
@@ -228,9 +228,9 @@ async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:
     body = subject.bodies[point]
     later = body + _UNKNOWN_FIELDS + _POD_META_TAG + protobuf.varint(len(_UNKNOWN_FIELDS)) + _UNKNOWN_FIELDS
     async with subject.connection() as client:
-        before = await subject.ask(client, point)
-        outcome = await subject.ask(client, point, later)
-        after = await subject.ask(client, point)
+        before = await subject.call(client, point)
+        outcome = await subject.call(client, point, later)
+        after = await subject.call(client, point)
     expect(outcome, PLAIN)
     if before != after:
         raise Skipped("the answers to the same request differ anyway")
@@ -240,9 +240,9 @@ async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:
 
 async def same_answer(subject: TriedServer, point: HookPoint) -> None:
     async with subject.connection() as client:
-        outcomes = [await subject.ask(client, point) for _ in range(SAME_ANSWERS)]
+        outcomes = [await subject.call(client, point) for _ in range(SAME_ANSWERS)]
     async with subject.connection() as client:
-        outcomes.append(await subject.ask(client, point))
+        outcomes.append(await subject.call(client, point))
     if any(outcome != subject.plain[point] for outcome in outcomes):
         raise Broken(f"{len(outcomes) + 1} times the same request, and the answers differ")
 
@@ -252,7 +252,7 @@ async def big(subject: TriedServer, point: HookPoint) -> None:
     more = {f"verify.runtimeproxy/big-{n}": "x" * BIG_ENTRY_BYTES for n in range(BIG_ENTRIES)}
     large = replace(subject.given, pod=replace(pod, annotations={**pod.annotations, **more}))
     async with subject.connection() as client:
-        expect(await subject.ask(client, point, codec.encode(point, large)), PLAIN)
+        expect(await subject.call(client, point, codec.encode(point, large)), PLAIN)
 
 
 async def unknown_method(subject: TriedServer) -> None:
@@ -284,7 +284,7 @@ async def echo(subject: TriedServer, point: HookPoint) -> None:
         return
     changed = with_others(sent, repeated)
     async with subject.connection() as client:
-        answer = await subject.ask(client, point, codec.encode(point, changed))
+        answer = await subject.call(client, point, codec.encode(point, changed))
     if not isinstance(answer, HookAnswer):
         raise Skipped("the plain request is refused with other numbers in its resources")
     again, left_out = mixed(changed, answer)
@@ -292,11 +292,11 @@ async def echo(subject: TriedServer, point: HookPoint) -> None:
         raise Broken(f"resources: {', '.join(both)} repeated as sent, {', '.join(left_out)} left out")
 
 
-def mixed(sent: HookRequest, said: HookAnswer) -> tuple[Sequence[str], Sequence[str]]:
+def mixed(sent: HookRequest, answer: HookAnswer) -> tuple[Sequence[str], Sequence[str]]:
     """Return the numbers that an answer repeats and those that it leaves out; none if it is not a mixture of both. A
     changed number is no evidence: both an echo and a partial answer have those."""
-    asked, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), said))
-    numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(asked, name))}
+    requested, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), answer))
+    numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(requested, name))}
     repeated = [name for name, value in numbers.items() if getattr(answered, name) == value]
     left_out = [name for name in numbers if not getattr(answered, name)]
     return (repeated, left_out) if repeated and left_out else ([], [])
@@ -322,14 +322,14 @@ async def concurrency(subject: TriedServer, point: HookPoint) -> None:
     bodies = [codec.encode(point, marked(subject.given, number)) for number in range(AT_ONCE)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]
-        alone = [await subject.ask(clients[0], point, body) for body in bodies]
-        calls = [subject.ask(clients[number % len(clients)], point, body) for number, body in enumerate(bodies)]
+        alone = [await subject.call(clients[0], point, body) for body in bodies]
+        calls = [subject.call(clients[number % len(clients)], point, body) for number, body in enumerate(bodies)]
         together = await asyncio.gather(*calls, return_exceptions=True)
         if failed := [outcome for outcome in together if isinstance(outcome, BaseException)]:
             raise failed[0]
         for number, outcome in enumerate(together):
             _expect_own(number, outcome)
-            if outcome != alone[number] and await subject.ask(clients[0], point, bodies[number]) == alone[number]:
+            if outcome != alone[number] and await subject.call(clients[0], point, bodies[number]) == alone[number]:
                 other = "an answer is another one than to the same request alone"
                 raise Broken(f"{AT_ONCE} calls at once: {outcome.words if isinstance(outcome, Status) else other}")
 
@@ -367,7 +367,7 @@ async def cancelled(subject: TriedServer, point: HookPoint) -> None:
     """Cancel calls after longer and longer times; the next call on the same connection must be answered."""
     async with subject.connection() as client:
         for seconds in CANCELLED_AFTER_SECONDS:
-            call = asyncio.create_task(subject.ask(client, point))
+            call = asyncio.create_task(subject.call(client, point))
             await asyncio.sleep(seconds)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
@@ -401,7 +401,7 @@ async def _send_and_close(subject: TriedServer, data: bytes) -> None:
 
 async def _still_answers(subject: TriedServer, point: HookPoint, client: UnaryClient, after: str) -> None:
     try:
-        expect(await subject.ask(client, point), PLAIN, after)
+        expect(await subject.call(client, point), PLAIN, after)
     except Late:
         raise Broken(f"{after}: no answer in time") from None
 
@@ -450,7 +450,7 @@ async def _answers_again(subject: TriedServer, point: HookPoint) -> None:
     while True:
         async with subject.connection() as client:
             try:
-                if code(await subject.ask(client, point)) in PLAIN:
+                if code(await subject.call(client, point)) in PLAIN:
                     return
             except Late:
                 pass  # the server may still be starting

@@ -28,7 +28,7 @@ class Rule:
     name: str
     sentence: str
     trial: Trial
-    asks: bool = True
+    calls: bool = True
     """Whether its trial calls the server, and so needs one that still answers."""
 
 
@@ -92,9 +92,9 @@ _BROKEN = "After a connection broke in the middle of a call a new one is served.
 _RESTART = f"Within {trials.RESTART_SECONDS:g} s of a restart the socket answers again."
 
 RULES: tuple[Rule, ...] = (
-    Rule("serves", "It serves at least one hook point, and those that --point names.", _serves, asks=False),
-    Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, asks=False),
-    Rule("values", _VALUES, _each(trials.values), asks=False),
+    Rule("serves", "It serves at least one hook point, and those that --point names.", _serves, calls=False),
+    Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, calls=False),
+    Rule("values", _VALUES, _each(trials.values), calls=False),
     Rule("echo", _ECHO, _each(trials.echo)),
     Rule("same-answer", "The same request gets the same answer.", _each(trials.same_answer)),
     Rule("empty", "An empty request is answered, or refused with a fitting status.", _each(trials.empty)),
@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
     Rule("cancelled", "A cancelled call harms no other call.", _each(trials.cancelled)),
     Rule("broken-connection", _BROKEN, _each(trials.broken_connection)),
     Rule("restart", _RESTART, trials.restart),
-    Rule("deadline", "Every answer comes within --timeout.", _deadline, asks=False),
+    Rule("deadline", "Every answer comes within --timeout.", _deadline, calls=False),
 )
 
 
@@ -156,22 +156,22 @@ async def _verify(subject: TriedServer, show: Callable[[str], None]) -> bool:
 
 
 async def judge(
-    subject: TriedServer, told: Callable[[Verdict], None] = lambda verdict: None, rules: Sequence[Rule] = RULES
+    subject: TriedServer, show: Callable[[Verdict], None] = lambda verdict: None, rules: Sequence[Rule] = RULES
 ) -> list[Verdict]:
-    """Return the verdicts on all rules, each passed to ``told`` as it is found; the subject must have been probed."""
+    """Return the verdicts on all rules, each passed to ``show`` as it is found; the subject must have been probed."""
     verdicts: list[Verdict] = []
     gone_since = ""
     for rule in rules:
-        if gone_since and rule.asks:
+        if gone_since and rule.calls:
             verdict = Verdict(rule, Mark.SKIPPED, f"the server answers no more since {gone_since!r}")
         else:
             verdict = await _judged(rule, subject)
-            if rule.asks and (gone := await _gone(subject)):
+            if rule.calls and (gone := await _gone(subject)):
                 gone_since = rule.name
                 words = f"{verdict.words}; " if verdict.mark is Mark.BROKEN else ""
                 verdict = Verdict(rule, Mark.BROKEN, f"{words}afterwards a plain request: {gone}")
         verdicts.append(verdict)
-        told(verdict)
+        show(verdict)
     return verdicts
 
 
@@ -193,7 +193,7 @@ async def _gone(subject: TriedServer) -> str:
     for point in subject.sound[:1]:
         async with subject.connection() as client:
             try:
-                outcome = await subject.ask(client, point)
+                outcome = await subject.call(client, point)
             except Late:
                 return "no answer in time"
         if isinstance(outcome, Status) and code(outcome) not in PLAIN:

@@ -141,7 +141,7 @@ def test_told_request_is_told_whole(point: Any) -> None:
     asked = request.at_point(point, request.example())
     assert asked.pod.name == request.example().pod.name
     assert (asked.container is None) == (point.subject is SubjectKind.POD)
-    assert request.untold(point, asked) == ()
+    assert request.unsent(point, asked) == ()
     assert request.encoded(point, asked) == codec.encode(point, asked)
 
 
@@ -159,7 +159,7 @@ LOST = [
 
 @pytest.mark.parametrize(("point", "text", "lost"), LOST)
 def test_part_that_the_proxy_does_not_tell_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
-    assert request.untold(point, request.parse(text, "f")) == lost
+    assert request.unsent(point, request.parse(text, "f")) == lost
 
 
 def test_containers_cgroup_parent_is_told_in_place_of_its_pods() -> None:
