@@ -29,7 +29,8 @@ class Watched:
 
     def events(self) -> list[tuple[str, ...]]:
         """Return kind and texts of the events."""
-        return [(kind, *filter(None, texts.split("\0"))) for _, _, kind, *_, texts in self.metrics.events.read().events]
+        rows, _ = self.metrics.events.read()
+        return [(kind.value, *filter(None, texts.decode().split("\0"))) for _, _, kind, *_, texts in rows]
 
     async def after_look(self, *gone: str, why: str = GONE) -> dict[str, Absence]:
         """Return what is known after the next look, with these plugins gone."""

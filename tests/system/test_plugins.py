@@ -78,7 +78,8 @@ async def test_absent_server_is_reported_until_it_answers(front: Front, tmp_path
         path.unlink()
         async with HookServer(str(path)):
             await until(lambda: not proxy.app.reach.absences, "it answers")
-        kinds = [kind for _, _, kind, *_ in proxy.metrics.events.read().events if kind.startswith("plugin_")]
+        rows, _ = proxy.metrics.events.read()
+        kinds = [kind.value for _, _, kind, *_ in rows if kind.value.startswith("plugin_")]
     assert kinds == ["plugin_added", "plugin_unreachable", "plugin_reachable"]
 
 

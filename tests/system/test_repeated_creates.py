@@ -22,7 +22,7 @@ from runtimeproxy.docker.backend import Backend as DockerBackend
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, PodInfo, PodRecord
-from runtimeproxy.observe.events import EventKind
+from runtimeproxy.observe.events import EventKind, shown
 from tests import amounts
 from tests.fakes import hookanswers
 from tests.fakes.dockerd_received import Injection as DockerInjection
@@ -129,10 +129,10 @@ async def reported(node: ShapedNode, any_id: str, *, pod: bool = False) -> PodIn
     return found.effective if pod else found.container.effective  # type: ignore[union-attr]
 
 
-def edited(node: ShapedNode) -> list[str]:
-    """Return the fields in the events of edited calls."""
-    rows = [row for row in node.inside.metrics.events.read().events if row[2] == EventKind.EDITED.value]
-    return [row[7] for row in rows]
+def edited(node: ShapedNode) -> list[dict[str, Any]]:
+    """Return the events of edited calls."""
+    rows, _ = node.inside.metrics.events.read()
+    return [shown(row) for row in rows if row[2] is EventKind.EDITED]
 
 
 # ---- the answer of a create that names what an earlier one made
