@@ -311,8 +311,8 @@ class Proxy:
         held, oldest = self.lifecycle.holds()
         self.metrics.gauge("held_calls", held)
         self.metrics.gauge("held_oldest_seconds", oldest)
-        self.metrics.gauge("store_pods", self.store.counts().pods)
-        self.metrics.gauge("store_containers", self.store.counts().containers)
+        for name, number in zip(("store_pods", "store_containers"), self.store.counts(), strict=True):
+            self.metrics.gauge(name, number)
         self.metrics.gauge("connections_open", len(self.front.connections))
         self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
         self.manager.measure()

@@ -26,6 +26,7 @@ from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
+from runtimeproxy_hooks.sdk.context import in_no_runtime
 from runtimeproxy_hooks.sdk.hook import METHODS
 from scripts import outputs
 from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table, tables
@@ -131,7 +132,7 @@ def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
         assert set(named) == {
             "env" if part is Part.ENVS else part.value
             for part in point.applies
-            if part.value not in no_effect.in_no_runtime(point.operation)
+            if part.value not in in_no_runtime(point.operation)
         }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
 

@@ -21,10 +21,18 @@ _UPDATES = frozenset({Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESO
 extra update."""
 
 
+def in_no_runtime(operation: Operation) -> frozenset[str]:
+    """Return the fields that have no effect in any runtime, whatever its version and the pod's handler."""
+    if operation is Operation.RUN_POD_SANDBOX:
+        return frozenset()
+    tables = [no_effect.of_runtime(name, "") for name in {row.runtime for row in no_effect.ROWS}]
+    return frozenset.intersection(*(table.get(operation, frozenset()) for table in tables))
+
+
 def _fixed(point: HookPoint, part: Part) -> str:
     """Return why a part cannot be edited at a hook point; "" if it can."""
     if part in point.applies:
-        if part.value in no_effect.in_no_runtime(point.operation):
+        if part.value in in_no_runtime(point.operation):
             return f"at {point.name} no runtime uses {part.value}: set them at PreCreateContainer"
         return ""
     if point.stage is Stage.POST:

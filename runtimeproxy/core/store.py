@@ -29,11 +29,6 @@ class Snapshot(NamedTuple):
     containers: tuple[ContainerRecord, ...]
 
 
-class Counts(NamedTuple):
-    pods: int
-    containers: int
-
-
 @dataclass(slots=True, eq=False)
 class Watch:
     """Ids noted since the watch began; ``kept`` are those committed, with the pods of containers."""
@@ -195,10 +190,10 @@ class Store:
             self._leave_pod(container)
         return pod, container
 
-    def tombstone(self, any_id: str) -> None:
+    def tombstone(self, any_id: str, *, alone: bool = False) -> None:
         """Drop all of an id whose subject the runtime destroyed, and ignore later commits of it: a call under way may
-        commit an older state. A pod's containers are destroyed with it."""
-        for container_id in tuple(self._of_pod.get(any_id, ())):
+        commit an older state. A pod's containers are destroyed with it, unless ``alone`` is set."""
+        for container_id in () if alone else tuple(self._of_pod.get(any_id, ())):
             self.tombstone(container_id)
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
@@ -228,8 +223,9 @@ class Store:
     def snapshot(self) -> Snapshot:
         return Snapshot(tuple(self._pods.values()), tuple(self._containers.values()))
 
-    def counts(self) -> Counts:
-        return Counts(len(self._pods), len(self._containers))
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of pods and of containers."""
+        return len(self._pods), len(self._containers)
 
 
 def _whole(ids: Iterable[str], beginning: str) -> str:

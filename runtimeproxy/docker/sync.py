@@ -263,9 +263,8 @@ class EventFollower:
 
     def _drop_overdue(self) -> None:
         """Cancel the overdue expectations, so that another client's update is not taken for the proxy's own."""
-        for container_id, count in tuple(self._overdue.items()):
-            for _ in range(count):
-                self.no_update(container_id)
+        for container_id in tuple(self._overdue.elements()):
+            self.no_update(container_id)
 
     def _take(self, event: Event) -> None:
         if event is UNREADABLE:  # it may have been a container's end
@@ -279,7 +278,7 @@ class EventFollower:
             meaning(event.id)
 
     def _destroyed(self, container_id: str) -> None:
-        self._store.tombstone(container_id)
+        self._store.tombstone(container_id, alone=True)  # dockerd reports a pod's containers one by one
         self.gone(container_id)
 
     def _updated(self, container_id: str) -> None:

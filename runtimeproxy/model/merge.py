@@ -11,41 +11,24 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    NO_RESOURCES,
-    SLICE,
-    Adjustment,
-    Changes,
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    ResourceValue,
-    Subject,
-    named,
-    overlay,
-)
+from runtimeproxy.model.fields import Adjustment, ContainerRecord, HookRequest, PodRecord, Subject, named, overlay
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Part
 
 _ENTRIES = ("labels", "annotations", "envs")
 
 
-def echo(request: HookRequest) -> HookAnswer:
+def echo(request: HookRequest) -> fields.HookAnswer:
     pod, container, parent = request.pod, request.container, _parent(request)
     if container is None:
-        return HookAnswer(pod.labels, pod.annotations, cgroup_parent=parent, resources=pod.resources)
-    return HookAnswer({}, container.annotations, container.envs, parent, container.resources)
+        return fields.HookAnswer(pod.labels, pod.annotations, cgroup_parent=parent, resources=pod.resources)
+    return fields.HookAnswer({}, container.annotations, container.envs, parent, container.resources)
 
 
 def _parent(request: HookRequest) -> str:
     return (request.container and request.container.cgroup_parent) or request.pod.cgroup_parent or ""
 
 
-def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
+def difference(request: HookRequest, answer: fields.HookAnswer) -> Adjustment:
     """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts. A key that
     the answer lacks stays as it is."""
     subject = request.container or request.pod
@@ -59,12 +42,12 @@ def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
     if answer.cgroup_parent and answer.cgroup_parent != _parent(request):
         values["cgroup_parent"] = answer.cgroup_parent
     if answer.resources is not None:
-        values |= _changed_resources(subject.resources or NO_RESOURCES, answer.resources)
+        values |= _changed_resources(subject.resources or fields.NO_RESOURCES, answer.resources)
     return Adjustment(**values)
 
 
-def _changed_resources(before: Resources, after: Resources) -> dict[str, Any]:
-    changes: dict[str, ResourceValue] = {}
+def _changed_resources(before: fields.Resources, after: fields.Resources) -> dict[str, Any]:
+    changes: dict[str, fields.ResourceValue] = {}
     repeated: list[str] = []
     normalised: list[str] = []
     for name in fields.RESOURCE_FIELDS:
@@ -129,7 +112,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     if parent is not None and (rule := parent_rule(parent, _parent(sent))):
         broken.append(BrokenRule("cgroup_parent", rule))
         parent = None
-    resources: dict[str, ResourceValue] = {}
+    resources: dict[str, fields.ResourceValue] = {}
     lost: set[str] = set()
     for name, value in change.resources.items():
         if name in fields.MAP_FIELDS:
@@ -179,8 +162,8 @@ def parent_rule(path: str, sent: str) -> str:
     """``path`` replaces the cgroup parent ``sent``."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL'
-    if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
-        return f"must be a {SLICE} where one was sent: systemd makes the node's cgroups"
+    if sent.rstrip("/").endswith(fields.SLICE) and not path.rstrip("/").endswith(fields.SLICE):
+        return f"must be a {fields.SLICE} where one was sent: systemd makes the node's cgroups"
     return ""
 
 
@@ -188,7 +171,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
     """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins and owns it.
     If another plugin owns it with a different value, that is a conflict."""
     values = by_field(change)
-    if earlier is NO_ADJUSTMENT:
+    if earlier is fields.NO_ADJUSTMENT:
         return Adjustment(
             change.labels,
             change.annotations,
@@ -231,9 +214,9 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
     return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
 
 
-def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
+def adjusted_pod(pod: fields.PodInfo, adjustment: Adjustment, pod_id: str) -> fields.PodInfo:
     """Return a copy with another id. A part without a change stays the same object, so it is stored once."""
-    return PodInfo(
+    return fields.PodInfo(
         pod_id,
         pod.name,
         pod.uid,
@@ -248,8 +231,10 @@ def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
     )
 
 
-def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
-    return ContainerInfo(
+def adjusted_container(
+    container: fields.ContainerInfo, adjustment: Adjustment, container_id: str
+) -> fields.ContainerInfo:
+    return fields.ContainerInfo(
         container_id,
         container.pod_id,
         container.name,
@@ -288,22 +273,22 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
     """Return the plugins that set resource fields, as far as known. A swap limit that changed because the memory limit
     did has the same owner."""
     owners = dict(container.owners)
-    original, effective = (info.resources or NO_RESOURCES for info in (container.original, container.effective))
+    original, effective = (info.resources or fields.NO_RESOURCES for info in (container.original, container.effective))
     if fields.MEMORY in owners and original.memory_swap_limit_in_bytes != effective.memory_swap_limit_in_bytes:
         owners.setdefault(fields.SWAP, owners[fields.MEMORY])
     return owners
 
 
-def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: Changes | None = None) -> Subject:
+def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: fields.Changes | None = None) -> Subject:
     """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
     resources that were sent, too, and that the runtime reports without using them."""
-    original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
+    original = adjusted_pod(subject.pod.original, fields.NO_ADJUSTMENT, pod_id)
     effective = adjusted_pod(original, adjustment, pod_id) if adjustment or unused else original
     return Subject(PodRecord(original, effective, reported=overlay(original.resources, unused) if unused else None))
 
 
 def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
-    original = adjusted_container(container_of(subject).original, NO_ADJUSTMENT, container_id)
+    original = adjusted_container(container_of(subject).original, fields.NO_ADJUSTMENT, container_id)
     effective = adjusted_container(original, adjustment, container_id) if adjustment else original
     owners = _owners({}, adjustment.resources, adjustment) if adjustment.resources else ()
     return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
@@ -327,7 +312,7 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     sent, effective = container_of(made), record.effective
     if effective.resources is None:
         effective = replace(effective, resources=sent.original.resources)
-    runs, requested = effective.resources or NO_RESOURCES, (sent.original.resources, sent.effective.resources)
+    runs, requested = effective.resources or fields.NO_RESOURCES, (sent.original.resources, sent.effective.resources)
     without_swap = any(one and 0 < one.memory_swap_limit_in_bytes == one.memory_limit_in_bytes for one in requested)
     if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
         effective = _with(effective, replace(runs, memory_swap_limit_in_bytes=runs.memory_limit_in_bytes), {})
@@ -344,7 +329,7 @@ def lacking(made: Subject, subject: Subject) -> frozenset[str]:
     wanted, reported = echo(hook_view(made)), echo(hook_view(subject))
     names = frozenset(by_field(difference(hook_view(subject), wanted)))
     requested, has = wanted.cgroup_parent or "", reported.cgroup_parent or ""
-    same_slice = requested.endswith(SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
+    same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
     return names - {"cgroup_parent"} if same_slice else names
 
 
@@ -356,7 +341,7 @@ def without_parent(made: Subject) -> PodRecord | ContainerRecord:
     return replace(made.pod, effective=effective)
 
 
-def in_pod(pod: PodRecord, given: PodInfo | None, container: ContainerInfo) -> Subject:
+def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.ContainerInfo) -> Subject:
     """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
 
     ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod,
@@ -400,7 +385,7 @@ def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
     present = pod.effective.cgroup_parent
     if not pod.read or not present or not given:
         return present != pod.original.cgroup_parent
-    return present.endswith(SLICE) == given.endswith(SLICE)
+    return present.endswith(fields.SLICE) == given.endswith(fields.SLICE)
 
 
 def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], asked: Mapping[str, V]) -> dict[str, V]:
@@ -428,7 +413,7 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
     return pod.effective.cgroup_parent if hooked else None
 
 
-def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
+def _owners(known: dict[str, str], set_now: fields.Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
         known.pop(name, None)
@@ -437,7 +422,7 @@ def _owners(known: dict[str, str], set_now: Changes, adjustment: Adjustment) -> 
     return tuple(known.items())
 
 
-def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Subject:
+def prepared(subject: Subject, resources: fields.Changes, adjustment: Adjustment) -> Subject:
     """Return the container after the extra update of PreStartContainer."""
     container = container_of(subject)
     owners = _owners(dict(container.owners), resources, adjustment)
@@ -445,7 +430,9 @@ def prepared(subject: Subject, resources: Changes, adjustment: Adjustment) -> Su
     return Subject(subject.pod, ContainerRecord(container.original, effective, owners, container.read))
 
 
-def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
+def _with(
+    container: fields.ContainerInfo, resources: fields.Resources | None, annotations: Mapping[str, str]
+) -> fields.ContainerInfo:
     merged = {**container.annotations, **annotations} if annotations else container.annotations
     return replace(container, annotations=merged, resources=resources)
 
@@ -455,7 +442,7 @@ class RequestedUpdate:
     """What an UpdateContainerResources asks for; 0 and "" mean not set."""
 
     container_id: str
-    resources: Resources | None
+    resources: fields.Resources | None
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -464,7 +451,7 @@ class EffectiveUpdate:
     """An update as it is sent: what its caller requested, and what was added for the hook servers."""
 
     requested: RequestedUpdate
-    put_in: Changes = field(default_factory=dict)
+    put_in: fields.Changes = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -475,7 +462,7 @@ def update_hook_request(subject: Subject, requested: RequestedUpdate) -> HookReq
     return HookRequest(subject.pod.effective, _with(container.effective, resources, requested.annotations))
 
 
-def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
+def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustment) -> dict[str, fields.ResourceValue]:
     """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
     plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
     container = container_of(subject)
@@ -483,9 +470,9 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     repeated = {
         name for name in adjustment.confirmed if name not in owners or (name, owners[name]) in adjustment.confirmers
     }
-    request, original = named(requested.resources), container.original.resources or NO_RESOURCES
-    present = container.effective.resources or NO_RESOURCES
-    found: dict[str, ResourceValue] = {}
+    request, original = named(requested.resources), container.original.resources or fields.NO_RESOURCES
+    present = container.effective.resources or fields.NO_RESOURCES
+    found: dict[str, fields.ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         asks, changes = request.get(name), adjustment.resources.get(name)
         wanted, holds = getattr(original, name), getattr(present, name)

@@ -62,14 +62,6 @@ def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
     return found
 
 
-def in_no_runtime(operation: Operation) -> Fields:
-    """Return the fields that have no effect in any runtime of the table, whatever its version and the pod's handler."""
-    if operation is Operation.RUN_POD_SANDBOX:
-        return frozenset()
-    tables = [of_runtime(name, "") for name in {row.runtime for row in ROWS}]
-    return frozenset.intersection(*(table.get(operation, frozenset()) for table in tables))
-
-
 def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
     """Return the part of what was sent that the runtime uses, and the names of the other fields."""
     resources = {name: value for name, value in sent.resources.items() if f"resources.{name}" not in unused}

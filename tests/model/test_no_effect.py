@@ -30,13 +30,6 @@ def test_unknown_runtime_uses_all_fields() -> None:
     assert no_effect.of_runtime("fake", "1.0.0") == {}
 
 
-@pytest.mark.parametrize(("operation", "fields"), [(UPDATE, {"annotations"}), (CREATE, set()), (RUN, set())])
-def test_field_no_runtime_uses_is_known(operation: Operation, fields: set[str]) -> None:
-    """A pod's resources are used for some runtime handlers."""
-    assert {name for name in no_effect.in_no_runtime(operation) if not name.startswith("resources.")} == fields
-    assert UNIFIED not in no_effect.in_no_runtime(operation)
-
-
 MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 SENT: dict[str, Any] = {"annotations": {"a": "1"}, "cgroup_parent": "/x", "resources": {"cpu_shares": 2}}
 USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [

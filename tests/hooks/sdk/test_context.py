@@ -18,7 +18,7 @@ from runtimeproxy.model.fields import (
 )
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import difference, echo, judged, limited
-from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
+from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext, in_no_runtime
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD
 
@@ -218,3 +218,18 @@ def test_answer_that_the_proxy_refuses_cannot_be_said(field: str, answer: HookAn
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
         said_again(answer)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [
+        (Operation.UPDATE_CONTAINER_RESOURCES, {"annotations"}),
+        (Operation.CREATE_CONTAINER, set()),
+        (Operation.RUN_POD_SANDBOX, set()),
+    ],
+)
+def test_fields_without_effect_in_any_runtime(operation: Operation, fields: set[str]) -> None:
+    """A pod's resources are used for some runtime handlers."""
+    unused = in_no_runtime(operation)
+    assert {name for name in unused if not name.startswith("resources.")} == fields
+    assert "resources.unified" not in unused
