@@ -12,8 +12,8 @@ from itertools import count
 from typing import NamedTuple
 
 from runtimeproxy.model import originals as form
-from runtimeproxy.model.caches import StringInterner
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.model.originals import OriginalValues, original_values_of, restored_container, restored_pod
 
 BURIED = 4096

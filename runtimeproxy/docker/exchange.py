@@ -17,9 +17,9 @@ from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.core import call
 from runtimeproxy.core.call import CallState, HeldCall, MemoryBudget, Reply, Unreadable
-from runtimeproxy.model.caches import Cache
 from runtimeproxy.observe.metric_table import OTHER, Key
 from runtimeproxy.wire import JOINED_BYTES, http1
+from runtimeproxy.wire.cache import Cache
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError, Message
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, entries_pb2
-from runtimeproxy.model.caches import Cache
 from runtimeproxy.model.fields import (
     MAP_FIELDS,
     NO_CHANGES,
@@ -31,6 +30,7 @@ from runtimeproxy.model.fields import (
     Resources,
 )
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.wire.cache import Cache
 
 POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
 """What a container's hook message says of its pod, by the identity of the pod's value. The value is cached too, so that

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.caches import ENTRY_BYTES, Cache
+from runtimeproxy.wire.cache import ENTRY_BYTES, Cache
 from tests.amounts import examples
 
 ROOM = 16 * ENTRY_BYTES

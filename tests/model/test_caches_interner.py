@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.model import caches as module
-from runtimeproxy.model.caches import LONGEST_TEXT, StringInterner
+from runtimeproxy.model import interner as module
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources
+from runtimeproxy.model.interner import LONGEST_TEXT, StringInterner
 from tests.amounts import examples
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.model.caches import StringInterner
+from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.wire import http2
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import admin, cases, ends, fullnode, hooks, loads, measure, node, peers, programs, way
