@@ -10,8 +10,8 @@ The straight line of one held call, the same for both modes (docs/architecture.r
    has the pod and container, ``core.dispatcher`` calls the hook servers (``plugins.manager``), ``model.merge`` makes
    one adjustment of their answers, the call edits its message (``cri.messages``, ``docker.messages``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
-   Where no hook server is told, they go first. If a start or a stop is never answered, the runtime is asked what became
-   of it (``core.open_calls``); what other such calls are about is read again.
+   Where no hook server is notified, they go first. If a start or a stop is never answered, the runtime is queried for
+   its outcome (``core.open_calls``); the subjects of other such calls are read again.
 
 Apart from the calls ``core.sync`` keeps the Store equal to what the runtime has, through ``cri.backend`` or
 ``docker.sync``, and ``core.originals_file`` keeps what no runtime reports: the kubelet's own values of what hooks

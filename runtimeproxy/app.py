@@ -101,8 +101,8 @@ def _check_apart(config: Config, listeners: Iterable[Listener]) -> None:
         ("--remote-image-service-endpoint", config.image_endpoint),
     ):
         if (found := _file(path)) is not None and found in ours:
-            told = f"{flag} ({path}) is the socket that the proxy itself listens on ({ours[found]})"
-            raise ConfigError(f"{told}: change it, or --koord-runtimeproxy-endpoint or the socket unit")
+            fault = f"{flag} ({path}) is the socket that the proxy itself listens on ({ours[found]})"
+            raise ConfigError(f"{fault}: change it, or --koord-runtimeproxy-endpoint or the socket unit")
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -217,7 +217,7 @@ class Front(Protocol):
         ``seconds`` at most, and as soon as ``at_once`` is set."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Called behind that: finish the calls in progress, then close the clients' connections. Return after
+        """Called after that: finish the calls in progress, then close the clients' connections. Return after
         ``seconds`` at most, and as soon as ``at_once`` is set."""
 
     async def close(self) -> None:
@@ -261,7 +261,7 @@ class Signals:
 
 
 class Proxy:
-    """All parts behind the listener."""
+    """All parts that serve the listener's connections."""
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.metrics = Metrics(time.monotonic, config.mode.value.lower())
@@ -296,7 +296,7 @@ class Proxy:
         )
 
     async def start(self) -> None:
-        """Load the kept values and the registration files, so that hook servers are asked at the very first call."""
+        """Load the kept values and the registration files, so that hook servers are called from the first call on."""
         await self.originals.start()
         await self.manager.start()
         await self.front.start()

@@ -32,7 +32,7 @@ class BackendFailure(Enum):
 
 
 class BackendError(RuntimeProxyError):
-    """The container runtime failed or is away. ``not_done``: it has surely not done what was asked; False: unknown."""
+    """The container runtime failed or is unavailable. ``not_done``: it surely did not do what was requested."""
 
     def __init__(
         self, message: str, kind: BackendFailure = BackendFailure.UNAVAILABLE, *, not_done: bool = False
@@ -60,15 +60,15 @@ class Reason(Enum):
     UNIMPLEMENTED = "unimplemented"
     """The hook server does not serve a hook point that its registration lists."""
     DISABLED = "disabled"
-    """An operator disabled the hook server while it was asked: the call goes on without it under both policies."""
+    """An operator disabled the hook server during the call, which continues without it under both policies."""
     BREAKER_OPEN = "breaker_open"
-    """The hook server failed too often and is not asked for a while."""
+    """The hook server failed too often; calls to it are suspended."""
     UNTRUSTED_SOCKET = "untrusted_socket"
-    """Another user than root or the proxy's own could answer at the socket: it is not asked."""
+    """Another user than root or the proxy's own could answer at the socket: it is not called."""
     RUNTIME_REJECTED = "runtime_rejected"
     """The runtime rejected the extra update that carries a PreStartContainer adjustment."""
     UNREADABLE = "unreadable"
-    """The held message or its subject could not be read, so the plugin could not be asked."""
+    """The held message or its subject could not be read, so the plugin could not be called."""
     UNHOOKED = "unhooked"
     """The call creates and starts containers at no hook point, so the plugin could not be called."""
     INTERNAL = "internal"

@@ -173,7 +173,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(files.cert, files.key, password="")  # an encrypted key fails; nobody is asked
+        context.load_cert_chain(files.cert, files.key, password="")  # an encrypted key fails without a prompt
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or "no certificate and key in PEM form"
         wrong = f"--tls-cert {files.cert} and --tls-key {files.key} cannot be used together ({why})"

@@ -6,7 +6,7 @@ from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodI
 from runtimeproxy.model.merge import owners_of
 
 LONGEST_ENVS = 64 * 1024
-"""Longest environment in bytes whose names are read: a longer one is only told to be there, which takes no time."""
+"""Longest environment in bytes whose names are read: a longer one is only reported as present, which takes no time."""
 MANY = "envs.*"
 
 

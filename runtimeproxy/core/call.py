@@ -149,7 +149,7 @@ class HeldCall(ABC):
     must_reread_created: bool = False
     """True if ``read_made`` has to be called for a create's answer, since it ``may_be_repeated``."""
     already_sent: bool = False
-    """True if the front has already sent the request unchanged, because no hook server was to be asked."""
+    """True if the front has already sent the request unchanged, because no hook server was to be called."""
     number: int = 0
     """Position of the call in the order in which requests were released to the runtime."""
     call_id: str = ""
@@ -218,7 +218,7 @@ class HeldCall(ABC):
         return False
 
     def unedited(self, store: Store) -> bool:
-        """Return, without decoding the request, whether the Store surely changes nothing in it if no hook is asked."""
+        """Return, without decoding the request, whether the Store surely changes nothing in it if no hook is called."""
         return True
 
     @abstractmethod

@@ -253,15 +253,15 @@ class Lifecycle:
             backstop.late = None
             self._holds.discard(times)
 
-    async def _in_task(self, call: HeldCall, ask: Callable[[], Awaitable[T]], seconds: float | None) -> T:
-        """Await ``ask()``, which queries the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
-        ``ask`` is called in the task: if the call is cancelled before that begins, a coroutine would never be awaited.
+    async def _in_task(self, call: HeldCall, query: Callable[[], Awaitable[T]], seconds: float | None) -> T:
+        """Await ``query()``, which queries the runtime, in a task of its own, ``seconds`` at most. Raises TimeoutError.
+        ``query`` is called in the task: if the call is cancelled before, a coroutine would never be awaited.
         """
 
         async def within() -> tuple[T, ...]:
             with suppress(TimeoutError):  # a task that ends with a TimeoutError forms a reference cycle with it
                 async with asyncio.timeout(seconds):
-                    return (await ask(),)
+                    return (await query(),)
             return ()
 
         began = self._metrics.clock()

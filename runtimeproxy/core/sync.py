@@ -227,7 +227,7 @@ class Sync:
                 if subject is not None:
                     self._keep(one, subject, watch)
 
-        # No TaskGroup: before Python 3.13 a failure in one task leaves a cancel behind in the task that waits
+        # No TaskGroup: before Python 3.13 after a failure in one task the waiting task stays cancelled
         # (gh-116720).
         tasks = [asyncio.create_task(read_missing()) for _ in range(READERS)]
         try:

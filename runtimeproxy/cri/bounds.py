@@ -14,7 +14,7 @@ BLOCK_FRAMES = 512
 COLLECTED_BYTES = BLOCK_BYTES + 261
 """Longest frame in bytes of any type but DATA: one header block with padding and priority fields."""
 OPEN_STREAMS = 10_000
-"""Most streams open on one connection: ten times what S3 asks for; grpc-go's servers set no limit."""
+"""Most streams open on one connection: ten times what S3 requires; grpc-go's servers set no limit."""
 HELD_TRAILERS_BYTES = 4_096
 """Longest trailers, in bytes, of a held request: no gRPC client sends any."""
 FIELD_BYTES = 64
@@ -28,7 +28,7 @@ IMAGE_STREAMS_UNTIL_TOLD = 1_000
 UNREAD_BYTES = 4 << 20
 """Bytes of answers to a client's own frames that may wait while it reads nothing. Envoy: 10,000 queued frames."""
 PIECE_BYTES = 512
-"""What each waiting answer or frame counts beside its own bytes: the memory that keeping it takes."""
+"""What each waiting answer or frame counts in addition to its own bytes: the memory that keeping it takes."""
 IMAGE_BYTES = 4 << 20
 """Bytes that may wait for an image service that reads nothing: the 1 MiB of DATA with credit, headers and resets."""
 

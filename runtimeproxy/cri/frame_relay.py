@@ -249,8 +249,8 @@ class FrameRelay(ABC):
                 length = high << 8 | low
                 after = at + _HEAD_BYTES + length
                 nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
-                if nobodys and (behind := self._passes(kind, flags, stream, data, after - length, after)):
-                    at = behind
+                if nobodys and (following := self._passes(kind, flags, stream, data, after - length, after)):
+                    at = following
                     continue
                 if length > _USUAL_BYTES or kind == _CONTINUATION or not self._orderly:
                     self._check_frame(kind, length)

@@ -34,7 +34,7 @@ send it to a client that half-closes (run)."""
 _UNIMPLEMENTED = b"12"
 
 END = Data(b"", 0, True, b"")
-"""Stands for the end of a request that ends without DATA."""
+"""The end of a request that ends without DATA."""
 
 
 class CriHeld(HeldCall):

@@ -45,7 +45,7 @@ PASSING: dict[bytes, Key] = {
     for service, methods in _METHODS.items()
     for method in methods
 }
-"""The series that counts the passing calls of a path; a method of the Operations passes while nobody is asked."""
+"""The series that counts a path's passing calls; an Operation passes while no hook server is registered for it."""
 PASSING_OTHER: Key = ("calls_passed", (OTHER,))
 
 RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)

@@ -59,7 +59,7 @@ class Event:
 
 
 UNREADABLE = Event("", "", 0)
-"""Stands for a line of the event stream that cannot be read."""
+"""A line of the event stream that cannot be read."""
 
 
 class Backend:
@@ -223,7 +223,7 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
             await asyncio.sleep(0)
         end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
     if text[end + 1 :].strip():
-        raise ValueError("more follows behind the list")
+        raise ValueError("more follows after the list")
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:

@@ -161,7 +161,7 @@ REPLY_LIMIT = 1 << 20
 
 _NOT_MODIFIED = 304
 _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
-"""Statuses that count as agreement beside 2xx (hook-api, "Applied to"); a start answered 304 started nothing."""
+"""Statuses other than 2xx that count as agreement (hook-api, "Applied to"); a start answered 304 started nothing."""
 
 
 class ReaderEvent(Enum):

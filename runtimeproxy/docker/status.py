@@ -1,4 +1,4 @@
-"""Parse dockerd's inspect of a pod or a container into values of ``model``, without what the create did not ask for.
+"""Parse dockerd's inspect of a pod or a container into values of ``model``, without what the create did not request.
 
 Nothing but ``Unreadable`` is raised, and its text has none of the bytes. A part that is missing, null or of a wrong
 type counts as unknown; the other parts are still used. dockerd adds to a create (moby's daemon/commit.go and

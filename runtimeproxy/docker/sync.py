@@ -45,13 +45,13 @@ class Lookup:
         self._default_runtime = status.DEFAULT_RUNTIME
 
     async def learn_driver(self) -> None:
-        """Ask the daemon for its cgroup driver and default runtime, and keep both. Raises BackendError, Unreadable."""
+        """Query the daemon's cgroup driver and default runtime, and keep both. Raises BackendError, Unreadable."""
         driver, runtime = status.read_info(await self._backend.info())
         self.driver = messages.driver(driver)
         self._default_runtime = runtime or status.DEFAULT_RUNTIME
 
     async def known_driver(self) -> Driver:
-        """Return the cgroup driver, asking the daemon if it is not known yet. Raises BackendError, Unreadable."""
+        """Return the cgroup driver; query the daemon if it is not known yet. Raises BackendError, Unreadable."""
         if self.driver is None:
             await self.learn_driver()
         assert self.driver is not None

@@ -38,7 +38,7 @@ no other object can have its identity. All containers of a pod share one value u
 
 CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
 """What a hook message says of the container itself, by the identity of the container's value, in the same way. A start
-asks twice about one value; other calls only once."""
+sends one value twice; other calls send it once."""
 
 ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
 """Decoded answers, by kind of subject and encoded bytes: hook servers mostly repeat an earlier or an empty answer."""

@@ -385,10 +385,10 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """A container as the kubelet asked for it and as it is after the hooks. ``owners`` pairs resource fields, of
+    """A container as the kubelet requested it and as it is after the hooks. ``owners`` pairs resource fields, of
     maps their entries ("unified.KEY"), with the plugins that set them, as far as known.
 
-    ``read``: the record was read from the runtime. Then what hooks replaced counts as asked, unless it was kept
+    ``read``: the record was read from the runtime. Then what hooks replaced counts as requested, unless it was kept
     (``originals``), as variables never are.
     """
 

@@ -388,15 +388,15 @@ def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
     return present.endswith(fields.SLICE) == given.endswith(fields.SLICE)
 
 
-def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], asked: Mapping[str, V]) -> dict[str, V]:
+def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]) -> dict[str, V]:
     """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
     if read:
-        return {key: value for key, value in present.items() if key not in asked}
+        return {key: value for key, value in present.items() if key not in given}
     return {key: value for key, value in present.items() if known.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return the subject of a container that was read; its cgroup parent stands in for a pod's that is not reported."""
+    """Return the subject of a container that was read; its cgroup parent replaces a pod's that is not reported."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -439,7 +439,7 @@ def _with(
 
 @dataclass(frozen=True, slots=True)
 class RequestedUpdate:
-    """What an UpdateContainerResources asks for; 0 and "" mean not set."""
+    """What an UpdateContainerResources requests; 0 and "" mean not set."""
 
     container_id: str
     resources: fields.Resources | None
@@ -474,17 +474,17 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     present = container.effective.resources or fields.NO_RESOURCES
     found: dict[str, fields.ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
-        asks, changes = request.get(name), adjustment.resources.get(name)
+        requests, changes = request.get(name), adjustment.resources.get(name)
         wanted, holds = getattr(original, name), getattr(present, name)
         if name in fields.MAP_FIELDS:
-            asks, changes = asks or {}, changes or {}
-            wanted, holds = {**wanted, **asks, **changes}, {**holds, **asks}  # type: ignore[dict-item]
+            requests, changes = requests or {}, changes or {}
+            wanted, holds = {**wanted, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
             said = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
             wanted = {key: wanted[key] for key in said if holds.get(key) != wanted[key]}
             holds = {}
         else:
-            holds = holds if asks is None else asks
-            wanted = changes if changes is not None else wanted if asks is None else asks
+            holds = holds if requests is None else requests
+            wanted = changes if changes is not None else wanted if requests is None else requests
         if wanted != holds:
             found[name] = wanted
     return found

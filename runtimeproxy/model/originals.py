@@ -84,7 +84,7 @@ def _restored(info: _I, kept: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair
     if not standing:
         return info, info, standing
     effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if reported.get(name) != hooked})
-    return _with(effective, {name: asked for name, (asked, _) in standing.items()}), effective, standing
+    return _with(effective, {name: original for name, (original, _) in standing.items()}), effective, standing
 
 
 def _of(pairs: Mapping[str, Pair], owners: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -123,7 +123,7 @@ def read(text: bytes) -> OriginalValues:
         name, pairs, owners = json.loads(text)
         kept = OriginalValues(
             tuple(name),
-            {field: (asked, hooked) for field, (asked, hooked) in pairs.items()},
+            {field: (original, hooked) for field, (original, hooked) in pairs.items()},
             tuple((field, plugin) for field, plugin in owners),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, or of another shape

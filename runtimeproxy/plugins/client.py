@@ -60,7 +60,7 @@ class Breaker:
         self._era = 0
 
     def admit(self, server: Hashable, now: float) -> int | None:
-        """Return the number of an attempt; None if the hook server must not be asked now. ``server`` must stay equal as
+        """Return the number of an attempt; None if calls are suspended. ``server`` must stay equal as
         long as the same process has the socket: a new one is probed at once. An attempt must be ended by ``end``."""
         if server != self._server:  # unless the breaker was closed, one call probes the new server first
             self._server, self._failures, self._openings = server, 0, 0
@@ -107,7 +107,7 @@ _REASONS = {
 
 
 class HookClient:
-    """Asks the hook server of ``plugin`` at ``endpoint``; an answer longer than the limit is a failure."""
+    """Calls the hook server of ``plugin`` at ``endpoint``; an answer longer than the limit is a failure."""
 
     def __init__(self, plugin: str, endpoint: str, max_answer_bytes: int = MAX_REPLY_BYTES) -> None:
         self.plugin = plugin
@@ -121,7 +121,7 @@ class HookClient:
     async def call(
         self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        """Ask the hook server; ``peer`` is what was found at its socket just now. Raises HookError."""
+        """Call the hook server; ``peer`` is what was found at its socket just now. Raises HookError."""
         self._in_flight += 1
         loop = asyncio.get_running_loop()
         half_time = loop.time() + timeout_seconds / 2

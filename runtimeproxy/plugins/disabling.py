@@ -62,7 +62,7 @@ class Disabled:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError if no registration file can be called so, with .json behind, or if it could not be logged."""
+    """Raise ConfigError if no registration file can have this name, followed by .json, or if it could not be logged."""
     can_be_logged = name.isprintable() and name.strip()
     if not can_be_logged or name.startswith(".") or "/" in name or len(name.encode()) > LONGEST_NAME:
         form = f"at most {LONGEST_NAME} printable bytes, without a / and with no dot at the beginning"
@@ -161,7 +161,7 @@ class Disabling:
             self._timer.cancel()
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
-        """Disable a hook server, for good or for so many seconds; return what the operator should know beside that.
+        """Disable a hook server, permanently or for so many seconds; return what else the operator should know.
         Raises ConfigError for what cannot be."""
         check_name(name)
         if seconds is not None:
@@ -220,7 +220,7 @@ class Disabling:
         return self.fault
 
     async def _write(self, file: StateFile) -> None:
-        """Write what is disabled now, behind earlier writes."""
+        """Write what is disabled now, after earlier writes."""
         async with self._writing:
             try:
                 await run_in_daemon_thread(partial(file.write, written(self.names)))

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.1
 """Several follow each other where the backlog is full of clients that have left: each takes descriptors until it is
-seen to be gone, and whoever waits behind them is to be served within 1 s."""
+seen to be gone, and clients that wait for their places are to be served within 1 s."""
 BATCH = 64
 
 

@@ -41,9 +41,9 @@ PIECE_BYTES = 512
 """Bytes of memory that a queued piece needs in addition to its data: a stream of short lines must not take more than a
 dense one."""
 KEPT_BYTES = 208 * 1024
-"""Send buffer in bytes that the kernel is asked to keep for a client. The kernel doubles it (socket(7)), so that the
+"""Send buffer in bytes that is requested of the kernel for a client. The kernel doubles it (socket(7)), so that the
 data of one read from the backend is written immediately. It is the kernel's default, and the most that an unprivileged
-process may ask for."""
+process may request."""
 
 LINGER_SECONDS = 1.0
 """How many seconds a client may still send after its last answer, so that it reads that before it sees the end."""
@@ -425,7 +425,7 @@ class Connection(ABC):
         """Shut down reading from the backend because the client takes no more.
 
         Without a proxy the backend's next write would fail, too. The client may have closed after sending bytes that
-        the backend does not take yet, and its EOF has to follow them. Until then nothing else would tell the backend
+        the backend does not take yet, and its EOF has to follow them. Until then nothing else would notify the backend
         that nobody reads its answers. What the client has sent still goes to it.
         """
         if self._hangups is not None:

@@ -64,7 +64,7 @@ def dial_trusted(path: str) -> socket.socket | None:
     """Connect as ``dial_now`` does, if only root or the proxy's own user can have made the socket (fault matrix X6).
 
     As for the proxy's own socket, its directory is checked; links are followed only above that. A sticky directory such
-    as /tmp is not enough: whoever is first there may put a socket, or a link to another one, in the server's place.
+    as /tmp is not enough: the first process there may put a socket, or a link to another one, in the server's place.
     Raises OSError, UntrustedSocket.
     """
     _check_place(os.path.dirname(path), path)

@@ -34,7 +34,7 @@ class Unfinished:
     answers: int = 0
     """Answers in progress and tunnels: nobody knows when they end."""
     streams: int = 0
-    """Answers without an end, such as events; their clients follow them anew."""
+    """Answers without an end, such as events; their clients follow them again."""
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.answers or self.streams)
@@ -44,7 +44,7 @@ class Drainable(Protocol):
     """Interface of a connection that can be drained."""
 
     def drain(self, refusing: bool) -> None:
-        """Called repeatedly: ask the client to send no more calls, and close once it has received everything. From
+        """Called repeatedly: announce the end to the client, and close once it has received everything. From
         ``refusing`` on, new calls are refused.
         """
 

@@ -1,6 +1,6 @@
 """What all fronts do with connections: pair each accepted client with a new connection to the backend.
 
-Invariant: a client is paired, told that the backend is away, or closed; nothing waits for another client's dial.
+Invariant: a client is paired, refused without a backend, or closed; nothing waits for another client's dial.
 """
 
 import asyncio

@@ -230,7 +230,7 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
 
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
-    """Lock the file beside the socket and write the process id into it. The lock is held while the file is open."""
+    """Lock the file next to the socket and write the process id into it. The lock is held while the file is open."""
     try:
         lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
     except OSError as error:

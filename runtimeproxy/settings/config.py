@@ -194,7 +194,7 @@ def unknown_to(
     """Return what an earlier version does not know of a configuration: it would not start with an error. Raises
     ConfigError if ``version`` is none."""
     numbers = _numbers(version)
-    faults: list[ConfigError] = []  # of the file, which ``check`` tells
+    faults: list[ConfigError] = []  # of the file, which ``check`` reports
     found: dict[bool, list[str]] = {True: [], False: []}
     for source in (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults)):
         for option in (option for option in OPTIONS if option.name in source):

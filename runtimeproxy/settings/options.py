@@ -20,7 +20,7 @@ FIRST_VERSION = "0.1.0"
 
 SOCKET_FORMS = "/path, unix:/path or unix:///path"
 _LONGEST_SOCKET_PATH = 107
-"""Longest path in bytes that fits into sun_path beside its closing NUL (unix(7))."""
+"""Longest path in bytes that fits into sun_path together with its closing NUL (unix(7))."""
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "": 1000}
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|)")

@@ -61,16 +61,16 @@ def is_nothing(node: yaml.Node) -> bool:
 def pairs(node: yaml.Node, place: Place, faults: list[ConfigError] | None = None) -> Iterator[tuple[str, yaml.Node]]:
     """Yield a mapping's keys with their values' nodes. Raises ConfigError for a key that occurs twice or is no text;
     with ``faults`` all of them are added there instead, and their keys left out."""
-    tell = _raise if faults is None else faults.append
+    report = _raise if faults is None else faults.append
     if not isinstance(node, yaml.MappingNode):
-        tell(place.fault(node, "write 'key: value' lines here"))
+        report(place.fault(node, "write 'key: value' lines here"))
         return
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            tell(place.fault(key, "a key is one text"))
+            report(place.fault(key, "a key is one text"))
         elif key.value in seen:
-            tell(place.inside(key.value).fault(key, "is there twice: remove one of them"))
+            report(place.inside(key.value).fault(key, "is there twice: remove one of them"))
         else:
             seen.add(key.value)
             yield key.value, value

@@ -9,7 +9,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 ENTRY_BYTES = 512
-"""Estimated bytes of an entry beside its value: at least what key, place in the dict and objects around take."""
+"""Estimated bytes of an entry without its value: at least what key, place in the dict and objects around take."""
 
 
 class Cache(dict[_K, _V]):

@@ -60,7 +60,7 @@ def unhuffman(encoded: bytes) -> bytes:
 
 @remembered
 def check(block: bytes) -> None:
-    """Check that a block stands alone and its lengths are valid. Raises WireError."""
+    """Check that a block needs no dynamic table and its lengths are valid. Raises WireError."""
     walk(block)
 
 
@@ -187,7 +187,7 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 class Blocks:
     """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1).
 
-    Until the sender acknowledged the table size of 0, each block is decoded in full and built anew without indexing.
+    Until the sender acknowledged the table size of 0, each block is decoded in full and encoded again without indexing.
     After that, blocks pass unchanged, except for a size update put before the first one after each ACK.
     """
 
@@ -202,7 +202,7 @@ class Blocks:
         self.standalone = False
 
     def translate(self, block: bytes) -> bytes:
-        """Return a block that stands alone: the same object if it does already. Raises WireError."""
+        """Return a block that needs no dynamic table: the same object if it needs none already. Raises WireError."""
         if self._decoder is not None:
             return _rebuilt(self._decoder, block)
         check(block)

@@ -61,7 +61,7 @@ class Rule(Enum):
     EXPECT = 417, "the only Expect is 100-continue, once"
     """(Go) More than one; "100-continue" in a list; an empty one."""
     CHUNK_SIZE = 400, "a chunk begins with 1 to 15 hex digits, extensions without control characters, and CRLF"
-    """(Go) White space behind the digits; 16 digits; bare LF; control characters in extensions."""
+    """(Go) White space after the digits; 16 digits; bare LF; control characters in extensions."""
     CHUNK_LINE_BYTES = 400, "the line of a chunk's size has less than 4 KiB"
     CHUNK_END = 400, "CRLF follows the data of a chunk"
     TRAILER = (
@@ -151,7 +151,7 @@ class ResponseHead(_Head):
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
-    """Return the index behind the empty line of the head that begins at ``start``; 0 if it has not come yet.
+    """Return the index after the empty line of the head that begins at ``start``; 0 if it has not come yet.
 
     Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
     BadMessage as soon as an unfinished head can no longer become valid in its control characters, line ends or length;

@@ -192,9 +192,9 @@ QUEUED_FRAMES = 16_384
 QUEUED_SETTINGS = 2_500
 """Most SETTINGS that wait for their ACK."""
 QUEUED_BYTES = 4 << 20
-"""Most bytes of queued frames without flow control: trailers and resets behind their stream's DATA."""
+"""Most bytes of queued frames without flow control: trailers and resets that follow their stream's DATA."""
 MERGED_BYTES = 4_096
-"""DATA payloads that wait one behind the other are merged up to so many bytes. A client that opens no window may wait
+"""DATA payloads that wait one after the other are merged up to so many bytes. A client that opens no window may wait
 long; merged, what its credit allows stays within few frames."""
 
 
@@ -290,7 +290,7 @@ class FlowControlledSender:
         return bool(self.queues)
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
-        """Send DATA as the windows allow, split as needed, or queue it behind what waits of its stream. ``charge``
+        """Send DATA as the windows allow, split as needed, or queue it after what waits of its stream. ``charge``
         bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
         length, beyond = len(payload), self.stream_windows.get(stream)
@@ -310,7 +310,7 @@ class FlowControlledSender:
             source.credit(charge)
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
-        """Send whole frames behind what is queued of their stream; ``cost`` is their flow-controlled length."""
+        """Send whole frames after what is queued of their stream; ``cost`` is their flow-controlled length."""
         if cost > self.window or stream in self.queues or self.cut_through or not self._started:
             self._append(stream, _Waiting(frames, False, True, cost, source))
             return
@@ -359,7 +359,7 @@ class FlowControlledSender:
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
         """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
 
-        What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
+        What they raise holds after their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
         WireError as ``apply_settings`` does.
         """
         initial, max_frame = self._announced[-1]

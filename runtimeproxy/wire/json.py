@@ -124,7 +124,7 @@ def parse(text: bytes) -> Any:
     """Return the value of a JSON text: objects as Object, arrays as list.
 
     Raises WireError if it is not JSON; also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
-    behind the value, and numbers and nesting beyond what Python's parser accepts.
+    after the value, and numbers and nesting beyond what Python's parser accepts.
     """
     try:
         return _DECODER.decode(text.decode())
@@ -207,7 +207,7 @@ class Put:
 @dataclass(frozen=True, slots=True)
 class Members:
     """Edit members of an object, named as the fields of a Go struct, or, if ``exact``, as the keys of a map. A missing
-    member is added behind the last one, under the exact name given here; a missing object, or null, is created.
+    member is added after the last one, under the exact name given here; a missing object, or null, is created.
     """
 
     edits: Mapping[str, Edit]
@@ -247,7 +247,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Edit a list of texts: ``changed`` by index, ``added`` behind the last one; a missing list, or null, is created.
+    """Edit a list of texts: ``changed`` by index, ``added`` after the last one; a missing list, or null, is created.
     An index that the list does not have raises WireError.
     """
 
@@ -320,7 +320,7 @@ def _member_texts(edits: Mapping[str, Edit]) -> list[str]:
 
 
 def _add(text: str, last: int, items: list[str], patches: list[Patch]) -> None:
-    """Add new items behind the last one, which ends at ``last``, or behind the bracket of an empty object or list."""
+    """Add new items after the last one, which ends at ``last``, or after the bracket of an empty object or list."""
     if items:
         first = text[last - 1] in "{["  # no value ends with such a character
         patches.append((last, last, ("" if first else ",") + ",".join(items)))
@@ -377,7 +377,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
 
 
 def _delimiter(text: str, at: int, close: str) -> int:
-    """Return the index of the comma or closing bracket behind an item that ends at ``at``."""
+    """Return the index of the comma or closing bracket after an item that ends at ``at``."""
     at = _space(text, at).end()
     if text[at] not in (",", close):
         raise json.JSONDecodeError("Expecting ',' delimiter", "", at)

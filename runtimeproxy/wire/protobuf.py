@@ -36,7 +36,7 @@ Shape = Mapping[int, "Shape"]
 
 
 class Field(NamedTuple):
-    """The position of one field: tag from ``start``, value from ``value_start`` (behind a length), up to ``end``."""
+    """The position of one field: tag from ``start``, value from ``value_start`` (after a length), up to ``end``."""
 
     number: int
     wire_type: int
@@ -78,7 +78,7 @@ def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
 
     The fields of the nested messages named by ``shape`` count, too.
 
-    Nothing is built, and nothing behind the limit is parsed. Raises WireError if the bytes are not protobuf.
+    Nothing is built, and nothing after the limit is parsed. Raises WireError if the bytes are not protobuf.
     """
     if len(message) <= 2 * limit:
         return False  # no field is shorter than a tag and a length
@@ -178,7 +178,7 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
 
     The field may also be a repeated message whose field 1 is a text that names the element.
 
-    Of entries with the same key the last one is effective and is edited. New entries go behind the last one of the
+    Of entries with the same key the last one is effective and is edited. New entries go after the last one of the
     field, in the order of their keys.
     """
 
@@ -222,9 +222,9 @@ def _place(found: Found, same: Sequence[Field], field: Sequence[Piece]) -> Patch
 
 def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> list[Piece]:
     pieces: list[Piece] = []
-    for start, behind, replacement in sorted(patches, key=lambda patch: patch[:2]):
+    for start, following, replacement in sorted(patches, key=lambda patch: patch[:2]):
         pieces += message[at:start], *replacement
-        at = behind
+        at = following
     pieces.append(message[at:end])
     return pieces
 
@@ -259,15 +259,15 @@ def _length_delimited(number: int, payload: Sequence[Piece]) -> list[Piece]:
 
 
 def _tag(message: bytes, at: int) -> tuple[int, int, int]:
-    """Return field number, wire type and the index behind a tag."""
-    tag, behind = _varint_at(message, at)
+    """Return field number, wire type and the index after a tag."""
+    tag, after = _varint_at(message, at)
     if not 8 <= tag <= _MAX_TAG:
         raise WireError("protobuf field number out of range")
-    return tag >> 3, tag & 7, behind
+    return tag >> 3, tag & 7, after
 
 
 def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, int]:
-    """Return start and end of the value behind a tag."""
+    """Return start and end of the value after a tag."""
     if wire_type == VARINT:
         return at, _varint_at(message, at)[1]
     if wire_type == START_GROUP:
@@ -283,7 +283,7 @@ def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, in
 
 
 def _group_end(message: bytes, number: int, at: int) -> int:
-    """Return the index behind the end of the group whose start tag is just before ``at``."""
+    """Return the index after the end of the group whose start tag is just before ``at``."""
     open_groups, left = [number], GROUP_FIELDS
     while open_groups:
         left -= 1
@@ -300,7 +300,7 @@ def _group_end(message: bytes, number: int, at: int) -> int:
 
 
 def _varint_at(message: bytes, at: int) -> tuple[int, int]:
-    """Return the value of the varint at an index, and the index behind it; bits above 64 are dropped."""
+    """Return the value of the varint at an index, and the index after it; bits above 64 are dropped."""
     if at < len(message) and message[at] < 0x80:
         return message[at], at + 1  # most varints
     value = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cli.doctor import machine
-from runtimeproxy.cli.doctor.machine import UnixSocket, at, listed, told
+from runtimeproxy.cli.doctor.machine import UnixSocket, at, listed, reported_sockets
 
 HERE = Path("/proc/self/ns/net")
 ERROR, DONE = 2, 3
@@ -37,7 +37,7 @@ def test_kernel_tells_what_proc_lists_and_the_peers(listener: socket.socket) -> 
         client.connect(path)
         accepted, _ = listener.accept()
         with accepted:
-            found = at(path, told([HERE]))
+            found = at(path, reported_sockets([HERE]))
             ends = {inode(listener): (True, False, 0), inode(accepted): (False, True, inode(client))}
             assert {s.inode: (s.listening, s.connected, s.peer) for s in found} == ends
             assert {s._replace(peer=0) for s in found} == set(at(path, listed(Path("/proc/net/unix").read_text())))
@@ -53,8 +53,8 @@ def test_clients_in_another_network_namespace_are_told(listener: socket.socket) 
         number = int(client.stdout.readline())
         accepted, _ = listener.accept()  # the kernel leaves out what nobody has accepted
         with accepted:
-            assert all(found.peer != number for found in told([HERE]))
-            (found,) = at(path, told([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
+            assert all(found.peer != number for found in reported_sockets([HERE]))
+            (found,) = at(path, reported_sockets([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
             assert (found.inode, found.peer) == (inode(accepted), number)
         client.communicate(b"\n")
 
@@ -66,7 +66,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[Unix
         kernel.send(datagram)
     monkeypatch.setattr(machine, "_opened", lambda namespace: asked)
     with kernel:
-        yield from told([HERE])
+        yield from reported_sockets([HERE])
 
 
 def message(kind: int, body: bytes) -> bytes:

@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of the report; ``read`` may raise, which the manifest tells."""
+    """One file of the report; ``read`` may raise, which the manifest reports."""
 
     name: str
     read: Callable[[Node], str]

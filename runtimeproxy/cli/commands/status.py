@@ -46,8 +46,8 @@ def status_command(proxy: AdminClient, output: str) -> int:
 
 def _print(status: str, text: str, checks: Sequence[Mapping[str, str]], output: str) -> None:
     if output != TABLE:
-        told = {"status": status, "text": text, "checks": list(checks)}
-        click.echo(structured_text(told, output))
+        answer = {"status": status, "text": text, "checks": list(checks)}
+        click.echo(structured_text(answer, output))
         return
     line = f"{status}: {text}"
     if len(line) > LONGEST:
@@ -61,6 +61,6 @@ def _print(status: str, text: str, checks: Sequence[Mapping[str, str]], output: 
 @output_option()
 def log_level_command(proxy: AdminClient, level: str, duration: str | None, output: str) -> None:
     """Have the proxy log at another level; after a while it falls back to the configured one by itself."""
-    told = proxy.call("loglevel", **{"level": level, "for": duration})
-    line = f"the log level is {told['level']} until {told['until']}, then as configured"
-    click.echo(line if output == TABLE else structured_text(told, output))
+    answer = proxy.call("loglevel", **{"level": level, "for": duration})
+    line = f"the log level is {answer['level']} until {answer['until']}, then as configured"
+    click.echo(line if output == TABLE else structured_text(answer, output))

@@ -1,1 +1,1 @@
-"""``runtimeproxy doctor``: looks at the node around the proxy and tells what is wrong; the daemon never imports it."""
+"""``runtimeproxy doctor``: checks the node around the proxy and reports what is wrong; the daemon never imports it."""

@@ -218,7 +218,7 @@ def _connected(machine: Machine) -> Iterator[str]:
     path = machine.config.listen_endpoint
     try:
         ends = client_ends(path, machine.sockets_with_peers())
-    except OSError:  # the kernel does not tell peers
+    except OSError:  # the kernel does not report peers
         if count := sum(found.connected for found in at(path, machine.sockets())):
             yield f"{count_of(count)} to {path}; the kernel does not tell whose"
         return

@@ -52,7 +52,7 @@ def listed(text: str) -> Iterator[UnixSocket]:
             yield UnixSocket(int(row[6]), listening, row[5] == _PROC_CONNECTED, "".join(row[7:]))
 
 
-def told(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
+def reported_sockets(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
     """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers; a namespace that is gone is
     left out. Source: sock_diag(7) and <linux/unix_diag.h>. Raises OSError."""
     request = _UNIX_DIAG_REQ.pack(
@@ -62,12 +62,12 @@ def told(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
     for namespace in namespaces:
         try:
             with ThreadPoolExecutor(1) as thread:
-                asked = thread.submit(_opened, namespace).result()
+                netlink = thread.submit(_opened, namespace).result()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        with asked:
-            asked.send(_NLMSGHDR.pack(*head) + request)
-            yield from _answers(asked)
+        with netlink:
+            netlink.send(_NLMSGHDR.pack(*head) + request)
+            yield from _answers(netlink)
 
 
 def _opened(namespace: Path) -> socket.socket:
@@ -76,14 +76,14 @@ def _opened(namespace: Path) -> socket.socket:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(namespace))
-    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
-    asked.connect((0, 0))
-    return asked
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
+    netlink.connect((0, 0))
+    return netlink
 
 
-def _answers(asked: socket.socket) -> Iterator[UnixSocket]:
+def _answers(netlink: socket.socket) -> Iterator[UnixSocket]:
     while True:
-        answer = asked.recv(_LONGEST_ANSWER)
+        answer = netlink.recv(_LONGEST_ANSWER)
         for kind, body in _parts(answer, _NLMSGHDR):
             if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                 if number := -int.from_bytes(body[:4], sys.byteorder, signed=True):
@@ -156,7 +156,7 @@ class Machine:
     config: Config
     root: Path = Path("/")
     systemctl: Callable[[Sequence[str]], str] = systemctl
-    kernel: Callable[[Iterable[Path]], Iterable[UnixSocket]] = told
+    kernel: Callable[[Iterable[Path]], Iterable[UnixSocket]] = reported_sockets
 
     def path(self, place: str) -> Path:
         return self.root / place

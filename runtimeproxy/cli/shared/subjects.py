@@ -80,7 +80,7 @@ def pod_name(pod: Record | None) -> str:
 
 
 def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list[dict[str, str | None]]:
-    """Return for each field that the kubelet asked for or that went to the runtime what became of it. ``setters`` are
+    """Return what became of each field that the kubelet requested or that was sent to the runtime. ``setters`` are
     the hook servers that set fields, for those of which the record does not say it."""
     asked, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
     became = dict.fromkeys(record["changed"], "changed")

@@ -17,7 +17,7 @@ from runtimeproxy.observe.metric_table import SECONDS
 
 HEAD, TITLE, GOOD, MEDIUM, BAD, FAINT = "bold", "bold cyan", "green", "yellow", "bold red", "dim"
 NOTHING = Text("-", FAINT)
-_BESIDE, _COLUMNS_OF_ERRORS, _POLICY, _LAST_ERROR = 156, 120, 80, 98
+_SIDE_BY_SIDE, _COLUMNS_OF_ERRORS, _POLICY, _LAST_ERROR = 156, 120, 80, 98
 """The least width at which the hook servers are next to the operations, the subject of an error has columns of its own,
 and a hook server has a policy and a last error."""
 _LEFT, _BETWEEN = 76, 4
@@ -32,13 +32,13 @@ _Row = TypeVar("_Row")
 def screen(view: View, width: int, height: int | None = None) -> RenderableType:
     """Return a frame for so many columns and lines; without a height, with all rows."""
     head = _head(view)
-    beside = width >= _BESIDE
-    operations, hook_servers, errors, spaced = _rows(view, None if height is None else height - len(head), beside)
+    side_by_side = width >= _SIDE_BY_SIDE
+    operations, hook_servers, errors, spaced = _rows(view, None if height is None else height - len(head), side_by_side)
     gap: list[RenderableType] = [Text()] * spaced
     calls: list[RenderableType] = [_operations(view.operations, operations), *gap, _latency(view)]
-    servers = _hook_servers(view.hook_servers, hook_servers, width - (_LEFT + _BETWEEN) * beside)
+    servers = _hook_servers(view.hook_servers, hook_servers, width - (_LEFT + _BETWEEN) * side_by_side)
     last = [*gap, _errors(view.errors, errors, width)]
-    if not beside:
+    if not side_by_side:
         return Group(*head, *gap, *calls, *gap, servers, *last)
     grid = Table.grid(padding=(0, _BETWEEN, 0, 0), expand=True)
     grid.add_column(width=_LEFT)
@@ -47,12 +47,12 @@ def screen(view: View, width: int, height: int | None = None) -> RenderableType:
     return Group(*head, *gap, grid, *last)
 
 
-def _rows(view: View, lines: int | None, beside: bool) -> tuple[int, int, int, bool]:
+def _rows(view: View, lines: int | None, side_by_side: bool) -> tuple[int, int, int, bool]:
     """Return how many operations, hook servers and errors there is room for, and whether also for empty lines."""
     operations, servers = max(len(view.operations), 1), max(len(view.hook_servers), 1)
     if lines is None:
         return operations, servers, _MOST_ERRORS, True
-    if beside:
+    if side_by_side:
         most = max(lines - _LEAST_ERRORS - 3, 0)
         operations, servers = min(operations, max(most - _LATENCY_LINES - 2, 0)), min(servers, most - 1)
         return operations, servers, lines - max(operations + _LATENCY_LINES + 2, servers + 1) - 3, True

@@ -126,7 +126,7 @@ class UnaryClient:
         """Send a message to a method ("/package.Service/Method") and return the reply's message.
 
         ``peer`` is the result of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what
-        the dialler raises beside OSError.
+        the dialler raises in addition to OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
@@ -208,7 +208,7 @@ class UnaryClient:
         return link
 
     async def close(self) -> None:
-        """Close the connections at once; calls in flight fail. A later call dials anew."""
+        """Close the connections; calls in flight fail. A later call dials again."""
         self._end_links()
 
     def abandon(self) -> None:
