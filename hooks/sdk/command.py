@@ -1,6 +1,6 @@
 """The process of a hook server: flags, start, waiting, a clean end.
 
-Invariant: a clean end leaves nothing behind except, under policy Fail, the registration file, so that no call passes
+Invariant: a clean end removes everything except, under policy Fail, the registration file, so that no call passes
 without the hooks during a restart. Otherwise, and with --unregister, the file exists only while the server listens.
 """
 

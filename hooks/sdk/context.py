@@ -1,4 +1,4 @@
-"""The argument of a hook's method: a pod or a container as the kubelet asks for it, to read and to edit.
+"""The argument of a hook's method: a pod or a container as the kubelet requests it, to read and to edit.
 
 Invariant: the answer is the whole request with the edits in it, an echo, which koord-runtime-proxy reads correctly,
 too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` says why).

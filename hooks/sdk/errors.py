@@ -24,5 +24,5 @@ class NotSayable(Exception):
 
 
 def reject(text: str) -> NoReturn:
-    """Refuse the call (gRPC PERMISSION_DENIED), under either failure policy; the kubelet is told ``text``."""
+    """Refuse the call (gRPC PERMISSION_DENIED), under either failure policy; the kubelet gets ``text``."""
     raise Rejected(text)

@@ -55,11 +55,11 @@ def _unfit(cls: type, name: str, value: object) -> str:
     if not callable(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
         return "must be a method, plain or async, and no generator"
     # The callable itself counts, not what it wraps. Except for a function, what is called in the end is unknown.
-    stands = inspect.getattr_static(cls, name)
-    if not inspect.isfunction(stands) and not isinstance(stands, staticmethod | classmethod):
+    declared = inspect.getattr_static(cls, name)
+    if not inspect.isfunction(declared) and not isinstance(declared, staticmethod | classmethod):
         return ""
     try:
-        inspect.signature(value, follow_wrapped=False).bind(*([None, None] if inspect.isfunction(stands) else [None]))
+        inspect.signature(value, follow_wrapped=False).bind(*([None, None] if inspect.isfunction(declared) else [None]))
     except ValueError:
         return ""  # a callable without a signature
     except TypeError:
@@ -113,7 +113,7 @@ def ask(
     hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
 ) -> HookAnswer:
     """Return the answer of several hooks: each sees the edits of the ones before it. ``wait`` runs an ``async`` method
-    to its end. Raises whatever a method raises; the hooks after it are not asked then."""
+    to its end. Raises whatever a method raises; the hooks after it are not called then."""
     context = _CONTEXTS[point.subject](point, request)
     name = _NAMES[point.name]
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""The registration file, which tells the proxy where the hook server listens and for which hook points.
+"""The registration file, which names the hook server's socket and its hook points.
 
 Invariants: the file is written atomically, and it is removed only if it still has the content written here; it is never
 taken from another hook server that listens. The writer owns the socket that the file names, so other files with that
@@ -25,7 +25,7 @@ ORDER_FLAG = "--order"
 UNREGISTER_FLAG = "--unregister"
 POLICIES = IGNORE, FAIL = "Ignore", "Fail"
 LAST_ORDER = 99
-"""Two digits, because the proxy asks plugins in the order of their file names, in which 100 comes before 20."""
+"""Two digits, because the proxy calls plugins in the order of their file names, in which 100 comes before 20."""
 
 _MAX_BYTES = 64 * 1024
 """Most bytes that are read of an existing file."""
@@ -148,7 +148,7 @@ class Registration:
     def _replace(self) -> None:
         for folder in (*reversed(Path(self._folder).parents), Path(self._folder)):
             folder.mkdir(mode=0o755, exist_ok=True)  # even under umask 0 only this user can write there
-        # A temporary file beside it, whose leading dot makes the proxy ignore it. One left by a killed process is
+        # A temporary file next to it, whose leading dot makes the proxy ignore it. One left by a killed process is
         # removed, and a link is never followed.
         with suppress(FileNotFoundError):
             os.unlink(self._beside)

@@ -1,4 +1,4 @@
-"""The gRPC server of hooks: it receives calls, asks the hooks, and returns an answer or a status.
+"""The gRPC server of hooks: it receives calls, runs the hooks, and returns an answer or a status.
 
 Invariants: each call is answered, whatever a hook raises. A thread that waits for an ``async`` method is always woken:
 when the method ends or is cancelled, or when its event loop ends.

@@ -21,7 +21,7 @@ _NARROW = 0o177
 
 
 class SocketPath:
-    """A path at which a socket was made here; ``lock`` is the file descriptor of the lock beside it."""
+    """A path at which a socket was made here; ``lock`` is the file descriptor of the lock next to it."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path

@@ -46,7 +46,7 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
 
 
 def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
-    """Return the hook that was being asked, None if none was, and the frames from there on."""
+    """Return the hook that was running, None if none was, and the frames from there on."""
     for index, (frame, _) in enumerate(frames):
         if frame.f_code is ask.__code__:
             return frame.f_locals.get("hook"), frames[index:]

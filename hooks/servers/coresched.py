@@ -210,11 +210,11 @@ class CoreSched(NodeHook):
         if self._state is None:
             return
         content = json.dumps({name: {"cookie": each.cookie, "members": each.members} for name, each in groups.items()})
-        beside = self._state.with_name(f".{self._state.name}")
+        temporary = self._state.with_name(f".{self._state.name}")
         try:
             self._state.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(content)
-            os.replace(beside, self._state)
+            temporary.write_text(content)
+            os.replace(temporary, self._state)
         except OSError as error:
             text = "%s cannot be written, a restart will split groups: %s"
             self.warn_once("write", text, self._state, error.strerror)

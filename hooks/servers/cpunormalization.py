@@ -12,7 +12,7 @@ from ..lib.nodehook import NodeHook
 from ..sdk import ContainerContext, Malformed, main
 
 NORMALIZED = "runtimeproxy.koordinator.sh/normalized-cpu-quota"
-"""The container's annotation with the quota that was asked for and the scaled one, as "50000:41667"."""
+"""The container's annotation with the quota that was requested and the scaled one, as "50000:41667"."""
 
 _SHARING = frozenset({Qos.LS, Qos.NONE})
 _QUOTAS = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
@@ -25,14 +25,14 @@ class CpuNormalization(NodeHook):
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Scale the quota, if the container has one and no CPUs of its own. Raises Malformed."""
-        asked = container.resources.cpu_quota
-        if asked and _shares_cpus(container):
-            scaled = container.resources.cpu_quota = self.node.settings.normalized(asked)
-            if scaled != asked:
-                container.annotations[NORMALIZED] = f"{asked}:{scaled}"
+        requested = container.resources.cpu_quota
+        if requested and _shares_cpus(container):
+            scaled = container.resources.cpu_quota = self.node.settings.normalized(requested)
+            if scaled != requested:
+                container.annotations[NORMALIZED] = f"{requested}:{scaled}"
 
     def pre_update_container_resources(self, container: ContainerContext) -> None:
-        """Scale the quota that the kubelet asks for now or asked for at the create. Raises Malformed."""
+        """Scale the quota that the kubelet requests now or requested at the create. Raises Malformed."""
         quota = container.resources.cpu_quota
         if quota and _shares_cpus(container):
             container.resources.cpu_quota = self.node.settings.normalized(_asked(quota, container.annotations))

@@ -77,7 +77,7 @@ class Gpu(Hook):
             raise Malformed(_ANNOTATION, "each gpu needs its minor number")
         variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, minors))}
         if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
-            # The first device stands for all, as in koordlet: a share is of one GPU, or the same of each.
+            # The first device counts for all, as in koordlet: a share is of one GPU, or the same of each.
             variables |= self._share(container, member(devices[0], "resources", dict, {}))
         for name, value in variables.items():
             container.env[name] = value

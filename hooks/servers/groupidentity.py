@@ -67,10 +67,10 @@ def bvt(
     own = read_json(annotations, CPU_QOS, dict) if qos_class is Qos.LS else None
     if own is None:
         return value
-    asked: int = member(own, "groupIdentity", int, value)
-    if not LEAST <= asked <= MOST:
+    given: int = member(own, "groupIdentity", int, value)
+    if not LEAST <= given <= MOST:
         raise Malformed(f"annotation {CPU_QOS}", f"groupIdentity must be {LEAST} to {MOST}")
-    return asked if member(own, "enable", bool, False) else 0
+    return given if member(own, "enable", bool, False) else 0
 
 
 if __name__ == "__main__":

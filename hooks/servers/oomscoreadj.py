@@ -33,9 +33,9 @@ class OomScoreAdj(NodeHook):
     reads_settings = reads_cgroups = False
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set the value that an annotation asks for; one that cannot be read is logged and changes nothing."""
+        """Set the value that an annotation requests; one that cannot be read is logged and changes nothing."""
         try:
-            value = asked(container.pod.annotations, container.name)
+            value = requested_score(container.pod.annotations, container.name)
         except Malformed as error:
             pod = container.pod
             LOG.warning("%s/%s %s keeps its oom_score_adj: %s", pod.namespace, pod.name, container.name, error)
@@ -46,7 +46,7 @@ class OomScoreAdj(NodeHook):
             self.warn_once(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
 
 
-def asked(annotations: Mapping[str, str], container: str) -> int | None:
+def requested_score(annotations: Mapping[str, str], container: str) -> int | None:
     """Return the value for a container: its own, else the pod's, else None. Raises Malformed if the annotation that
     applies is not a JSON object of whole numbers, not a number, or out of range."""
     spec = read_json(annotations, OOM_SCORE_ADJ_SPEC, dict) or {}

@@ -318,7 +318,7 @@ def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:
 
 
 async def concurrency(subject: TriedServer, point: HookPoint) -> None:
-    """Ask about many pods one by one, then concurrently on several connections; every answer must be about its own."""
+    """Call it about many pods one by one, then concurrently on several connections; each answer is about its own."""
     bodies = [codec.encode(point, marked(subject.given, number)) for number in range(AT_ONCE)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]

@@ -10,7 +10,7 @@ from runtimeproxy_hooks.lib.koordinator import OOM_SCORE_ADJ as POD
 from runtimeproxy_hooks.lib.koordinator import OOM_SCORE_ADJ_SPEC as SPEC
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
-from runtimeproxy_hooks.servers.oomscoreadj import LEAST, MOST, OomScoreAdj, asked
+from runtimeproxy_hooks.servers.oomscoreadj import LEAST, MOST, OomScoreAdj, requested_score
 from tests.amounts import examples
 
 Log = pytest.LogCaptureFixture
@@ -80,7 +80,7 @@ NUMBERS = st.integers() | st.sampled_from([LEAST - 1, LEAST, MOST, MOST + 1])
 def test_number_is_taken_in_range_only(own: int, pods: int) -> None:
     for annotations, value in (({POD: f"{pods}"}, pods), ({SPEC: f'{{"main": {own}}}', POD: f"{pods}"}, own)):
         if LEAST <= value <= MOST:
-            assert asked(annotations, "main") == value
+            assert requested_score(annotations, "main") == value
         else:
             with pytest.raises(Malformed):
-                asked(annotations, "main")
+                requested_score(annotations, "main")
