@@ -26,7 +26,7 @@ CLUSTER = "scripts/soaking/cluster.py::cluster"
 """It runs each block of kubectl and helm, too."""
 SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
 UNITS = "tests/machines/node.py::_put_units"
-WRITTEN = {"docs/commands.rst": "scripts/outputs.py", "docs/migration.rst": "scripts/soaking/migration.py"}
+WRITTEN = {"docs/commands.rst": "tests/outputs.py", "docs/migration.rst": "scripts/soaking/migration.py"}
 """The pages with outputs, and what writes them."""
 FRESH = "scripts/soaking/fresh.py::readme"
 

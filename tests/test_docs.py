@@ -1,5 +1,6 @@
 """README.rst and docs/ say what is so: their tables are the program's own, their code runs as it stands."""
 
+import itertools
 import re
 import signal
 import subprocess
@@ -24,11 +25,13 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS
+from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.context import in_no_runtime
 from runtimeproxy_hooks.sdk.hook import METHODS
-from scripts import outputs
+from tests import outputs
 from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table, tables
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
@@ -60,6 +63,40 @@ def test_operation_says_what_each_health_check_means() -> None:
     assert [check for check, *_ in rows] == [f"``{name}``" for name in CHECKS]
 
 
+def option_entry(option: Option) -> str:
+    """Return the entry of an option, without what follows from a change of it."""
+    none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
+    fields = [
+        f":Flag: ``{option.flag} {option.metavar}`` :Variable: ``{option.variable}``",
+        f":Default: {option.shown_default} :Since: {option.since}{none}",
+        *([":Key: none, as it names the file"] if option is FILE_OPTION else []),
+    ]
+    return " ".join([option.name, "-" * len(option.name), *option.help.split(), *fields, ":Changed: "])
+
+
+def test_configuration_has_each_option() -> None:
+    page = " ".join(DOCS["configuration"].split())
+    assert re.findall(r"^(.+)\n-+$", DOCS["configuration"], re.MULTILINE) == [option.name for option in OPTIONS]
+    assert [option.name for option in OPTIONS if option_entry(option) not in page] == []
+
+
+def test_metrics_has_each_metric_and_the_limits() -> None:
+    page = " ".join(DOCS["metrics"].split())
+    labels = {row: f"; {', '.join(row.labels)}" if row.labels else "" for row in ROWS}
+    entries = [f"``{row.shown}`` ({row.kind.value}{labels[row]}) {row.help}" for row in ROWS]
+    bounds = ", ".join(f"{bound:g}" for bound in SECONDS)
+    assert page.endswith(f"all histograms end at {bounds} seconds and infinity. {' '.join(entries)}")
+    assert f"the first {HOOK_SERVERS} names of a process's life. All others together are ``{OTHER}``" in page
+    assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
+
+
+def test_each_error_text_says_what_to_do() -> None:
+    blocks = DOCS["errors"].split("\n\n")
+    entries = [(block, after) for block, after in itertools.pairwise(blocks) if block.startswith("| ``")]
+    assert len(entries) > 100
+    assert [block for block, after in entries if not after.startswith("    ")] == []
+
+
 def test_readme_has_the_commands() -> None:
     endpoints = "--remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"
     docker = "--backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"
@@ -85,7 +122,7 @@ def test_page_of_the_kubelet_has_its_flags() -> None:
 
 @pytest.mark.slow
 def test_commands_have_the_outputs_that_the_page_shows() -> None:
-    """``python -m scripts.outputs`` writes them."""
+    """``python -m tests.outputs`` writes them."""
     assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
 
 

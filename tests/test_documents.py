@@ -88,7 +88,7 @@ def has_who_shows_it(block: Block) -> None:
         assert block.first.startswith(cluster.DOCUMENTED), key
     else:
         assert shower, f"{key} is a block that nobody runs: name who does in tests/documents.py"
-        assert not any(line.startswith("$ ") for line in block.lines), f"{key}: scripts/outputs.py writes outputs"
+        assert not any(line.startswith("$ ") for line in block.lines), f"{key}: tests/outputs.py writes outputs"
         if shower not in NOT_RUN:
             path, _, name = shower.partition("::")
             assert f"def {name}(" in (ROOT / path).read_text(), key

@@ -1,4 +1,4 @@
-"""Write the outputs of the commands into docs/commands.rst; run it by ``python -m scripts.outputs``.
+"""Write the outputs of the commands into docs/commands.rst; run it by ``python -m tests.outputs``.
 
 There a command stands behind "$ " in a literal block, and its output below it. A test compares them. The commands that
 ask the proxy are answered by the tests' canned answers.
