@@ -28,6 +28,7 @@ ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
     "rpm": rpm.build,
     "image": image.build,
     "chart": chart.build,
+    "manifests": chart.build_manifests,
 }
 """What makes each artefact, in the order in which they are built; it gets the directories ``work`` and ``dist``."""
 
@@ -44,7 +45,11 @@ def main() -> int:
     if unknown := set(arguments.artefacts) - set(ARTEFACTS):
         parser.error(f"no such artefact: {', '.join(sorted(unknown))}; there are {', '.join(ARTEFACTS)}")
     try:
-        made = build(arguments.artefacts or list(ARTEFACTS), arguments.dist, dirty=arguments.dirty, key=arguments.sign)
+        artefacts = arguments.artefacts or list(ARTEFACTS)
+        if not arguments.artefacts and chart.helm() is None:
+            artefacts.remove("manifests")
+            print("build: no manifests: helm is not installed; install Go 1.24 or later for it", file=sys.stderr)
+        made = build(artefacts, arguments.dist, dirty=arguments.dirty, key=arguments.sign)
     except BuildError as error:
         print(f"build: error: {error}", file=sys.stderr)
         return 1

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docs import ROOT
+from tests.engines.probe import missing_tool
 
-ARTEFACTS = ("wheel", "sdist", "archive", "deb")
+ARTEFACTS = ("wheel", "sdist", "archive", "deb", "chart", *(() if missing_tool("helm") else ("manifests",)))
 """What tests need of scripts/build."""
 INSIDE = Path(__file__).with_name("inside.sh")
 PROGRAMS = ("koord-runtime-proxy", "runtimeproxy", "runtimeproxy-hooks")

@@ -1,23 +1,29 @@
-"""The chart and what is rendered from it, as values."""
+"""The chart and its manifests, which helm renders, as values."""
 
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import yaml
 
-from scripts.checks.manifests import CHART, MANIFESTS, SETS
 from tests.docs import ROOT
+from tests.engines.probe import tool
 
-SCHEMA: dict[str, Any] = json.loads((ROOT / CHART / "values.schema.json").read_text())
-DEFAULTS: dict[str, Any] = yaml.safe_load((ROOT / CHART / "values.yaml").read_text())
+CHART = ROOT / "deploy/helm/runtimeproxy"
+SETS = ("installer", "kubelet", "hook-servers", "exporter", "removal")
+"""The sets of values, each a file ``ci/NAME-values.yaml`` of the chart."""
+KUBERNETES = {"": "1.37.0", "-before-1.30": "1.29.0"}
+"""The rendered versions of Kubernetes by the suffix of a manifest: 1.30 adds the kinds of admission policies."""
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SKIP_LABEL = "runtimeproxy.koordinator.sh/skip-hookserver"
 
 
 def given(name: str) -> dict[str, Any]:
     """Return a set of values."""
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / CHART / "ci" / f"{name}-values.yaml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
     return loaded
 
 
@@ -31,7 +37,10 @@ def merged(default: Any, over: Any) -> Any:
 @cache
 def documents(name: str, suffix: str = "") -> tuple[dict[str, Any], ...]:
     """Return the objects of a rendered set."""
-    return tuple(yaml.safe_load_all((ROOT / MANIFESTS / f"{name}{suffix}.yaml").read_text()))
+    command = [tool("helm"), "template", "runtimeproxy", str(CHART), "--namespace=kube-system"]
+    command += [f"--values={CHART}/ci/{name}-values.yaml", f"--kube-version={KUBERNETES[suffix]}"]
+    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return tuple(yaml.safe_load_all(rendered))
 
 
 def of_kind(kind: str, *names: str, suffix: str = "") -> dict[str, dict[str, Any]]:
@@ -60,5 +69,7 @@ def host_paths(daemon_set: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-DAEMON_SETS = {f"{name}/{found}": spec for name in SETS for found, spec in of_kind("DaemonSet", name).items()}
-"""The DaemonSets of all sets, each as SET/NAME."""
+@cache
+def daemon_sets() -> dict[str, dict[str, Any]]:
+    """Return the DaemonSets of all sets, each by SET/NAME."""
+    return {f"{name}/{found}": spec for name in SETS for found, spec in of_kind("DaemonSet", name).items()}

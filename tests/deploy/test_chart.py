@@ -1,6 +1,7 @@
 """The chart's manifests: valid for each Kubernetes, what each pod may do on its node, and how hook servers register."""
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -20,43 +21,29 @@ from runtimeproxy.plugins import directory, registration
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks.__main__ import HOOKS, load
-from scripts.building import chart, sources
-from scripts.checks import manifests
-from scripts.checks.manifests import KUBERNETES, SETS
-from tests.deploy.charts import DAEMON_SETS, SCHEMA, SKIP_LABEL, containers, documents, host_paths, of_kind
-from tests.docs import DOCS, ROOT, table
+from tests.deploy.charts import (
+    CHART,
+    KUBERNETES,
+    SCHEMA,
+    SETS,
+    SKIP_LABEL,
+    containers,
+    daemon_sets,
+    documents,
+    host_paths,
+    of_kind,
+)
+from tests.docs import DOCS, table
+from tests.engines.probe import tool
 
 VERSIONS = sorted({utils.major_minor(version) for version in utils.all_versions()}, key=lambda v: int(v[2:]))
-INSTALLERS = {name: found for name, found in DAEMON_SETS.items() if name.endswith("-installer")}
-HOOK_SERVERS = {name: found for name, found in DAEMON_SETS.items() if name.startswith("hook-servers/")}
+INSTALLERS = tuple(f"{name}/runtimeproxy-installer" for name in ("installer", "kubelet", "exporter", "removal"))
+HOOK_SERVERS = tuple(f"hook-servers/runtimeproxy-hook-{name}" for name in ("limits", "gpu", "node", "hello"))
+EXPORTER = "exporter/runtimeproxy-exporter"
 PROXYS = {"/var/run/runtimeproxy-hooks", "/etc/runtime/hookserver.d"}
 
 
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
-def test_manifests_are_those_of_the_chart() -> None:
-    """That helm renders them so is the check "manifests" of scripts/check, where helm is."""
-    assert manifests.SUMS.read_text() == manifests.sums()
-    assert manifests.README.read_text() == manifests.readme(manifests.README.read_text())
-
-
-@pytest.mark.parametrize("file", ["deploy/helm/runtimeproxy/templates/policy.yaml", "deploy/manifests/installer.yaml"])
-def test_neither_chart_nor_manifest_changes_alone(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder in (manifests.CHART, manifests.MANIFESTS):
-        shutil.copytree(folder, tmp_path / folder)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(manifests, "helm_found", lambda: None)
-    monkeypatch.setattr("sys.argv", ["genmanifests", "--check"])
-    assert manifests.main() == 0
-    with open(file, "a", encoding="utf-8") as opened:
-        opened.write("# one more line\n")
-    assert manifests.main() == 1
-    assert "deploy/manifests/SHA256SUMS would change" in capsys.readouterr().err
+pytestmark = pytest.mark.tool("helm")
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +59,31 @@ def suffix_for(version: str) -> str:
 
 
 def test_the_charts_version_is_the_proxys() -> None:
-    told = yaml.safe_load((manifests.CHART / "Chart.yaml").read_text())
+    told = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (told["version"], told["appVersion"]) == (VERSION, VERSION)
 
 
-def test_the_packed_chart_is_the_charts_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    shutil.copytree(manifests.CHART, tmp_path / "source" / manifests.CHART)
-    monkeypatch.setattr(sources, "version", lambda work: VERSION)
-    [packed] = chart.build(tmp_path, tmp_path)
-    assert packed.name == f"runtimeproxy-{VERSION}.tgz"
-    files = [path for path in manifests.CHART.rglob("[!.]*") if path.is_file() and path.parent.name != "ci"]
-    with tarfile.open(packed) as tar:
+@pytest.mark.engine
+@pytest.mark.release
+def test_release_has_the_chart_and_its_manifests(release: Path, tmp_path: Path) -> None:
+    files = [path for path in CHART.rglob("[!.]*") if path.is_file() and path.parent.name != "ci"]
+    with tarfile.open(release / f"runtimeproxy-{VERSION}.tgz") as tar:
         names = {entry.name for entry in tar if entry.isfile()}
-    assert names == {f"runtimeproxy/{path.relative_to(manifests.CHART)}" for path in files} - {
-        "runtimeproxy/.helmignore"
-    }
+    assert names == {f"runtimeproxy/{path.relative_to(CHART)}" for path in files}
+    with tarfile.open(release / f"runtimeproxy-{VERSION}-manifests.tgz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    rendered = {path.stem: path.read_text() for path in tmp_path.glob("*/*.yaml")}
+    assert rendered.keys() == {f"{name}{suffix}" for name in SETS for suffix in KUBERNETES}
+    for name, suffix in itertools.product(SETS, KUBERNETES):
+        text = rendered[f"{name}{suffix}"].replace("managed-by: kubectl", "managed-by: Helm")
+        assert tuple(yaml.safe_load_all(text)) == documents(name, suffix)
+
+
+def test_helm_finds_no_fault_in_the_chart() -> None:
+    for name in SETS:
+        values = f"--values={CHART}/ci/{name}-values.yaml"
+        done = subprocess.run([tool("helm"), "lint", "--strict", CHART, values], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_versions_of_kubernetes_are_from_1_25_to_the_newest() -> None:
@@ -115,7 +111,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_invalid_manifest_would_be_found(case: str, schemas: None) -> None:
     place, value = BROKEN[case]
-    [found] = copy.deepcopy(list(INSTALLERS.values())[:1])
+    found = copy.deepcopy(daemon_sets()[INSTALLERS[0]])
     *folders, last = place.split(".")
     node: Any = found
     for folder in folders:
@@ -126,20 +122,19 @@ def test_an_invalid_manifest_would_be_found(case: str, schemas: None) -> None:
 
 
 def test_the_proxy_is_never_a_pod() -> None:
-    assert DAEMON_SETS
-    for name, found in DAEMON_SETS.items():
+    for name, found in daemon_sets().items():
         for container in containers(found):
             words = container["command"] + container.get("args", [])
             assert "koord-runtime-proxy" not in " ".join(words), name
             assert words[1:2] != ["run"], name
 
 
-@pytest.mark.parametrize("name", DAEMON_SETS)
+@pytest.mark.parametrize("name", [*INSTALLERS, *HOOK_SERVERS, EXPORTER])
 def test_pods_stay_and_ask_for_what_they_use(name: str) -> None:
-    pod = DAEMON_SETS[name]["spec"]["template"]["spec"]
+    pod = daemon_sets()[name]["spec"]["template"]["spec"]
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"]
-    for container in containers(DAEMON_SETS[name]):
+    for container in containers(daemon_sets()[name]):
         assert {"cpu", "memory"} == container["resources"]["requests"].keys()
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert re.search(r"@sha256:[0-9a-f]{64}$", container["image"])
@@ -150,16 +145,15 @@ def skips(found: dict[str, Any]) -> bool:
 
 
 def test_hook_servers_and_the_installer_have_the_skip_label() -> None:
-    assert HOOK_SERVERS
-    assert INSTALLERS
-    assert {name for name, found in DAEMON_SETS.items() if skips(found)} == HOOK_SERVERS.keys() | INSTALLERS.keys()
+    assert daemon_sets().keys() == {*INSTALLERS, *HOOK_SERVERS, EXPORTER}
+    assert {name for name, found in daemon_sets().items() if skips(found)} == {*INSTALLERS, *HOOK_SERVERS}
 
 
 def test_the_skip_label_is_the_proxys_and_in_one_place() -> None:
     """nodeInstaller.config has no other one: the schema refuses both of its keys."""
     defaults = {option.name: option.default for option in OPTIONS}
     assert (defaults["runtime-hook-server-key"], defaults["runtime-hook-server-val"]) == (SKIP_LABEL, "true")
-    files = [path for path in (manifests.CHART / "templates").iterdir() if SKIP_LABEL in path.read_text()]
+    files = [path for path in (CHART / "templates").iterdir() if SKIP_LABEL in path.read_text()]
     assert [path.name for path in files] == ["_helpers.tpl"]
 
 
@@ -178,13 +172,13 @@ RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {
 
 @pytest.mark.parametrize("name", HOOK_SERVERS)
 def test_a_hook_server_has_the_two_directories_and_what_it_needs(name: str) -> None:
-    pod = HOOK_SERVERS[name]["spec"]["template"]["spec"]
+    pod = daemon_sets()[name]["spec"]["template"]["spec"]
     more, pids, capabilities = RIGHTS[name]
-    assert host_paths(HOOK_SERVERS[name]).keys() == PROXYS | more
+    assert host_paths(daemon_sets()[name]).keys() == PROXYS | more
     assert (pod.get("hostPID", False), pod["automountServiceAccountToken"]) == (pids, False)
     assert not pod.keys() & {"hostNetwork", "hostIPC", "serviceAccountName"}
-    *_, server = containers(HOOK_SERVERS[name])
-    for container in containers(HOOK_SERVERS[name]):
+    *_, server = containers(daemon_sets()[name])
+    for container in containers(daemon_sets()[name]):
         rights = container["securityContext"]
         assert (rights["allowPrivilegeEscalation"], rights["capabilities"]["drop"]) == (False, ["ALL"])
         assert rights["capabilities"].get("add", []) == (capabilities if container is server else [])
@@ -193,12 +187,12 @@ def test_a_hook_server_has_the_two_directories_and_what_it_needs(name: str) -> N
 
 
 def test_processes_are_found_in_cgroups_that_cannot_be_written() -> None:
-    assert host_paths(HOOK_SERVERS["hook-servers/runtimeproxy-hook-node"])["/sys/fs/cgroup"] is True
-    assert host_paths(HOOK_SERVERS["hook-servers/runtimeproxy-hook-limits"])["/sys/fs/cgroup"] is False
+    assert host_paths(daemon_sets()["hook-servers/runtimeproxy-hook-node"])["/sys/fs/cgroup"] is True
+    assert host_paths(daemon_sets()["hook-servers/runtimeproxy-hook-limits"])["/sys/fs/cgroup"] is False
 
 
 def test_the_exporter_sees_the_metrics_directory_alone() -> None:
-    exporter = DAEMON_SETS["exporter/runtimeproxy-exporter"]
+    exporter = daemon_sets()[EXPORTER]
     pod = exporter["spec"]["template"]["spec"]
     assert host_paths(exporter) == {"/var/run/koord-runtimeproxy-metrics": True}
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -212,7 +206,7 @@ def test_the_exporter_sees_the_metrics_directory_alone() -> None:
 
 def test_the_pod_monitor_asks_the_exporters_port_with_tls() -> None:
     monitor = of_kind("PodMonitor", "exporter")["runtimeproxy-exporter"]["spec"]
-    template = DAEMON_SETS["exporter/runtimeproxy-exporter"]["spec"]["template"]
+    template = daemon_sets()[EXPORTER]["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     [endpoint] = monitor["podMetricsEndpoints"]
     [container] = template["spec"]["containers"]
@@ -247,7 +241,7 @@ def test_the_places_are_leases_that_no_upgrade_touches(name: str) -> None:
 
 def needed(hook: str) -> dict[str, Any]:
     """Return what the chart gives a hook."""
-    text = (manifests.CHART / "templates/_helpers.tpl").read_text()
+    text = (CHART / "templates/_helpers.tpl").read_text()
     [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
     needs: dict[str, Any] = yaml.safe_load(row)
     return needs
@@ -299,7 +293,7 @@ def ran(container: dict[str, Any], command: list[str], places: dict[str, Path]) 
 @pytest.mark.parametrize(("name", "file", "stays"), [("limits", "10-limits.json", False), ("gpu", "20-gpu.json", True)])
 def test_a_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_path: Path) -> None:
     """Under Ignore a change of the ConfigMap is followed, and the pod takes the file along; under Fail it stays."""
-    begin, server = containers(HOOK_SERVERS[f"hook-servers/runtimeproxy-hook-{name}"])
+    begin, server = containers(daemon_sets()[f"hook-servers/runtimeproxy-hook-{name}"])
     kubelet, folder = tmp_path / "kubelet", tmp_path / "hookserver.d"
     laid = kubelet / "pods/12ab/volumes/kubernetes.io~configmap/registration"
     places = {"/var/lib/kubelet": kubelet, "/etc/runtime/hookserver.d": folder, "/etc/runtimeproxy-hooks": laid}

@@ -7,8 +7,7 @@ import jsonschema
 import pytest
 
 from runtimeproxy.settings.options import OPTIONS
-from scripts.checks.manifests import SETS
-from tests.deploy.charts import DEFAULTS, SCHEMA, given, merged
+from tests.deploy.charts import DEFAULTS, SCHEMA, SETS, given, merged
 
 VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 CONFIG = SCHEMA["properties"]["nodeInstaller"]["properties"]["config"]["properties"]

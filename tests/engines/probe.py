@@ -43,8 +43,11 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus"},
 }
 """The programs of each engine, and of the tests with engines, each with Debian's package."""
-TOOLS: Mapping[str, str] = {"git": "git", "h2load": "nghttp2-client", "minisign": "minisign", "strace": "strace"}
-"""The programs of other tests."""
+TOOLS: Mapping[str, str] = {
+    **{"git": "git", "h2load": "nghttp2-client", "minisign": "minisign", "strace": "strace"},
+    "helm": "golang, 1.24 or later, and run scripts/install",
+}
+"""The programs of other tests, each with what installs it."""
 
 CAPABILITIES: Mapping[str, int] = {
     "CAP_SYS_ADMIN": 21,
@@ -106,7 +109,13 @@ def missing_programs(engine: str) -> str:
 
 def missing_tool(name: str) -> str:
     """Return that a program of ``TOOLS`` is missing, with the remedy; "" if it is there."""
-    return "" if shutil.which(name) else f"not found: {name}; apt-get install {TOOLS[name]}"
+    return "" if shutil.which(tool(name)) else f"not found: {name}; apt-get install {TOOLS[name]}"
+
+
+def tool(name: str) -> str:
+    """Return the path of a program in .venv, where scripts/install puts helm; else its name."""
+    installed = Path(sys.executable).with_name(name)
+    return str(installed) if installed.exists() else name
 
 
 def missing_for_trees() -> str:

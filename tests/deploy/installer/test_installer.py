@@ -243,6 +243,7 @@ def test_the_whole_way_on_a_node(bench: Bench, pods: Pods, cluster: Cluster) -> 
         assert states[1] in bench.node.kubelet
 
 
+@pytest.mark.tool("helm")
 def test_the_charts_file_is_what_is_read(tmp_path: Path) -> None:
     [config] = of_kind("ConfigMap", "kubelet").values()
     (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
