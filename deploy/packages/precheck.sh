@@ -16,7 +16,7 @@ END
     rm -r "$folder"
     case $found in
     0) ;;
-    @FOUND@)
+    3)
         tell "version @VERSION@ would not start with this configuration, so it is not installed." \
             "Correct it, and install again. The installed version is as it was, and runs on."
         return 1

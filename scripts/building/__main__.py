@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.building import archive, chart, deb, image, rpm, sbom, sign, sources, wheel
+from scripts.building import chart, image, packages, sbom, sign, sources, tree, wheel
 from scripts.building.errors import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,9 @@ CHECKSUMS = "checksums.txt"
 ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
     "wheel": wheel.build,
     "sdist": wheel.build_sdist,
-    "archive": archive.build,
-    "deb": deb.build,
-    "rpm": rpm.build,
+    "archive": tree.build,
+    "deb": packages.build_deb,
+    "rpm": packages.build_rpm,
     "image": image.build,
     "chart": chart.build,
     "manifests": chart.build_manifests,

@@ -1,4 +1,4 @@
-"""The regular files in a finished artefact, each with its SHA-256; read by tar, zip and rpm, not by what made it."""
+"""The regular files in a finished artefact, each with its SHA-256, read by tar, zip and rpm."""
 
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """What the tree has of Debian: Python 3.11 and the shared libraries that it and the wheels need.
 
-Owns the list of packages and what is taken of each.
-Must not know: how the tree is begun, what runs in it.
 Invariant: a package is as apt checked it against Debian's signature; nothing of the machine's own files is taken.
 """
 

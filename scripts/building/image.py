@@ -1,9 +1,7 @@
 """The image of hook servers, exporter and node-installer: an OCI layout in a tar file, made by umoci without a daemon.
 
-Owns what is in it beside the tree: a shell, the programs that charts call, and the archive for the node-installer.
-Must not know: the charts.
-Invariant: nothing in it runs while it is made, and no file is setuid; times are the commit's, so equal files give equal
-bytes.
+Its lower layer has a shell and the programs that charts call; the upper one the tree, and the archive for the
+node-installer. Invariant: nothing in it runs while it is made, and no file is setuid; times are the commit's.
 """
 
 import os
@@ -12,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scripts.building import archive, debian, packing, parts, sbom, sources, tree
+from scripts.building import debian, packing, parts, sbom, sources, tree
 from scripts.building.errors import run
 
 BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
@@ -111,7 +109,7 @@ def _ours(work: Path, dist: Path) -> Path:
     """Return the directory of the upper layer: the tree, with the archive that the node-installer puts on nodes."""
     root = work / "ours"
     shutil.copytree(tree.made(work), root / TREE, symlinks=True)
-    [packed] = list(dist.glob("runtimeproxy_*_linux_x86_64.tar.gz")) or archive.build(work, work)
+    [packed] = list(dist.glob("runtimeproxy_*_linux_x86_64.tar.gz")) or tree.build(work, work)
     (root / ARCHIVE).mkdir(parents=True)
     shutil.copy(packed, root / ARCHIVE)
     return root

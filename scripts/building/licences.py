@@ -1,13 +1,11 @@
-"""The licence of each part, and whether it may be shipped.
+"""The licence of each part as an SPDX expression, and whether it may be shipped.
 
-Owns the SPDX expressions of wheels' metadata and of Debian's packages, and the list of licences that are allowed.
-Must not know: what is built of the parts.
 Invariant: a part whose licence is not known, or not allowed, is an error with its name, never left out.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from importlib.metadata import PackageMetadata
 
 from scripts.building.errors import BuildError
 
@@ -61,15 +59,7 @@ _WORDS: Mapping[str, str] = {
 """Words of older metadata, in small letters, for what newer ones say by SPDX expressions."""
 
 
-class Metadata(Protocol):
-    """Interface of a wheel's METADATA, as email and importlib.metadata read it."""
-
-    def __getitem__(self, key: str) -> Any: ...
-    def __contains__(self, key: Any) -> bool: ...
-    def get_all(self, name: str, failobj: Any = None) -> Any: ...
-
-
-def of_wheel(metadata: Metadata) -> str:
+def of_wheel(metadata: PackageMetadata) -> str:
     """Return the SPDX expression of a wheel's licence. Raises BuildError."""
     if "License-Expression" in metadata:
         return checked(metadata["Name"], metadata["License-Expression"])
@@ -85,15 +75,10 @@ def of_package(name: str) -> str:
 
 def checked(name: str, expression: str) -> str:
     """Return a part's licence if all that is in it is allowed. Raises BuildError."""
-    if unknown := sorted(not_allowed([expression])):
+    found = {each.strip() for each in re.split(r"\bAND\b|\bOR\b|[()]", expression)} - {""}
+    if unknown := sorted(found - ALLOWED):
         raise BuildError(
             f"the licence of {name} is {expression!r}, and {', '.join(unknown)} is not allowed: "
             "read it, and add it to scripts/building/licences.py or do without the part"
         )
     return expression
-
-
-def not_allowed(expressions: Iterable[str]) -> set[str]:
-    """Return the licences in SPDX expressions that are not on the list."""
-    found = {each.strip() for text in expressions for each in re.split(r"\bAND\b|\bOR\b|[()]", text)}
-    return {each for each in found if each} - ALLOWED

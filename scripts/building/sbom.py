@@ -1,18 +1,15 @@
 """The bill of materials of an artefact, as CycloneDX 1.6: its parts, and each file under the part that it came from.
 
-Owns whose each file is, and the form of the document.
-Must not know: how an artefact is made or packed.
-Invariant: each regular file of the artefact is there with its hash. What no part brought is ours, and stands under the
-artefact itself. The same artefact gives the same document.
+Invariant: each regular file of the artefact is listed with its hash. What no part brought is ours, and is listed under
+the artefact itself. The same artefact gives the same document.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from email.parser import Parser
-from importlib.metadata import metadata
+from importlib.metadata import PathDistribution, metadata
 from pathlib import Path, PurePath
 from uuid import NAMESPACE_URL, uuid5
 
@@ -35,62 +32,54 @@ _PIN = re.compile(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:\w+.*\n)+)", re.
 
 
 def write(work: Path, dist: Path, version: str) -> None:
-    """Write the document of each artefact in a directory, beside it. Raises BuildError."""
+    """Write the document of each artefact in a directory, next to it. Raises BuildError."""
     for artefact in sorted(dist.iterdir()):
-        artefact.with_name(artefact.name + SUFFIX).write_text(of_artefact(artefact, work, version))
+        artefact.with_name(artefact.name + SUFFIX).write_text(_of_artefact(artefact, work, version))
 
 
 def write_into(root: Path, version: str) -> None:
     """Write the document of the tree into it: its parts without their files, which are in its list of parts."""
-    main = _main(root.name, version, hashlib.sha256((root / parts.PLACE).read_bytes()).hexdigest())
+    main = _main(root.name, version, root / parts.PLACE)
     (root / IN_TREE).parent.mkdir(parents=True)
-    (root / IN_TREE).write_text(_text(main, [_of_part(part, root) for part in parts.read(root) if part.name != OURS]))
+    (root / IN_TREE).write_text(_text(main, [_of_part(part, root) for part in _others(root)]))
 
 
-def of_artefact(artefact: Path, work: Path, version: str) -> str:
-    """Return the document of an artefact, as JSON. Raises BuildError."""
-    files = contents.of(artefact)
-    owners: dict[str, Part] = {}
-    found: dict[str, Component] = {}
+def _of_artefact(artefact: Path, work: Path, version: str) -> str:
+    main, files = _main(artefact.name, version, artefact), contents.of(artefact)
+    owners: dict[str, Component] = {}
+    found: dict[str, Component] = {}  # the image has some Debian packages twice: in the tree, and in the lower layer
     roots = {name.removesuffix(parts.PLACE): work / "tree" for name in files if name.endswith(parts.PLACE)}
     if artefact.name.endswith("_image.tar"):
         roots[""] = work / BASE
     for place, root in roots.items():
-        brought = [part for part in parts.read(root) if part.name != OURS]
-        owners |= _owners(brought, place, files)
-        found |= {_key(part): _of_part(part, root) for part in brought}
-    main = _main(artefact.name, version, hashlib.sha256(artefact.read_bytes()).hexdigest())
-    for name in sorted(files):
-        component = found[_key(owners[name])] if name in owners else main
-        component.components.add(_of_file(name, files[name]))
+        for part in _others(root):
+            component = _of_part(part, root)
+            component = found.setdefault(str(component.purl), component)
+            owners |= {place + file: component for file in part.files}
+    for name, digest in sorted(files.items()):
+        hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+        file = Component(type=ComponentType.FILE, name=name, bom_ref=f"file:{name}", hashes=hashes)
+        owners.get(_source(name), main).components.add(file)
     if not found and not artefact.name.endswith(".tgz"):  # a chart needs no library
         return _text(main, _of_pins((work / "source/deploy/requirements.lock").read_text()))
     return _text(main, found.values())
 
 
-def _owners(brought: Iterable[Part], place: str, files: Mapping[str, str]) -> dict[str, Part]:
-    """Return whose the files below a place are; a compiled module is its source's, a program's loader the loader's."""
-    found = {place + file: part for part in brought for file in part.files}
-    for name in files:
-        path = PurePath(name)
-        if path.parent.name == "__pycache__":
-            source = str(path.parent.parent / f"{path.name.partition('.')[0]}.py")
-        elif path.is_relative_to(f"{place}libexec"):
-            source = f"{place}lib/{debian.LOADER}"
-        else:
-            continue
-        if source in found:
-            found[name] = found[source]
-    return found
+def _source(name: str) -> str:
+    """Return the file that a compiled module, or the loader by a program's name, was made of; else the file itself."""
+    path = PurePath(name)
+    if path.parent.name == "__pycache__":
+        return str(path.parent.parent / f"{path.name.partition('.')[0]}.py")
+    return str(path.parent.parent / "lib" / debian.LOADER) if path.parent.name == "libexec" else name
 
 
-def _key(part: Part) -> str:
-    """The image has some Debian packages twice, in the tree and beside it."""
-    return f"{part.kind} {part.name} {part.version}"
+def _others(root: Path) -> list[Part]:
+    return [part for part in parts.read(root) if part.name != OURS]
 
 
-def _main(name: str, version: str, digest: str) -> Component:
+def _main(name: str, version: str, file: Path) -> Component:
     purl = PackageURL("generic", None, OURS, version, {"file_name": name})
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return _component(ComponentType.APPLICATION, OURS, version, OUR_LICENCE, purl, digest)
 
 
@@ -101,7 +90,7 @@ def _of_part(part: Part, root: Path) -> Component:
     else:
         [file] = (file for file in part.files if file.endswith(".dist-info/METADATA"))
         purl = PackageURL("pypi", None, part.name, part.version)
-        licence = licences.of_wheel(Parser().parsestr((root / file).read_text()))
+        licence = licences.of_wheel(PathDistribution((root / file).parent).metadata)
     return _component(ComponentType.LIBRARY, part.name, part.version, licence, purl, part.sha256)
 
 
@@ -132,13 +121,8 @@ def _component(
     )
 
 
-def _of_file(name: str, digest: str) -> Component:
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
-    return Component(type=ComponentType.FILE, name=name, bom_ref=f"file:{name}", hashes=hashes)
-
-
 def _text(main: Component, others: Iterable[Component]) -> str:
-    """Return the document; its number is made of the artefact's hash, its time that of the commit."""
+    """Return the document; its number is made of the artefact's hash, its time is that of the commit."""
     time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
     [digest] = main.hashes
     bom = Bom(

@@ -1,8 +1,7 @@
 """The signature of the file of checksums, by minisign(1).
 
-Must not know: what is signed.
-Invariant: the secret key is read from where the release's maker keeps it, which is outside the checkout, and is nowhere
-else: not in an argument, a variable, a log line or a file of the build.
+Invariant: only minisign reads the secret key, from a file outside the checkout. It is in no argument, variable, log
+line or file of the build.
 """
 
 import subprocess
@@ -20,7 +19,7 @@ def check_key(key: Path, checkout: Path) -> None:
 
 
 def sign(file: Path, key: Path, comment: str) -> None:
-    """Write a file's signature beside it. minisign asks for the key's password on the terminal. Raises BuildError."""
+    """Write a file's signature next to it. minisign asks for the key's password on the terminal. Raises BuildError."""
     command: list[str | Path] = ["minisign", "-S", "-s", key, "-m", file, "-t", comment]
     try:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)

@@ -1,8 +1,6 @@
 """The sources of a build: the files of the last commit, and what names the build.
 
-Owns the way to them from git, and the file BUILD that ``runtimeproxy version`` reads.
-Must not know: what is made of them.
-Invariant: what is not committed is in no build that does not say so.
+Invariant: what is not committed is only in a build whose version ends with ``-dirty``.
 """
 
 import shutil
@@ -13,7 +11,7 @@ from typing import NamedTuple
 from scripts.building.errors import BuildError, run
 
 BUILD_FILE = "runtimeproxy/BUILD"
-# Whoever builds runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
+# A build runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
 GIT = ("git", "-c", "safe.directory=*")
 
 

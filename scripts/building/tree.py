@@ -1,6 +1,6 @@
 """The tree: Debian's Python with its own loader and libraries, the pinned wheels, ours, and the programs.
 
-Owns its layout::
+Its layout::
 
     bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader
     libexec/  the loader, by the name of each program, which is the process's name, too
@@ -8,7 +8,6 @@ Owns its layout::
     share/    licences, units, parts.json (what all came from), sbom/ (the same in CycloneDX's form)
     BUILD     what ``runtimeproxy version`` tells
 
-Must not know: what is made of it (archive, packages, image).
 Invariant: it works wherever it is put, and nothing in it is from the machine that built it.
 """
 
@@ -21,7 +20,7 @@ import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
-from scripts.building import debian, parts, sbom, sources, wheel
+from scripts.building import debian, packing, parts, sbom, sources, wheel
 from scripts.building.errors import BuildError, run
 from scripts.building.parts import LICENCES, Part
 
@@ -31,7 +30,14 @@ NEWEST_GLIBC = 36
 """The minor version of Debian 12's glibc 2."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -1)] + ["manylinux2014_x86_64"]
 _LICENCE = re.compile(r"\.dist-info/(licenses/.|licen[cs]e|copying|notice)", re.IGNORECASE)
-PROGRAM = Path(__file__).with_name("program.sh")
+
+
+def build(work: Path, dist: Path) -> list[Path]:
+    """Build the archive for a node without Python, runtimeproxy_<version>_linux_x86_64.tar.gz."""
+    version = sources.version(work)
+    archive = dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
+    packing.pack(made(work), archive, f"runtimeproxy-{version}")
+    return [archive]
 
 
 def made(work: Path) -> Path:
@@ -43,7 +49,7 @@ def made(work: Path) -> Path:
     ours = wheel.made(work)
     found += [_install(file, root) for file in (*_pinned(work), ours)]
     parts.write(root, found)
-    _write_programs(root)
+    _write_programs(root, (work / "source/deploy/packages/program.sh").read_text())
     shutil.copytree(work / "source/deploy/systemd", root / "share/systemd")
     _check_libraries(root)
     _compile(root)
@@ -78,7 +84,7 @@ def _install(file: Path, root: Path) -> Part:
     return part
 
 
-def _write_programs(root: Path) -> None:
+def _write_programs(root: Path, script: str) -> None:
     """Write a script for each program of our wheel, and for Python; the loader gets a name for each."""
     (entry_points,) = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info/entry_points.txt")
     declared = ConfigParser(delimiters="=")
@@ -91,7 +97,7 @@ def _write_programs(root: Path) -> None:
     for folder in ("bin", "libexec"):
         (root / folder).mkdir()
     for name, arguments in programs.items():
-        text = PROGRAM.read_text().replace("@NAME@", name).replace("@ARGUMENTS@", arguments)
+        text = script.replace("@NAME@", name).replace("@ARGUMENTS@", arguments)
         (root / "bin" / name).write_text(text)
         (root / "bin" / name).chmod(0o755)
         os.link(root / "lib" / debian.LOADER, root / "libexec" / name)

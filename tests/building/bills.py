@@ -1,50 +1,80 @@
-"""What is wrong with the bills of materials in a directory of a release."""
+"""The files of an artefact, and what is wrong with the bills of materials in a directory of a release."""
 
+import hashlib
 import json
 import subprocess
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from scripts.building import contents, sbom
+SUFFIX = ".cdx.json"
+UNPACK: Mapping[str, str] = {
+    ".whl": f"'{sys.executable}' -m zipfile -e \"$1\" .",
+    ".gz": 'tar -xf "$1"',
+    ".tgz": 'tar -xf "$1"',
+    ".deb": 'dpkg-deb --extract "$1" .',
+    ".rpm": 'rpm2archive - <"$1" | tar -xz',
+    ".tar": 'tar -xf "$1"',
+}
+"""The commands that unpack an artefact into the current directory, by the end of its name."""
 
-LISTED = {".deb": ("dpkg-deb", "--contents"), ".gz": ("tar", "--list", "-vf"), ".tgz": ("tar", "--list", "-vf")}
-"""What lists the files of an artefact beside our own reader, by the end of its name."""
+
+def files(artefact: Path) -> dict[str, str]:
+    """Return the SHA-256 of each regular file by its name, as another program unpacks them."""
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(artefact.resolve(), Path(folder))
+        if artefact.suffix == ".tar":
+            return _of_image(Path(folder))
+        found = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
+        return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def _of_image(layout: Path) -> dict[str, str]:
+    """Return the files of an OCI layout's one image (image-layout.md), none of whose layers removes a file."""
+
+    def blob(descriptor: Mapping[str, str]) -> Path:
+        return layout / "blobs" / descriptor["digest"].replace(":", "/")
+
+    [manifest] = json.loads((layout / "index.json").read_text())["manifests"]
+    layers = [
+        blob(layer).rename(layout / f"{at}.gz")
+        for at, layer in enumerate(json.loads(blob(manifest).read_text())["layers"])
+    ]
+    return {name: digest for layer in layers for name, digest in files(layer).items()}
+
+
+def _unpack(artefact: Path, folder: Path) -> None:
+    subprocess.run(["sh", "-ec", UNPACK[artefact.suffix], "sh", artefact], cwd=folder, check=True, capture_output=True)
 
 
 def faults(dist: Path) -> list[str]:
     """Return a line for each bill that is missing, not as CycloneDX's schema says, or not of its artefact's files."""
-    artefacts = [path for path in dist.iterdir() if not path.name.endswith((sbom.SUFFIX, ".txt", ".minisig"))]
+    artefacts = [path for path in dist.iterdir() if not path.name.endswith((SUFFIX, ".txt", ".minisig"))]
     return [f"{path.name}: {fault}" for path in artefacts for fault in _faults(path)]
 
 
 def _faults(artefact: Path) -> Iterator[str]:
-    text = artefact.with_name(artefact.name + sbom.SUFFIX).read_text()
+    text = artefact.with_name(artefact.name + SUFFIX).read_text()
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         yield f"the schema does not allow it: {error}"
     document = json.loads(text)
-    parts = [document["metadata"]["component"], *document.get("components", [])]
-    files = [file for part in parts for file in part.get("components", [])]
-    named = {file["name"]: file["hashes"][0]["content"] for file in files}
-    if twice := [name for name, count in Counter(file["name"] for file in files).items() if count > 1]:
+    main = document["metadata"]["component"]
+    if main["hashes"][0]["content"] != hashlib.sha256(artefact.read_bytes()).hexdigest():
+        yield "another hash than the artefact's"
+    parts = [main, *document.get("components", [])]
+    listed = [file for part in parts for file in part.get("components", [])]
+    named = {file["name"]: file["hashes"][0]["content"] for file in listed}
+    if twice := [name for name, count in Counter(file["name"] for file in listed).items() if count > 1]:
         yield f"named twice: {twice}"
-    if named != contents.of(artefact):
-        yield f"other files or hashes than the artefact's: {sorted(named.items() ^ contents.of(artefact).items())}"
-    if artefact.suffix in LISTED and named.keys() != _listed(artefact):
-        yield f"not as listed: {sorted(named.keys() ^ _listed(artefact))}"
+    if differing := named.items() ^ files(artefact).items():
+        yield f"other files or hashes than the artefact's: {sorted(differing)}"
     yield from (
         f"{part['name']} has no licence, hash or package URL"
         for part in parts
         if not (part.get("licenses") and part.get("purl") and (part.get("hashes") or part.get("externalReferences")))
     )
-
-
-def _listed(artefact: Path) -> set[str]:
-    """Return the files that another program lists, hard links among them."""
-    command = [*LISTED[artefact.suffix], str(artefact)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    names = {line.split(maxsplit=5)[5].partition(" link to ")[0] for line in lines if line[0] in "-h"}
-    return {name.removeprefix("./") for name in names}

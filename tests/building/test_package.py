@@ -1,5 +1,6 @@
 """What the Debian package puts where, and that its tree is the archive's."""
 
+import json
 import re
 import subprocess
 import tarfile
@@ -11,7 +12,8 @@ import pytest
 import yaml
 
 from runtimeproxy.settings.version import VERSION
-from scripts.building import contents, installed, parts
+from tests.building import bills
+from tests.building.made import PROGRAMS
 
 pytestmark = [pytest.mark.engine, pytest.mark.release]
 
@@ -62,7 +64,7 @@ def test_every_file_has_a_place(entries: dict[str, tarfile.TarInfo]) -> None:
 
 def test_programs_are_links_into_the_tree(entries: dict[str, tarfile.TarInfo]) -> None:
     links = {name: entry.linkname for name, entry in entries.items() if entry.issym() and name.startswith("usr/bin/")}
-    assert links == {f"usr/bin/{name}": f"../lib/runtimeproxy/bin/{name}" for name in installed.PROGRAMS}
+    assert links == {f"usr/bin/{name}": f"../lib/runtimeproxy/bin/{name}" for name in PROGRAMS}
 
 
 def test_all_is_roots_and_nobody_else_may_write(entries: dict[str, tarfile.TarInfo]) -> None:
@@ -74,16 +76,16 @@ def test_all_is_roots_and_nobody_else_may_write(entries: dict[str, tarfile.TarIn
 
 def test_tree_is_the_archives_but_for_the_units(package: Path, release: Path) -> None:
     (archive,) = release.glob("*_linux_x86_64.tar.gz")
-    tree = {name.partition("/")[2]: digest for name, digest in contents.of(archive).items()}
-    of_package = contents.of(package)
-    prefix = f"{installed.PREFIX}/"
+    tree = {name.partition("/")[2]: digest for name, digest in bills.files(archive).items()}
+    of_package = bills.files(package)
+    prefix = "usr/lib/runtimeproxy/"
     ours = {name.removeprefix(prefix): digest for name, digest in of_package.items() if name.startswith(prefix)}
     units = {name: digest for name, digest in tree.items() if name.startswith("share/systemd/")}
     assert ours == {name: digest for name, digest in tree.items() if name not in units}
     elsewhere = {name.replace("share/systemd/", "lib/systemd/system/"): digest for name, digest in units.items()}
     group = elsewhere.pop("lib/systemd/system/runtimeproxy.sysusers")
     assert elsewhere.items() <= of_package.items()
-    assert of_package[installed.SYSUSERS] == group
+    assert of_package["usr/lib/sysusers.d/runtimeproxy.conf"] == group
 
 
 def test_configuration_holds_all_defaults_and_sets_none(package: Path, archive: Path) -> None:
@@ -118,6 +120,6 @@ def field(control: Path) -> Iterator[tuple[str, str]]:
 
 def test_copyright_names_every_part(package: Path, archive: Path) -> None:
     text = file_of(package, "usr/share/doc/runtimeproxy/copyright")
-    named = [part for part in parts.read(archive) if part.name != "runtimeproxy"]
-    assert named
-    assert [part.name for part in named if f"{part.name} {part.version}" not in text] == []
+    parts = [part for part in json.loads((archive / "share/parts.json").read_text()) if part["name"] != "runtimeproxy"]
+    assert parts
+    assert [part["name"] for part in parts if f"{part['name']} {part['version']}" not in text] == []

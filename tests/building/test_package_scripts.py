@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from scripts.building.installed import filled
+from deploy.packages.maintainer_scripts import filled
 from tests.docs import ROOT
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "runtimeproxy_hooks").symlink_to(ROOT / "hooks")
     (folder / "yaml").symlink_to(Path(yaml.__file__).parent)
     texts = {name: (ROOT / "deploy/debian" / name).read_text().replace("#DEBHELPER#", "debhelper") for name in SCRIPTS}
-    return {name: filled(text, ROOT, folder, "9.8.7") for name, text in texts.items()}
+    return {name: filled(text, folder, "9.8.7") for name, text in texts.items()}
 
 
 class Ran(NamedTuple):

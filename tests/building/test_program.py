@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.building import precheck
-from scripts.building.tree import PROGRAM
+from deploy.packages import precheck
+from tests.docs import ROOT
+
+PROGRAM = ROOT / "deploy/packages/program.sh"
 
 
 @pytest.fixture

@@ -1,89 +1,68 @@
-"""A build is made of the last commit's files, or says that it is not."""
+"""A build is made of the last commit's files, or its version says that it is not; equal sources give equal bytes."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from scripts.building.__main__ import CHECKSUMS, write_checksums
-from scripts.building.errors import BuildError
-from scripts.building.sources import BUILD_FILE, Source, extract
+from runtimeproxy.settings.version import VERSION
 from tests.docs import ROOT
 
-pytestmark = pytest.mark.tool("git")
-DATE = "2026-01-02T03:04:05Z"
-EPOCH = 1767323045
-GIT = ("git", "-c", "user.name=a", "-c", "user.email=b", "-c", "core.hooksPath=none", "-c", "commit.gpgSign=false")
-
-
-def git(checkout: Path, *words: str) -> str:
-    environ = os.environ | {"GIT_AUTHOR_DATE": DATE, "GIT_COMMITTER_DATE": DATE}
-    done = subprocess.run([*GIT, *words], cwd=checkout, env=environ, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+BUILT = ("sdist", "chart")
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Iterator[Path]:
-    """Yield a checkout with a commit, in a process with an unusual umask."""
-    before = os.umask(0o077)
-    made = tmp_path / "checkout"
-    (made / "runtimeproxy/settings").mkdir(parents=True)
-    (made / "runtimeproxy/settings/version.py").write_text("VERSION = '1'\n")
-    (made / "run").write_text("#!/bin/sh\n")
-    (made / "run").chmod(0o700)
-    (made / ".gitignore").write_text("ignored\n")
-    git(made, "init", "-q")
-    git(made, "add", ".")
-    git(made, "commit", "-qm", "first")
-    os.umask(0o022)  # as the build sets it
-    yield made
-    os.umask(before)
+def checkout(tmp_path: Path) -> Path:
+    """Return a clone of the checkout."""
+    command = ["git", "-c", "safe.directory=*", "clone", "--quiet", "--depth=1", f"file://{ROOT}", tmp_path / "clone"]
+    subprocess.run(command, check=True)
+    return tmp_path / "clone"
 
 
-def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): f"{path.stat().st_mode:o}" for path in folder.rglob("*") if path.is_file()}
+def build(
+    checkout: Path, dist: Path, *flags: str, umask: int = 0o022, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripts.building", f"--dist={dist}", *flags, *BUILT]
+    environ = os.environ | {"PYTHONPATH": str(checkout)} | environ
+    return subprocess.run(command, cwd=checkout, env=environ, umask=umask, capture_output=True, text=True, check=False)
 
 
-FILES = {".gitignore": "100644", "run": "100755", "runtimeproxy/settings/version.py": "100644", BUILD_FILE: "100644"}
+@pytest.mark.slow
+@pytest.mark.history
+def test_commit_gives_the_same_bytes_whatever_the_surroundings(checkout: Path, tmp_path: Path) -> None:
+    first = build(checkout, tmp_path / "one")
+    assert first.returncode == 0, first.stderr
+    for file in checkout.rglob("*.py"):
+        os.utime(file, (1, 1))
+    second = build(checkout.rename(tmp_path / "other"), tmp_path / "two", umask=0o077, TZ="Asia/Tokyo", LANG="de_DE")
+    assert second.returncode == 0, second.stderr
+    assert (tmp_path / "one/checksums.txt").read_text() == (tmp_path / "two/checksums.txt").read_text()
+    check = ["sha256sum", "--check", "--strict", "--quiet", "checksums.txt"]
+    assert subprocess.run(check, cwd=tmp_path / "two", check=False).returncode == 0
 
 
-def test_commit_is_extracted_and_named(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "ignored").write_text("")
-    source, commit = extract(checkout, tmp_path / "source", dirty=False), git(checkout, "rev-parse", "HEAD")
-    assert source == Source(commit, EPOCH)
-    assert files(tmp_path / "source") == FILES
-    assert (tmp_path / "source" / BUILD_FILE).read_text() == f"commit: {commit}\ndate: {DATE}\n"
-
-
-@pytest.mark.parametrize("name", ["run", "new"])
-def test_change_is_refused_by_its_name_or_built_as_dirty(checkout: Path, tmp_path: Path, name: str) -> None:
-    (checkout / name).write_text("changed")
-    with pytest.raises(BuildError, match=rf"1 files differ from the last commit \({name} .*commit or remove them"):
-        extract(checkout, tmp_path / "refused", dirty=False)
-    source = extract(checkout, tmp_path / "source", dirty=True)
-    assert source.commit == f"{git(checkout, 'rev-parse', 'HEAD')}-dirty"
-    assert files(tmp_path / "source") == FILES | {name: "100755" if name == "run" else "100644"}
-    assert (tmp_path / "source" / name).read_text() == "changed"
-
-
-def test_removed_file_is_not_in_a_dirty_build(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "run").unlink()
-    extract(checkout, tmp_path / "source", dirty=True)
-    assert "run" not in files(tmp_path / "source")
-
-
-def test_checksums_are_read_by_sha256sum(tmp_path: Path) -> None:
-    for name in ("a b", "c"):
-        (tmp_path / name).write_text(name)
-    write_checksums(tmp_path)
-    check = ["sha256sum", "--check", "--strict", CHECKSUMS]
-    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "a b: OK\nc: OK\n")
-    (tmp_path / "c").write_text("other")
-    assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+@pytest.mark.slow
+@pytest.mark.history
+def test_change_is_refused_by_its_name_or_built_as_dirty(checkout: Path, tmp_path: Path) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True)
+    (checkout / "README.rst").write_text("changed")
+    (checkout / "LICENSE").unlink()
+    refused = build(checkout, tmp_path / "dist")
+    assert refused.returncode == 1
+    assert "2 files differ from the last commit (LICENSE ...)" in refused.stderr
+    assert not (tmp_path / "dist").exists()
+    assert build(checkout, tmp_path / "dist", "--dirty").returncode == 0
+    with tarfile.open(tmp_path / "dist" / f"runtimeproxy-{VERSION}.tar.gz") as tar:
+        top = f"runtimeproxy-{VERSION}"
+        readme, named = (tar.extractfile(f"{top}/{name}") for name in ("README.rst", "runtimeproxy/BUILD"))
+        assert readme is not None
+        assert named is not None
+        assert readme.read() == b"changed"
+        assert named.read().decode().startswith(f"commit: {commit.stdout.strip()}-dirty\n")
+        assert f"{top}/LICENSE" not in tar.getnames()
 
 
 def test_build_is_refused_when_python_is_too_old() -> None:

@@ -1,37 +1,17 @@
 """Check the configuration of the running proxy by the rules of a version that is not installed yet.
 
-It is packed with these rules (``archive``) and put into the packages' scripts. The installed version's Python runs it:
-``python3 -I check.pyz PID``, 0 for no process. Exit code FOUND: this version would not start.
+``maintainer_scripts.archive`` packs it with these rules for the packages' scripts. The installed version's Python runs
+it: ``python3 -I check.pyz PID``, 0 for no process. Exit code 3: this version would not start.
 
-Owns what is packed, and how a process of the tree shows its flags.
-Must not know: what makes a value right.
-Invariant: beside the standard library it needs nothing but what is packed. No value of the environment is printed but
+Invariant: except the standard library it imports only what is packed. It prints no value of the environment but
 those of the proxy's own variables that are wrong.
 """
 
-import io
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 FOUND = 3
-PACKED = ("__init__", "errors", "version", "files", "relay/listener", "cli/shared/configuration", "settings/*")
-
-
-def archive(packages: Path) -> bytes:
-    """Return the zip file with this file as its program, made of a directory with the installed packages."""
-    package = packages / "runtimeproxy"
-    files = [path for name in PACKED for path in package.glob(f"{name}.py")]
-    # What these packages import themselves is not needed.
-    texts = {f"runtimeproxy/{name}/__init__.py": b"" for name in ("relay", "cli", "cli/shared")}
-    texts |= {str(path.relative_to(packages)): path.read_bytes() for path in [*files, *packages.glob("yaml/*.py")]}
-    texts["__main__.py"] = Path(__file__).read_bytes()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for name, content in sorted(texts.items()):
-            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
 
 
 def main() -> int:

@@ -1,0 +1,128 @@
+"""The Debian package, by debhelper, and the RPM, by rpmbuild: the tree, and the files that belong elsewhere."""
+
+import gzip
+import os
+import re
+import shutil
+from email.utils import formatdate
+from pathlib import Path
+
+from deploy.packages import maintainer_scripts
+from scripts.building import sources, tree
+from scripts.building.errors import BuildError, run
+from scripts.building.parts import Part, read
+
+PREFIX = "usr/lib/runtimeproxy"
+UNITS, DEBIAN_UNITS = "usr/lib/systemd/system", "lib/systemd/system"
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/runtimeproxy",
+    "zsh": "usr/share/zsh/vendor-completions/_runtimeproxy",
+    "fish": "usr/share/fish/vendor_completions.d/runtimeproxy.fish",
+}
+PROGRAMS = ("runtimeproxy", "koord-runtime-proxy", "runtimeproxy-hooks")
+SOCKETS = "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
+REPRODUCIBLE = {
+    "_buildhost": "localhost",
+    "use_source_date_epoch_as_buildtime": "1",
+    "clamp_mtime_to_source_date_epoch": "1",
+}
+_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)", re.IGNORECASE)
+
+
+def build_deb(work: Path, dist: Path) -> list[Path]:
+    """Build runtimeproxy_<version>-1_amd64.deb. A dirty one, which is for tests, is not compressed."""
+    version, folder = sources.version(work), work / "deb"
+    shutil.copytree(work / "source/deploy/debian", folder / "debian")
+    run(["cp", "-a", installed(work), folder / "root"])
+    # Debian 12's debhelper finds units only there.
+    (folder / "root" / DEBIAN_UNITS).parent.mkdir(parents=True)
+    (folder / "root" / UNITS).rename(folder / "root" / DEBIAN_UNITS)
+    (folder / "root" / UNITS).parent.rmdir()
+    shutil.copy(work / "source/CHANGELOG.rst", folder)
+    for name in ("preinst", "postinst", "prerm", "postrm"):
+        path = folder / "debian" / name
+        path.write_text(_script(work, path.read_text()))
+    (folder / "debian/copyright").write_text(copyright_text(work))
+    maintainer = (folder / "debian/control").read_text().partition("Maintainer: ")[2].splitlines()[0]
+    (folder / "debian/changelog").write_text(
+        f"runtimeproxy ({version}-1) stable; urgency=medium\n\n  * Version {version}; changelog.gz says what is new.\n"
+        f"\n -- {maintainer}  {formatdate(int(os.environ['SOURCE_DATE_EPOCH']))}\n"
+    )
+    run(["debian/rules", "binary", f"COMPRESSION={'none' if sources.is_dirty(work) else 'xz'}"], folder)
+    return [Path(shutil.copy(work / f"runtimeproxy_{version}-1_amd64.deb", dist))]
+
+
+def build_rpm(work: Path, dist: Path) -> list[Path]:
+    """Build runtimeproxy-<version>-1.x86_64.rpm. Raises BuildError for a path that rpmbuild cannot use."""
+    if " " in str(work):
+        raise BuildError(f"rpmbuild takes no path with a space, and this is {work}: set TMPDIR to another directory")
+    folder, root = work / "rpm", work / "rpm/root"
+    folder.mkdir()
+    run(["cp", "-a", installed(work), root])
+    (root / "usr/share/zsh/vendor-completions").rename(root / "usr/share/zsh/site-functions")
+    (root / "usr/share/licenses/runtimeproxy").mkdir(parents=True)
+    (root / "usr/share/licenses/runtimeproxy/copyright").write_text(copyright_text(work))
+    text = _script(work, (work / "source/deploy/rpm/runtimeproxy.spec").read_text())
+    for name, value in {"ROOT": str(root), "SOCKETS": SOCKETS, "ENABLED": f"{SOCKETS} runtimeproxy.service"}.items():
+        text = text.replace(f"@{name}@", value)
+    (folder / "runtimeproxy.spec").write_text(text)
+    settings = {"_topdir": str(folder / "top"), "_dbpath": str(folder / "db"), **REPRODUCIBLE}
+    defines = [word for name, value in settings.items() for word in ("--define", f"{name} {value}")]
+    run(["rpmbuild", "-bb", "--target=x86_64-linux", "--quiet", *defines, folder / "runtimeproxy.spec"])
+    (package,) = (folder / "top/RPMS/x86_64").glob("*.rpm")
+    return [Path(shutil.copy(package, dist))]
+
+
+def installed(work: Path) -> Path:
+    """Return the directory with the files of both packages as on a node, which the first call makes."""
+    root = work / "installed"
+    if root.exists():
+        return root
+    prefix = root / PREFIX
+    prefix.parent.mkdir(parents=True)
+    run(["cp", "-a", tree.made(work), prefix])
+    (root / UNITS).parent.mkdir(parents=True)
+    (prefix / "share/systemd").rename(root / UNITS)
+    (root / "usr/lib/sysusers.d").mkdir()
+    (root / UNITS / "runtimeproxy.sysusers").rename(root / "usr/lib/sysusers.d/runtimeproxy.conf")
+    (root / "usr/bin").mkdir()
+    for name in PROGRAMS:
+        (root / "usr/bin" / name).symlink_to(f"../lib/runtimeproxy/bin/{name}")
+    program = prefix / "bin/runtimeproxy"
+    texts = {place: run([program, "completion", shell]) for shell, place in COMPLETIONS.items()}
+    keys = re.sub(r"^(?=[a-z])", "#", run([program, "config", "default"]), flags=re.MULTILINE)
+    head = "# Every key is commented out: the defaults hold, also those of a later version.\n"
+    texts["etc/runtimeproxy/config.yaml"] = head + keys
+    for place, text in texts.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(text)
+    (root / "etc/runtime/hookserver.d").mkdir(parents=True)
+    pages, folder = work / "manpages", root / "usr/share/man/man8"
+    run([prefix / "bin/python3", "-I", work / "source/scripts/building/manpages.py", pages])
+    folder.mkdir(parents=True)
+    for page in sorted(pages.iterdir()):
+        (folder / f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes(), 9, mtime=0))
+    return root
+
+
+def copyright_text(work: Path) -> str:
+    """Return what is ours, and the licence files of every other part of the tree, whole. Raises BuildError."""
+    root, ours = tree.made(work), (work / "source/deploy/packages/copyright").read_text()
+    owners: dict[str, list[str]] = {}
+    for part in read(root):
+        for text in _licences(root, part) if part.name != "runtimeproxy" else ():
+            owners.setdefault(text, []).append(f"{part.name} {part.version}")
+    return ours + "".join(f"\n{'=' * 80}\n{', '.join(names)}\n\n{text}" for text, names in owners.items())
+
+
+def _script(work: Path, text: str) -> str:
+    return maintainer_scripts.filled(text, tree.made(work) / tree.DIST_PACKAGES, sources.version(work))
+
+
+def _licences(root: Path, part: Part) -> list[str]:
+    files = [name for name in part.files if _LICENCE.match(Path(name).name) and not name.endswith((".py", ".so"))]
+    if not files:
+        raise BuildError(
+            f"{part.name} {part.version} has no licence file: look which one holds, and add it to the build"
+        )
+    return [(root / name).read_text(errors="replace") for name in files]
