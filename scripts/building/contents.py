@@ -1,95 +1,54 @@
-"""The regular files in a finished artefact, each with its SHA-256, read by tar, zip and rpm."""
+"""The regular files in a finished artefact, each with its SHA-256, as the programs of its format unpack them."""
 
-import gzip
 import hashlib
-import io
 import json
+import sys
 import tarfile
-import zipfile
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
-from scripts.building.errors import run, run_bytes
+from scripts.building.errors import run
 
-Files = dict[str, str]
-"""Hash by name, which has no leading slash or dot."""
-
-
-def of(artefact: Path) -> Files:
-    """Return the files of an artefact. Raises KeyError for a file of another kind."""
-    return _READERS[next(suffix for suffix in _READERS if artefact.name.endswith(suffix))](artefact)
-
-
-def _of_tar(file: IO[bytes]) -> Files:
-    """Hard links are files like any other."""
-    found = {}
-    with tarfile.open(fileobj=file) as tar:
-        for entry in tar:
-            if entry.isreg() or entry.islnk():
-                content = tar.extractfile(entry)
-                assert content is not None
-                found[entry.name.removeprefix("./")] = hashlib.sha256(content.read()).hexdigest()
-    return found
+_TAR = 'tar -xf "$1"'
+UNPACK: Mapping[str, str] = {
+    ".whl": f"'{sys.executable}' -m zipfile -e \"$1\" .",
+    ".gz": _TAR,
+    ".tgz": _TAR,
+    ".tar": _TAR,
+    ".deb": 'dpkg-deb --extract "$1" .',
+    ".rpm": 'rpm2archive - <"$1" | tar -xz',
+}
+"""The shell command that unpacks an artefact into the current directory, by the end of its name."""
 
 
-def _of_tar_file(artefact: Path) -> Files:
-    with artefact.open("rb") as file:
-        return _of_tar(file)
+def of(artefact: Path) -> dict[str, str]:
+    """Return the hash of each file by its name; links are none, hard links are files like any other."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        run(["sh", "-ec", UNPACK[artefact.suffix], "sh", artefact.absolute()], place)
+        if artefact.name.endswith("_image.tar"):
+            return _of_image(place)
+        files = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _of_zip(artefact: Path) -> Files:
-    with zipfile.ZipFile(artefact) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in names}
+def _of_image(layout: Path) -> dict[str, str]:
+    """Return the files of all layers of an OCI layout's one image; none of them removes a file of an earlier one."""
+    [manifest] = json.loads((layout / "index.json").read_text())["manifests"]
+    blobs = [layer["digest"] for layer in json.loads(_blob(layout, manifest["digest"]).read_text())["layers"]]
+    layers = [_blob(layout, digest).rename(layout / f"{at}.tgz") for at, digest in enumerate(blobs)]
+    return {name: digest for layer in layers for name, digest in of(layer).items()}
 
 
-def _of_deb(artefact: Path) -> Files:
-    return _of_tar(io.BytesIO(run_bytes(["dpkg-deb", "--fsys-tarfile", artefact])))
-
-
-def _of_rpm(artefact: Path) -> Files:
-    """Directories and links have no digest."""
-    lines = run(["rpm", "-qp", "--qf", r"[%{FILEDIGESTS} %{FILENAMES}\n]", artefact]).splitlines()
-    rows = [line.split(" ", 1) for line in lines]
-    return {name.removeprefix("/"): digest for digest, name in rows if digest}
-
-
-def _of_image(artefact: Path) -> Files:
-    """The files of an OCI image's layers, of which none takes away what an earlier one brought."""
-    found: Files = {}
-    with tarfile.open(artefact) as tar:
-
-        def blob(descriptor: Mapping[str, str]) -> bytes:
-            content = tar.extractfile("blobs/" + descriptor["digest"].replace(":", "/"))
-            assert content is not None
-            return content.read()
-
-        for layer in json.loads(blob(_manifest(tar)))["layers"]:
-            found |= _of_tar(io.BytesIO(gzip.decompress(blob(layer))))
-    return found
+def _blob(layout: Path, digest: str) -> Path:
+    return layout / "blobs" / digest.replace(":", "/")
 
 
 def image_digest(artefact: Path) -> str:
-    """Return the digest by which a registry and charts know an OCI image."""
+    """Return the digest by which a registry and charts know an OCI image (image-layout.md of its specification)."""
     with tarfile.open(artefact) as tar:
-        return _manifest(tar)["digest"]
-
-
-def _manifest(tar: tarfile.TarFile) -> Mapping[str, str]:
-    """Return the descriptor of the one image in an OCI layout (image-layout.md of the OCI image specification)."""
-    index = tar.extractfile("index.json")
-    assert index is not None
-    [manifest] = json.load(index)["manifests"]
-    return dict(manifest)
-
-
-_READERS: Mapping[str, Callable[[Path], Files]] = {
-    ".whl": _of_zip,
-    ".tar.gz": _of_tar_file,
-    ".tgz": _of_tar_file,
-    ".deb": _of_deb,
-    ".rpm": _of_rpm,
-    "_image.tar": _of_image,
-}
-"""What reads an artefact, by the end of its name."""
+        index = tar.extractfile("index.json")
+        assert index is not None
+        [manifest] = json.load(index)["manifests"]
+    return str(manifest["digest"])

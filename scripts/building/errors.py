@@ -10,12 +10,7 @@ class BuildError(Exception):
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
-    """Run a program to its end and return its output as text. Raises BuildError with what it said."""
-    return run_bytes(command, folder).decode()
-
-
-def run_bytes(command: Sequence[str | Path], folder: Path | None = None) -> bytes:
-    """Run a program to its end and return its output as it is. Raises BuildError with what it said."""
+    """Run a program to its end and return its output. Raises BuildError with the end of it."""
     try:
         done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError as error:
@@ -23,4 +18,4 @@ def run_bytes(command: Sequence[str | Path], folder: Path | None = None) -> byte
     if done.returncode:
         shown, said = " ".join(map(str, command[:4])), (done.stderr or done.stdout).decode(errors="replace")
         raise BuildError(f"{shown} ... ended with {done.returncode}: {said.strip()[-2000:]}")
-    return done.stdout
+    return done.stdout.decode()

@@ -27,7 +27,8 @@ UNPACK: Mapping[str, str] = {
 def files(artefact: Path) -> dict[str, str]:
     """Return the SHA-256 of each regular file by its name, as another program unpacks them."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(artefact.resolve(), Path(folder))
+        command = ["sh", "-ec", UNPACK[artefact.suffix], "sh", artefact.resolve()]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
         if artefact.suffix == ".tar":
             return _of_image(Path(folder))
         found = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
@@ -41,15 +42,9 @@ def _of_image(layout: Path) -> dict[str, str]:
         return layout / "blobs" / descriptor["digest"].replace(":", "/")
 
     [manifest] = json.loads((layout / "index.json").read_text())["manifests"]
-    layers = [
-        blob(layer).rename(layout / f"{at}.gz")
-        for at, layer in enumerate(json.loads(blob(manifest).read_text())["layers"])
-    ]
+    described = json.loads(blob(manifest).read_text())["layers"]
+    layers = [blob(layer).rename(layout / f"{at}.tgz") for at, layer in enumerate(described)]
     return {name: digest for layer in layers for name, digest in files(layer).items()}
-
-
-def _unpack(artefact: Path, folder: Path) -> None:
-    subprocess.run(["sh", "-ec", UNPACK[artefact.suffix], "sh", artefact], cwd=folder, check=True, capture_output=True)
 
 
 def faults(dist: Path) -> list[str]:

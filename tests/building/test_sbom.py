@@ -21,6 +21,13 @@ def document(release: Path, pattern: str) -> dict[str, Any]:
     return read
 
 
+def licence(component: dict[str, Any]) -> str:
+    """Return the SPDX expression."""
+    [choice] = component["licenses"]
+    found = choice.get("expression") or choice["license"].get("id") or choice["license"]["name"]
+    return str(found)
+
+
 def names(component: dict[str, Any]) -> list[str]:
     return [file["name"].partition("/")[2] for file in component["components"]]
 
@@ -52,7 +59,12 @@ def test_parts_of_the_archive_are_the_trees_and_have_licences(release: Path, arc
     texts = archive / "share/licences"
     assert [part["name"] for part in parts if not any((texts / part["name"]).glob("*"))] == []
     assert (texts / "common-licenses/GPL-3").stat().st_size > 30_000
-    assert [part["name"] for part in parts if f"\n   * - {part['name']}\n" not in DOCS["licences"]] == []
+    origins = {part["name"]: "Debian" if part["kind"] == "deb" else "PyPI" for part in parts}
+    rows = {
+        f"   * - {part['name']}\n     - {origins[part['name']]}\n     - {licence(part)}\n"
+        for part in bill["components"]
+    }
+    assert [row for row in rows if row not in DOCS["licences"]] == []
 
 
 def test_parts_of_the_wheel_are_the_pins(release: Path) -> None:
