@@ -18,18 +18,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
-from scripts.demonstration import commands, hookservers, kubelets, processes, rdt, report, scene
-from scripts.demonstration.interruption import interruption, run_apart
+from scripts.demonstration import hookservers, kubelets, processes, rdt, scene
 from scripts.demonstration.pods import new_pods
+from scripts.demonstration.processes import interruption
 from scripts.demonstration.runtimes import MODES
 from tests.engines.engine import EngineError
 from tests.engines.probe import RIGHTS_REMEDY
 
+PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0) -> bool:
+
+def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float) -> bool:
     """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Then its
     programs keep running for so long. Raises EngineError if the engine cannot run a pod, and DemoError."""
     mode, pods = MODES[name], new_pods()
@@ -38,13 +39,11 @@ def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0)
         if not reason:
             print(f"         {mode.how_threads_move}")
         servers = hookservers.hook_servers(folder, groups, without_cgroups=bool(reason))
-        with (
-            groups.removed([pod.group for pod in pods]),
-            _programs(name, folder, socket, servers) as (proxy, *hooks),
-        ):
+        removed = groups.removed([pod.group for pod in pods])
+        with removed, _programs(name, folder, socket, servers) as (proxy, *hooks):
             try:
                 with kubelet(str(processes.proxy_socket(folder))) as calls:
-                    effects = scene.play(calls, pods, groups, partial(commands.ask, name, folder, servers))
+                    effects = scene.Scene(name, folder, groups, servers).play(calls, pods)
             except kubelets.ERRORS as error:
                 sys.stdout.flush()  # raises again if it is the output that is broken
                 if not reason:
@@ -54,13 +53,18 @@ def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float = 0.0)
                 raise processes.DemoError(text) from error
             print("\nMemory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
             if keep_seconds:
-                print(f"Kept:    for {keep_seconds:g} s; its metrics by: {commands.exporter(folder)}", flush=True)
+                print(f"Kept:    for {keep_seconds:g} s; its metrics by: {_exporter(folder)}", flush=True)
                 time.sleep(keep_seconds)
-    noted = report.read_calls(hookservers.call_log(folder))
-    shown = report.show(effects, noted, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
+    shown = scene.report(effects, scene.read_calls(folder), fake=bool(reason))
     if not shown:
         print(*(f"{each.name}: {line}" for each in hooks for line in each.troubles()), sep="\n")
     return shown
+
+
+def _exporter(folder: Path) -> str:
+    """Return the command that passes the proxy's metrics to collectors."""
+    flags = ("--listen=127.0.0.1:9654", f"--metrics-endpoint={processes.metrics_socket(folder)}")
+    return processes.shown([*processes.installed("runtimeproxy", "runtimeproxy"), "export", *flags])
 
 
 def _check_without_proxy(
@@ -128,38 +132,49 @@ def _in_folder(name: str, reason: str, keep_seconds: float) -> bool:
             shutil.rmtree(folder)
 
 
+def run_apart(main: Callable[[], int]) -> int:
+    """Run ``main`` in a child with a process group of its own; return its exit code, 1 if a signal ended it.
+
+    A terminal and timeout(1) signal a whole group. An engine that got the signal, too, would end before the demo had
+    removed its containers.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return main()
+    # Not by handlers: a signal just before waitpid(2) would be handled only after the child has ended.
+    while True:
+        if signal.sigwait(PASSED_ON | {signal.SIGCHLD}) != signal.SIGCHLD:
+            os.kill(child, signal.SIGTERM)
+        elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+            code = os.waitstatus_to_exitcode(ended[1])
+            return 1 if code < 0 else code
+
+
 def main() -> int:
     """Return the exit code: 0 if every effect was found, else 1."""
-    try:
-        shown = _main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # as by scripts/demo | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0 if shown else 1
-
-
-def _main() -> bool:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show pods' way through runtimeproxy.")
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
     runtimes = parser.add_mutually_exclusive_group()
-    runtimes.add_argument(
-        "--engines", action="store_true", help="fail if an engine cannot run, instead of using a fake"
-    )
+    engines = "fail if an engine cannot run, instead of using a fake"
+    runtimes.add_argument("--engines", action="store_true", help=engines)
     runtimes.add_argument("--fake", action="store_true", help="use the tests' fake runtimes instead of the engines")
-    parser.add_argument(
-        "--keep",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="keep proxy and hook servers running for so long after it",
-    )
+    keep = "keep proxy and hook servers running for so long after it"
+    parser.add_argument("--keep", type=float, default=0.0, metavar="SECONDS", help=keep)
     arguments = parser.parse_args()
     if processes.PROGRAMS and not Path(processes.PROGRAMS, processes.COMMAND).is_file():
         parser.error(f"$DEMO_PROGRAMS has no {processes.COMMAND}: name the directory bin of an unpacked archive")
     interruption.listen()  # so that all programs are ended on exit
-    shown = [_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)]
-    return all(shown)
+    try:
+        shown = [_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)]
+        sys.stdout.flush()
+    except BrokenPipeError:  # as by scripts/demo | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0 if all(shown) else 1
 
 
 if __name__ == "__main__":

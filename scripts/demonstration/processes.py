@@ -1,10 +1,11 @@
 """The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
 
-A program that was started is always ended, even on a failure half way.
+A program that was started is always ended, even on a failure half way, or on SIGTERM and Ctrl-C.
 """
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-
-from scripts.demonstration.interruption import interruption
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -34,6 +33,48 @@ DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
 
 class DemoError(Exception):
     """The demo cannot go on; the text says why and what to do."""
+
+
+class Interruption:
+    """Turns a signal into one SystemExit, immediately or at the end of a block that must not be cut short."""
+
+    message = "FAILED: interrupted; everything that was started is ended"
+
+    def __init__(self) -> None:
+        self._holds, self._came, self._raised = 0, False, False
+
+    def listen(self) -> None:
+        """Handle the signals from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._come())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Defer a signal to the end of the block. Raises SystemExit there."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self._raise_if_due()
+
+    def check(self) -> None:
+        """Raise SystemExit if a signal came: an error on the way out may have replaced it."""
+        if self._came:
+            sys.exit(self.message)
+
+    def _come(self) -> None:
+        self._came = True
+        self._raise_if_due()
+
+    def _raise_if_due(self) -> None:
+        if self._came and not self._raised and not self._holds:
+            self._raised = True  # a second signal must not cut short the ending of the programs
+            sys.exit(self.message)
+
+
+interruption = Interruption()
+"""The one of this process."""
 
 
 class Program(NamedTuple):

@@ -1,7 +1,4 @@
-"""The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in, which is announced.
-
-The machine's is used only if containers really run, and no group of the demo is left in it.
-"""
+"""The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in; it prints which."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtimeproxy_hooks.lib.resctrl import Resctrl, Wish, parse_schemata, schemata
-from scripts.demonstration.interruption import interruption
+from scripts.demonstration.processes import interruption
 from tests.fakes.resctrl import Hardware, StandIn
 
 PROBE = "runtimeproxy-demo"
@@ -21,11 +18,6 @@ class Groups(NamedTuple):
     resctrl: Resctrl
     stood_in: bool
 
-    @property
-    def label(self) -> str:
-        """Return a remark if what is found does not come from the kernel."""
-        return " (stand-in)" if self.stood_in else ""
-
     def expected(self, wish: Wish) -> str:
         """Return the expected schemata of a group with these limits."""
         return _text(parse_schemata(schemata(self.resctrl.machine(), wish)))
@@ -34,15 +26,14 @@ class Groups(NamedTuple):
         """Return a group's schemata for the limited resources; "-" if the group does not exist."""
         if not self.resctrl.exists(group):
             return "-"
-        said = parse_schemata((self.resctrl.root / group / "schemata").read_text())
+        found = parse_schemata((self.resctrl.root / group / "schemata").read_text())
         wished = parse_schemata(schemata(self.resctrl.machine(), wish))
-        return _text({name: said.get(name, {}) for name in wished})
+        return _text({name: found.get(name, {}) for name in wished})
 
     def tasks(self, group: str) -> set[int]:
         """Return the ids of the threads in a group; none if it does not exist."""
-        if not self.resctrl.exists(group):
-            return set()
-        return {int(tid) for tid in (self.resctrl.root / group / "tasks").read_text().split()}
+        exists = self.resctrl.exists(group)
+        return set(map(int, (self.resctrl.root / group / "tasks").read_text().split())) if exists else set()
 
     @contextmanager
     def removed(self, names: Sequence[str]) -> Iterator[None]:
@@ -57,18 +48,17 @@ class Groups(NamedTuple):
 
 def choose(folder: Path, runtime_is_fake: bool) -> Groups:
     """Return the machine's groups or a stand-in's in a folder; print which, and why not the machine's."""
-    machine = Resctrl()
-    reason = "no container really runs" if runtime_is_fake else why_stand_in(machine)
+    machine, hardware = Resctrl(), Hardware()
+    reason = "no container really runs" if runtime_is_fake else _why_stand_in(machine)
     if not reason:
         print(f"RDT:     the machine's own, {machine.root}")
         return Groups(machine, stood_in=False)
-    hardware = Hardware()
     refuses = f"more than {hardware.closids} classes, masks with holes, unknown cache ids"
     print(f"RDT:     a STAND-IN of the tests ({reason}); like the kernel it refuses {refuses}")
     return Groups(StandIn(folder / "resctrl", hardware), stood_in=True)
 
 
-def why_stand_in(resctrl: Resctrl) -> str:
+def _why_stand_in(resctrl: Resctrl) -> str:
     """Return why a resctrl cannot be shown; "" if it can: it limits something and accepts one more group."""
     machine = resctrl.machine()
     if not machine:
@@ -81,9 +71,7 @@ def why_stand_in(resctrl: Resctrl) -> str:
     return ""
 
 
-def _text(said: Mapping[str, Mapping[int, str]]) -> str:
+def _text(limits: Mapping[str, Mapping[int, str]]) -> str:
     """Return schemata on one line, without the leading zeros that the kernel puts before masks."""
-    values = {
-        name: ";".join(f"{each}={value.lstrip('0')}" for each, value in by_id.items()) for name, by_id in said.items()
-    }
-    return " ".join(f"{name}:{text}" for name, text in values.items())
+    values = {name: [f"{each}={value.lstrip('0')}" for each, value in by_id.items()] for name, by_id in limits.items()}
+    return " ".join(f"{name}:{';'.join(each)}" for name, each in values.items())

@@ -1,6 +1,6 @@
-"""The runtimes that the demo puts behind the proxy: private engines, or the tests' fakes.
+"""The runtimes of the demo's proxy: private engines, or the tests' fakes, which print that they are and why.
 
-A fake runtime is never used without saying so and why; a runtime is ended whatever happens.
+A runtime is ended whatever happens.
 """
 
 import json
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.demonstration import processes
-from scripts.demonstration.interruption import interruption
 from scripts.demonstration.kubelets import Kubelet, cri_kubelet, docker_kubelet
 from scripts.demonstration.pods import Place
+from scripts.demonstration.processes import interruption
 from tests.engines import probe
 from tests.engines.containerd import Containerd
 from tests.engines.dockerd import PAUSE, Dockerd
@@ -26,7 +26,7 @@ FAKE_PLACE = Place(lambda uid, qos: f"/kubepods/{qos}/pod{uid}", real=False)
 DEMO_PAUSE = "runtimeproxy-demo-pause:1"
 
 Runtime = tuple[str, Callable[[str], AbstractContextManager[Kubelet]]]
-"""The socket of the runtime behind the proxy, and a function that connects the scene's kubelet to the proxy."""
+"""The socket of the runtime, and a function that connects the scene's kubelet to the proxy."""
 
 
 class Mode(NamedTuple):

@@ -1,17 +1,24 @@
-"""The scene: a kubelet creates the pods, inspects, updates and removes them.
+"""The scene: a kubelet creates the pods, inspects, updates and removes them; what was found is printed and judged.
 
 The column "true inside" was read by a process in the container, through the proxy; values of resctrl, which no
-container sees, were read on the node.
+container sees, were read on the node. The proxy's own commands are called while the pods run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from scripts.demonstration import hookservers, processes
 from scripts.demonstration.kubelets import Kubelet
 from scripts.demonstration.pods import CONTAINER, Pod, Values
 from scripts.demonstration.processes import DemoError
 from scripts.demonstration.rdt import Groups
-from scripts.demonstration.report import Effect
+from scripts.figures import print_table
 from tests.engines import cgroups
 
 EXPECTED_CALLS = {
@@ -20,33 +27,93 @@ EXPECTED_CALLS = {
     **dict.fromkeys(("PostStopContainer", "PostStopPodSandbox"), 4),
 }
 """How often each hook point must be called."""
+EXPLAINED = "batch"
+"""The pod whose container is explained: all its values were set by one hook server."""
+_FIELDS = ("cpu_quota", "cpu_shares", "memory_limit_in_bytes")
+FIELDS = {"cri": _FIELDS, "docker": (*_FIELDS, "memory_swap_limit_in_bytes")}
+"""The changed fields by mode: in Docker mode the swap limit follows the memory limit."""
+COMMAND_SECONDS, READY_SECONDS = 20.0, 10.0
+"""The time limit of a command, and of the proxy's reading of the runtime's state for new hook servers."""
+INSIDE = ("true inside", "are true in the containers and on the node")
+OF_A_FAKE = ("the fake shows", "reached the fake runtime, where no container really runs")
+"""Names for the found values: the column's head, and the verdict on all of them."""
 
 
-def play(
-    kubelet: Kubelet, pods: Sequence[Pod], groups: Groups, ask: Callable[[], Iterable[Effect]] = tuple
-) -> list[Effect]:
-    """Run the pods, inspect, update, inspect again, ``ask`` others about them, stop and remove; return what was found.
-    Raises DemoError if a command in a container fails, and what the kubelet raises for a call that fails."""
-    pod_ids = [kubelet.run_pod(pod) for pod in pods]
-    made = [(pod, kubelet.create(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
-    for _, container_id in made:
-        kubelet.start(container_id)
-    effects = [effect for pod, container_id in made for effect in _look(kubelet, pod, container_id, groups)]
-    effects.extend(ask())
-    for _, container_id in made:
-        kubelet.stop(container_id)
-        kubelet.remove(container_id)
-    for pod_id in pod_ids:
-        kubelet.stop_pod(pod_id)
-        kubelet.remove_pod(pod_id)
-    for pod in pods:
-        if pod.wish:
-            left = "still there" if groups.resctrl.exists(pod.group) else "removed"
+class Effect(NamedTuple):
+    """What the kubelet requested, what a hook set ("" for nothing), what was found. Without a container it is the
+    pod's."""
+
+    pod: str
+    container: str
+    what: str
+    asked: str
+    hook: str
+    inside: str
+
+    @property
+    def true(self) -> bool:
+        """Return whether the hook's value was found, or the kubelet's if no hook set one."""
+        return self.inside == (self.hook or self.asked)
+
+
+class Scene(NamedTuple):
+    """What the scene is played with."""
+
+    mode: str
+    folder: Path
+    groups: Groups
+    servers: Sequence[hookservers.HookServer]
+
+    def play(self, kubelet: Kubelet, pods: Sequence[Pod]) -> list[Effect]:
+        """Run the pods, inspect, update and inspect again, call the commands, stop and remove; return what was found.
+        Raises DemoError if a command fails, and what the kubelet raises for a call that fails."""
+        pod_ids = [kubelet.run_pod(pod) for pod in pods]
+        made = [(pod, kubelet.create(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
+        for _, container_id in made:
+            kubelet.start(container_id)
+        effects = [effect for pod, container_id in made for effect in _inspect(kubelet, pod, container_id, self.groups)]
+        effects.extend(self._commands())
+        for _, container_id in made:
+            kubelet.stop(container_id)
+            kubelet.remove(container_id)
+        for pod_id in pod_ids:
+            kubelet.stop_pod(pod_id)
+            kubelet.remove_pod(pod_id)
+        for pod in (pod for pod in pods if pod.wish):
+            left = "still there" if self.groups.resctrl.exists(pod.group) else "removed"
             effects.append(Effect(pod.name, "", "its group, after the pod's end", "-", "removed", left))
-    return effects
+        return effects
+
+    def _commands(self) -> Iterator[Effect]:
+        """Call the proxy's own commands, and yield whether they report what is so."""
+        ready, _, _ = self._output("status", until="ready").partition(":")
+        yield Effect("(proxy)", "", "runtimeproxy status", "-", "ready", ready)
+        rows = [line.split() for line in self._output("hook", "ls").splitlines()]
+        well = sum([server.plugin, "ok"] in (row[1:4:2] for row in rows) for server in self.servers)
+        all_well, found = f"{len(self.servers)} hook servers", f"{well} hook servers"
+        yield Effect("(proxy)", "", "ok in runtimeproxy hook ls", "-", all_well, found)
+        rows = [line.split() for line in self._output("explain", f"default/{EXPLAINED}/{CONTAINER}").splitlines()]
+        by = next(server.plugin for server in self.servers if "batchresource" in server.name)
+        changed = ", ".join(row[0].removeprefix("resources.") for row in rows if row[1:] == ["changed", by])
+        yield Effect(EXPLAINED, CONTAINER, "runtimeproxy explain: changed", "-", ", ".join(FIELDS[self.mode]), changed)
+
+    def _output(self, *words: str, until: str = "") -> str:
+        """Print a command with its output, and return that; first repeat it, for READY_SECONDS at most, until the
+        output begins with ``until``. Raises DemoError if it fails."""
+        endpoint = f"--admin-endpoint={processes.admin_socket(self.folder)}"
+        command = [*processes.installed("runtimeproxy", "runtimeproxy"), *words, endpoint]
+        call = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        deadline, done = time.monotonic() + READY_SECONDS, call(command, timeout=COMMAND_SECONDS)
+        while not done.stdout.startswith(until) and time.monotonic() < deadline:
+            done = call(command, timeout=COMMAND_SECONDS)
+        print("\n$", processes.shown(command))
+        print(done.stdout, end="", flush=True)
+        if done.returncode not in (0, 1):  # 1: it found something, which the effects show
+            raise DemoError(f"{processes.shown(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
 
 
-def _look(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iterator[Effect]:
+def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iterator[Effect]:
     if names := dict.fromkeys((*pod.envs, *pod.hook_envs)):
         # The environment of the main process, not of an exec, which may differ.
         entries = _read(kubelet, container_id, "/proc/1/environ").split("\0")
@@ -62,8 +129,19 @@ def _look(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iter
     if pod.update:
         kubelet.update(container_id, pod.update)
         yield from _cgroup(kubelet, pod, container_id, pod.update, " after update")
-    if pod.wish:
-        yield from _rdt(kubelet, pod, container_id, groups)
+    if not pod.wish:
+        return
+    rdt_class, label = kubelet.rdt_class(container_id), " (stand-in)" if groups.stood_in else ""
+    if rdt_class is not None:
+        yield Effect(pod.name, CONTAINER, "rdt-class in the create", "-", pod.group, rdt_class or "-")
+    limits = groups.expected(pod.wish), groups.schemata(pod.group, pod.wish)
+    yield Effect(pod.name, "", f"schemata of its group{label}", "-", *limits)
+    if cgroup := kubelet.cgroup(pod, container_id):
+        folders = (Path("/proc", str(pid), "task") for pid in cgroups.processes(cgroup))
+        threads = {int(thread.name) for folder in folders if folder.exists() for thread in folder.iterdir()}
+        moved, every = len(threads & groups.tasks(pod.group)), max(len(threads), 1)
+        what = f"threads in its group{label}, moved after the start"
+        yield Effect(pod.name, CONTAINER, what, "-", f"{every} of {every}", f"{moved} of {len(threads)}")
 
 
 def _cgroup(kubelet: Kubelet, pod: Pod, container_id: str, asked: Values, when: str) -> Iterator[Effect]:
@@ -74,23 +152,39 @@ def _cgroup(kubelet: Kubelet, pod: Pod, container_id: str, asked: Values, when: 
         yield Effect(pod.name, CONTAINER, Path(file).name + when, str(asked.get(setting, "-")), hook, inside)
 
 
-def _rdt(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iterator[Effect]:
-    assert pod.wish is not None
-    told = kubelet.rdt_class(container_id)
-    if told is not None:
-        yield Effect(pod.name, CONTAINER, "rdt-class in the create", "-", pod.group, told or "-")
-    expected, said = groups.expected(pod.wish), groups.schemata(pod.group, pod.wish)
-    yield Effect(pod.name, "", f"schemata of its group{groups.label}", "-", expected, said)
-    if cgroup := kubelet.cgroup(pod, container_id):
-        folders = (Path("/proc", str(pid), "task") for pid in cgroups.processes(cgroup))
-        threads = {int(thread.name) for folder in folders if folder.exists() for thread in folder.iterdir()}
-        held, every = len(threads & groups.tasks(pod.group)), max(len(threads), 1)
-        what = f"threads in its group{groups.label}, moved after the start"
-        yield Effect(pod.name, CONTAINER, what, "-", f"{every} of {every}", f"{held} of {len(threads)}")
-
-
 def _read(kubelet: Kubelet, container_id: str, path: str) -> str:
     exit_code, output = kubelet.run(container_id, "cat", path)
     if exit_code:
         raise DemoError(f"in a container, cat {path} ended with exit code {exit_code}; is the controller mounted?")
     return output.decode()
+
+
+def report(effects: Sequence[Effect], calls: Sequence[Mapping[str, str]], *, fake: bool) -> bool:
+    """Print the effects, the noted calls and the verdict; return whether each effect was found and each call made."""
+    column, verdict = OF_A_FAKE if fake else INSIDE
+    rows = [("pod", "container", "what", "the kubelet asked", "the hook set", column, "")]
+    for effect in effects:
+        pod, container, what, asked, hook, inside = effect
+        rows.append((pod, container or "-", what, asked, hook or "-", inside, "ok" if effect.true else "NO"))
+    print_table("What was asked, what was changed, what came of it", rows)
+    counted = Counter(call["point"] for call in calls)
+    pods = sorted({call["pod"] for call in calls})
+    by_pod = Counter((call["point"], call["pod"]) for call in calls)
+    table = [(point, *(str(by_pod[point, pod]) for pod in pods)) for point in EXPECTED_CALLS]
+    print_table("Hook calls", [("hook point", *pods), *table])
+    print()
+    wrong = [" ".join(filter(None, effect[:3])) for effect in effects if not effect.true]
+    uncalled = [
+        f"{point} {counted[point]} of {times}" for point, times in EXPECTED_CALLS.items() if counted[point] != times
+    ]
+    for problem, names in (("not as it should be", wrong), ("hook calls made", uncalled)):
+        if names:
+            print(f"FAILED: {problem}: {', '.join(names)}")
+    if not (wrong or uncalled):
+        print(f"OK: {len(effects)} effects {verdict}, {len(calls)} hook calls were made.")
+    return not (wrong or uncalled)
+
+
+def read_calls(folder: Path) -> list[Mapping[str, str]]:
+    """Return the noted calls."""
+    return [json.loads(line) for line in hookservers.call_log(folder).read_text().splitlines()]
