@@ -1,5 +1,6 @@
 """The checksums of a release are signed by a key that is not in the checkout, and checked with the public key."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,26 +34,34 @@ def verified(dist: Path, public: Path) -> bool:
     return all(each.returncode == 0 for each in done)
 
 
-def test_signed_release_is_verified_by_the_public_key(tmp_path: Path) -> None:
-    key, dist = new_key(tmp_path, "key"), tmp_path / "dist"
-    done = build(dist, key)
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the directory of a signed release, and the public key."""
+    folder = tmp_path_factory.mktemp("signed")
+    done = build(folder / "dist", new_key(folder, "key"))
     assert done.returncode == 0, done.stderr
-    public, other = key.with_name("key.pub"), new_key(tmp_path, "other").with_name("other.pub")
+    return folder / "dist", folder / "key.pub"
+
+
+def test_signed_release_is_verified_by_the_public_key(signed: tuple[Path, Path]) -> None:
+    dist, public = signed
     assert verified(dist, public)
-    assert not verified(dist, other)
     command = ["minisign", "-Vm", dist / CHECKSUMS, "-p", public]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "Trusted comment: runtimeproxy " in shown
+
+
+def test_signature_of_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    assert not verified(signed[0], new_key(tmp_path, "other").with_name("other.pub"))
+
+
+def test_changed_file_or_checksum_is_found(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    dist, public = shutil.copytree(signed[0], tmp_path / "dist"), signed[1]
     (chart,) = dist.glob("*.tgz")
     chart.write_text("another")
     assert not verified(dist, public)
-    renewed = subprocess.run(
-        ["sha256sum", *sorted(path.name for path in dist.glob("runtimeproxy*"))],
-        cwd=dist,
-        capture_output=True,
-        check=True,
-    )
-    (dist / CHECKSUMS).write_bytes(renewed.stdout)
+    command = ["sha256sum", *sorted(path.name for path in dist.glob("runtimeproxy*"))]
+    (dist / CHECKSUMS).write_bytes(subprocess.run(command, cwd=dist, capture_output=True, check=True).stdout)
     assert not verified(dist, public)
 
 

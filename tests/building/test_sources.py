@@ -65,6 +65,16 @@ def test_change_is_refused_by_its_name_or_built_as_dirty(checkout: Path, tmp_pat
         assert f"{top}/LICENSE" not in tar.getnames()
 
 
+@pytest.mark.slow
+@pytest.mark.history
+def test_licence_that_is_not_allowed_is_an_error(checkout: Path, tmp_path: Path) -> None:
+    licences = checkout / "scripts/building/licences.py"
+    licences.write_text(licences.read_text().replace('"BSD-3-Clause", "MIT", ', '"BSD-3-Clause", '))
+    done = build(checkout, tmp_path / "dist", "--dirty")
+    assert (done.returncode, ", and MIT is not allowed: read it" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
 def test_build_is_refused_when_python_is_too_old() -> None:
     old = "import runpy, sys, setuptools; sys.version_info, sys.version = (3, 10, 13), '3.10.13 (main)'"
     command = [sys.executable, "-c", f"{old}; runpy.run_path('setup.py')"]
