@@ -52,10 +52,8 @@ def test_parts_of_the_archive_are_the_trees_and_have_licences(release: Path, arc
     bill = document(release, "*_linux_x86_64.tar.gz")
     described = {(part["name"], part["version"], part["hashes"][0]["content"]) for part in bill["components"]}
     assert described == {(part["name"], part["version"], part["sha256"]) for part in parts}
-    depends = [
-        row["dependsOn"] for row in bill["dependencies"] if row["ref"] == bill["metadata"]["component"]["bom-ref"]
-    ]
-    assert depends == [[part["bom-ref"] for part in bill["components"]]]
+    [depends] = [row["dependsOn"] for row in bill["dependencies"] if "dependsOn" in row]
+    assert sorted(depends) == sorted(part["bom-ref"] for part in bill["components"])
     texts = archive / "share/licences"
     assert [part["name"] for part in parts if not any((texts / part["name"]).glob("*"))] == []
     assert (texts / "common-licenses/GPL-3").stat().st_size > 30_000
