@@ -42,7 +42,7 @@ class CriKubelet:
 
     def create(self, pod_id: str, pod: Pod) -> str:
         envs = [(name, value.encode()) for name, value in pod.envs.items()]
-        resources = _resources(pod.asked) if pod.asked else None
+        resources = _resources(pod.requested) if pod.requested else None
         container = cri.container_config(CONTAINER, command=COMMAND, envs=envs, resources=resources)
         return self._client.create(pod_id, container, self._config(pod))
 
@@ -93,7 +93,7 @@ class DockerKubelet:
 
     def create(self, pod_id: str, pod: Pod) -> str:
         envs = list(pod.envs.items())
-        return self._shim.create_container(pod_id, CONTAINER, command=COMMAND, envs=envs, resources=pod.asked)
+        return self._shim.create_container(pod_id, CONTAINER, command=COMMAND, envs=envs, resources=pod.requested)
 
     def run(self, container_id: str, *command: str) -> tuple[int, bytes]:
         exit_code, output, _ = self._shim.exec_sync(container_id, command)

@@ -27,7 +27,7 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     envs: Mapping[str, str] = field(default_factory=dict)
-    asked: Values = field(default_factory=dict)
+    requested: Values = field(default_factory=dict)
     hook_envs: Mapping[str, str] = field(default_factory=dict)
     hook: Values = field(default_factory=dict)
     cpus: str = ""
@@ -61,7 +61,7 @@ def new_pods() -> tuple[Pod, ...]:
             "burstable",
             annotations={"scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 0}, {"minor": 1}]}'},
             envs={"LOG_LEVEL": "info", "NVIDIA_VISIBLE_DEVICES": "none"},
-            asked={**_HALF},
+            requested={**_HALF},
             hook_envs={"NVIDIA_VISIBLE_DEVICES": "0,1"},
             hook={"cpu_quota": 40000},
         ),
@@ -70,7 +70,7 @@ def new_pods() -> tuple[Pod, ...]:
             "guaranteed",
             labels={"koordinator.sh/qosClass": "LSR"},
             annotations={"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": CPU})},
-            asked={**_HALF},
+            requested={**_HALF},
             hook={"cpuset_cpus": CPU, "cpu_quota": -1},
             cpus=CPU,
         ),
@@ -79,7 +79,7 @@ def new_pods() -> tuple[Pod, ...]:
             "besteffort",
             labels={"koordinator.sh/qosClass": "BE"},
             annotations={"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {CONTAINER: _BATCH}})},
-            asked={"cpu_shares": 2, **_HALF, "memory_limit_in_bytes": 128 * MIB},
+            requested={"cpu_shares": 2, **_HALF, "memory_limit_in_bytes": 128 * MIB},
             hook={"cpu_shares": 512, "cpu_quota": 80000, "memory_limit_in_bytes": 64 * MIB},
             update={"cpu_shares": 100, "cpu_quota": 20000},
         ),

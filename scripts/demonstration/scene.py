@@ -46,14 +46,14 @@ class Effect(NamedTuple):
     pod: str
     container: str
     what: str
-    asked: str
+    requested: str
     hook: str
     inside: str
 
     @property
     def true(self) -> bool:
         """Return whether the hook's value was found, or the kubelet's if no hook set one."""
-        return self.inside == (self.hook or self.asked)
+        return self.inside == (self.hook or self.requested)
 
 
 class Scene(NamedTuple):
@@ -119,9 +119,9 @@ def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> I
         entries = _read(kubelet, container_id, "/proc/1/environ").split("\0")
         inside = {key: value for key, _, value in (entry.partition("=") for entry in entries if entry)}
         for name in names:
-            asked, hook = pod.envs.get(name, "-"), pod.hook_envs.get(name, "")
-            yield Effect(pod.name, CONTAINER, f"env {name}", asked, hook, inside.get(name, "-"))
-    yield from _cgroup(kubelet, pod, container_id, pod.asked, "")
+            requested, hook = pod.envs.get(name, "-"), pod.hook_envs.get(name, "")
+            yield Effect(pod.name, CONTAINER, f"env {name}", requested, hook, inside.get(name, "-"))
+    yield from _cgroup(kubelet, pod, container_id, pod.requested, "")
     if pod.cpus and kubelet.cgroup(pod, container_id):
         status = _read(kubelet, container_id, "/proc/1/status").splitlines()
         cpus = next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list:"))
@@ -144,12 +144,12 @@ def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> I
         yield Effect(pod.name, CONTAINER, what, "-", f"{every} of {every}", f"{moved} of {len(threads)}")
 
 
-def _cgroup(kubelet: Kubelet, pod: Pod, container_id: str, asked: Values, when: str) -> Iterator[Effect]:
+def _cgroup(kubelet: Kubelet, pod: Pod, container_id: str, requested: Values, when: str) -> Iterator[Effect]:
     for setting, value in pod.hook.items():
         file = cgroups.inside_file(setting)
         inside = str(cgroups.parse(setting, _read(kubelet, container_id, file)))
         hook = str(cgroups.expected(setting, value))
-        yield Effect(pod.name, CONTAINER, Path(file).name + when, str(asked.get(setting, "-")), hook, inside)
+        yield Effect(pod.name, CONTAINER, Path(file).name + when, str(requested.get(setting, "-")), hook, inside)
 
 
 def _read(kubelet: Kubelet, container_id: str, path: str) -> str:
@@ -162,11 +162,11 @@ def _read(kubelet: Kubelet, container_id: str, path: str) -> str:
 def report(effects: Sequence[Effect], calls: Sequence[Mapping[str, str]], *, fake: bool) -> bool:
     """Print the effects, the noted calls and the verdict; return whether each effect was found and each call made."""
     column, verdict = OF_A_FAKE if fake else INSIDE
-    rows = [("pod", "container", "what", "the kubelet asked", "the hook set", column, "")]
+    rows = [("pod", "container", "what", "the kubelet requested", "the hook set", column, "")]
     for effect in effects:
-        pod, container, what, asked, hook, inside = effect
-        rows.append((pod, container or "-", what, asked, hook or "-", inside, "ok" if effect.true else "NO"))
-    print_table("What was asked, what was changed, what came of it", rows)
+        pod, container, what, requested, hook, inside = effect
+        rows.append((pod, container or "-", what, requested, hook or "-", inside, "ok" if effect.true else "NO"))
+    print_table("What was requested, what was changed, what was found", rows)
     counted = Counter(call["point"] for call in calls)
     pods = sorted({call["pod"] for call in calls})
     by_pod = Counter((call["point"], call["pod"]) for call in calls)

@@ -59,8 +59,8 @@ def suffix_for(version: str) -> str:
 
 
 def test_the_charts_version_is_the_proxys() -> None:
-    told = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (told["version"], told["appVersion"]) == (VERSION, VERSION)
+    found = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (found["version"], found["appVersion"]) == (VERSION, VERSION)
 
 
 @pytest.mark.engine
