@@ -44,8 +44,11 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 }
 """The programs of each engine, and of the tests with engines, each with Debian's package."""
 TOOLS: Mapping[str, str] = {
-    **{"git": "git", "h2load": "nghttp2-client", "minisign": "minisign", "strace": "strace"},
-    "helm": "golang, 1.24 or later, and run scripts/install",
+    "git": "apt-get install git",
+    "h2load": "apt-get install nghttp2-client",
+    "helm": "install Go 1.24 or later, and run scripts/install",
+    "minisign": "apt-get install minisign",
+    "strace": "apt-get install strace",
 }
 """The programs of other tests, each with what installs it."""
 
@@ -109,7 +112,7 @@ def missing_programs(engine: str) -> str:
 
 def missing_tool(name: str) -> str:
     """Return that a program of ``TOOLS`` is missing, with the remedy; "" if it is there."""
-    return "" if shutil.which(tool(name)) else f"not found: {name}; apt-get install {TOOLS[name]}"
+    return "" if shutil.which(tool(name)) else f"not found: {name}; {TOOLS[name]}"
 
 
 def tool(name: str) -> str:
