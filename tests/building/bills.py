@@ -27,7 +27,7 @@ UNPACK: Mapping[str, str] = {
 def files(artefact: Path) -> dict[str, str]:
     """Return the SHA-256 of each regular file by its name, as another program unpacks them."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["sh", "-ec", UNPACK[artefact.suffix], "sh", artefact.resolve()]
+        command = ["sh", "-ec", UNPACK[artefact.suffix], "sh", str(artefact.resolve())]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
         if artefact.suffix == ".tar":
             return _of_image(Path(folder))
