@@ -1,7 +1,7 @@
 """Write the outputs of the commands into docs/commands.rst; run it by ``python -m tests.outputs``.
 
-There a command stands behind "$ " in a literal block, and its output below it. A test compares them. The commands that
-ask the proxy are answered by the tests' canned answers.
+There a command follows "$ " in a literal block, with its output below it. A test compares them. The commands that call
+the proxy get the tests' canned answers.
 """
 
 import os
@@ -22,7 +22,7 @@ _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", r
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Write the page again."""
     PAGE.write_text(renewed(PAGE.read_text()))
 
 

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure
-from scripts.fleets.blast import BACK_SECONDS
+from tests.system.blast import BACK_SECONDS
 from tests.amounts import SHARE_VARIABLE, Amount
 
 PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider")

@@ -1,32 +1,20 @@
 """The table of blast radius: what each kind of bad hook server costs under each policy, how it shows, the way back.
 
-Owns the rows of docs/fleets.rst, "A bad hook server". tests/system/test_blast_radius.py puts each row before real
-engines.
-Must not know: how a hook server is made bad, engines.
-Invariant: a row says only what that test looks at.
+Owns what docs/fleets.rst, "A bad hook server", has: test_blast_radius.py tries each row on real engines, test_docs.py
+compares the page.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import EventKind
-from runtimeproxy.observe.metric_table import METRICS
 from runtimeproxy.plugins.registration import FailurePolicy
 
 BACK_SECONDS = 5.0
 """Each way back holds within so many seconds, also on a busy machine; docs/results.rst has what was measured."""
 MOVE, DISABLE, REPLACE = "move its file", "hook disable", "replace it"
-WAYS_BACK: Mapping[str, str] = {
-    DISABLE: "``runtimeproxy hook disable NAME --reason=WHY``. It is not asked any more, calls that wait for it go on, "
-    "and no policy of its refuses anything. It holds over restarts, and needs a proxy that answers.",
-    MOVE: "``mv /etc/runtime/hookserver.d/NAME.json /root/``. It is not registered any more; calls that wait for it "
-    "wait to their end. It needs no proxy, and holds until somebody writes the file again, as koordlet does at its "
-    "start.",
-    REPLACE: "Start a good version at the same socket, as by the downgrade of its DaemonSet or package. The next "
-    "create asks it, also where a breaker is open.",
-}
 
 
 class Lost(Enum):
@@ -63,8 +51,8 @@ REFUSAL = Signs(EventKind.REFUSED, "hook_refusals")
 class Kind(NamedTuple):
     """A kind of bad hook server; ``lost`` is by policy. ``reason`` is that of the failed hook calls.
 
-    ``waits``: each create waits for its timeout. ``opens``: the breaker opens behind the fifth failure. ``checks`` are
-    those of ``status`` that are not ok, by policy; where it has none ``status`` tells nothing.
+    ``waits``: each create waits for its timeout. ``opens``: the breaker opens after the fifth failure. ``checks`` are
+    those of ``status`` that are not ok, by policy.
     """
 
     name: str
@@ -91,17 +79,19 @@ def either(lost: Lost) -> Mapping[FailurePolicy, Lost]:
 
 
 KINDS = (
-    Kind("hung", "takes calls and never answers", BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS),
+    Kind(
+        "hung", "accepts calls and never answers", BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS
+    ),
     Kind("slow", "answers late, within its timeout", either(Lost.TIME)),
     Kind(
         "breaking off",
-        "breaks the connection off in each answer",
+        "aborts the connection in each answer",
         BY_POLICY,
         Reason.BROKEN_ANSWER,
         opens=True,
         checks=BREAKERS,
     ),
-    Kind("crashing", "dies of each call and is started again", BY_POLICY, Reason.BROKEN_ANSWER),
+    Kind("crashing", "dies at each call and is started again", BY_POLICY, Reason.BROKEN_ANSWER),
     Kind(
         "vanished",
         "is gone, and its registration file stays",
@@ -114,7 +104,7 @@ KINDS = (
     Kind("wrong: unserved", "does not serve a hook point of its file", BY_POLICY, Reason.UNIMPLEMENTED),
     Kind(
         "wrong: impossible",
-        "sets a value that no runtime takes, beside a good one",
+        "sets a value that no runtime accepts, next to a good one",
         {IGNORE: Lost.FIELD, FAIL: Lost.CALL},
         Reason.BAD_ANSWER,
     ),
@@ -122,26 +112,3 @@ KINDS = (
     Kind("wrong: not here", "sets a value that this machine lacks, as a CPU", either(Lost.CONTAINER)),
     Kind("wrong: unwanted", "sets a valid value that nobody wants", either(Lost.VALUE)),
 )
-
-
-def rows() -> Iterator[list[str]]:
-    """Yield the rows of the page's table, each as cells."""
-    for kind in KINDS:
-        for policy in FailurePolicy:
-            signs, check = kind.signs(policy), kind.checks.get(policy)
-            label = f'{{reason="{kind.reason.value}"}}' if kind.reason and signs is not REFUSAL else ""
-            label = '{outcome="failed"}' if kind.lost[policy] is Lost.CONTAINER else label
-            yield [
-                f"**{kind.name}**: {kind.does}",
-                f"``{policy.value}``",
-                kind.lost[policy].value,
-                _wait(kind),
-                f"event ``{signs.event.value}``; ``{METRICS[signs.metric].shown}{label}``; {signs.alert or 'no alert'}",
-                f"1: ``{check}``" if check else "0",
-            ]
-
-
-def _wait(kind: Kind) -> str:
-    if kind.waits:
-        return "its timeout, five times in a row; then none"
-    return "for its answer" if kind.lost[IGNORE] is Lost.TIME else "none"
