@@ -1,8 +1,8 @@
 """The blocks of the documents, and who shows that each is true.
 
 A block that begins with ``$`` is written by a script, with its outputs. One with a language is read by the
-tests. Every other one is run as it stands on its page by scripts/soaking/documented.py, or BLOCKS names who runs it, or
-says that it is nothing to run.
+tests. Every other one is run by tests/soak/test_documented.py as it is on its page, or BLOCKS names what runs it, or
+that it is nothing to run.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ PAGES = {
 PICTURE = "a picture, a list of names, or an output that is not shown whole"
 NAMED = "names the commands that others run"
 NOT_RUN = (PICTURE, NAMED)
-CLUSTER = "scripts/soaking/cluster.py::cluster"
+CLUSTER = "tests/soak/test_cluster.py::test_chart_is_rolled_out_and_removed"
 """It runs each block of kubectl and helm, too."""
 SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
 UNITS = "tests/machines/node.py::_put_units"
-WRITTEN = {"docs/commands.rst": "tests/outputs.py", "docs/migration.rst": "scripts/soaking/migration.py"}
+WRITTEN = {"docs/commands.rst": "tests/outputs.py", "docs/migration.rst": "tests/soak/test_migration.py"}
 """The pages with outputs, and what writes them."""
-FRESH = "scripts/soaking/fresh.py::readme"
+FRESH = "tests/soak/test_fresh.py::test_readme_works_in_environment"
 
 
 class Block(NamedTuple):

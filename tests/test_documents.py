@@ -15,9 +15,10 @@ from docutils import nodes
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import command_group
 from runtimeproxy.settings.version import VERSION
-from scripts.soaking import cluster, documented
 from tests.docs import DOCS, ROOT
 from tests.documents import BLOCKS, NOT_RUN, PAGES, WRITTEN, Block, blocks, parsed
+from tests.soak import test_cluster as cluster
+from tests.soak import test_documented as documented
 
 READERS = {"python": ast.parse, "json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text))}
 FILE = re.compile(r"(?:[A-Za-z0-9_.-]+/)+[A-Za-z0-9_.-]+\.[a-z]+|[A-Z]+\.rst|scripts/[a-z]+|deploy/[a-z-]+")
@@ -77,7 +78,7 @@ def test_each_block_of_a_page_has_who_shows_it(page: str) -> None:
 
 def has_who_shows_it(block: Block) -> None:
     key = block.page, block.first
-    shower = "scripts/soaking/documented.py::documents" if key in ON_A_MACHINE else BLOCKS.get(key)
+    shower = "tests/soak/test_documented.py::test_documented_commands_work" if key in ON_A_MACHINE else BLOCKS.get(key)
     if block.page in WRITTEN and any(line.startswith("$ ") for line in block.lines):
         assert shower is None, key
     elif block.language:

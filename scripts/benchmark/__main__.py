@@ -6,13 +6,14 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from scripts.benchmark import admin, cases, hooks, measure
+from scripts.benchmark import admin, cases, hooks, many, measure
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure, print_table, show
 
 OTHERS = {
     hooks.NAME: (hooks.bench, "each asked as the proxy asks, in turns with one that does nothing"),
     admin.NAME: (admin.bench, "calls beside clients of the admin socket, every condition in turns"),
+    many.NAME: (many.bench, "many calls at a time, and other calls meanwhile"),
 }
 """What is measured besides the modes: how, and what its table shows."""
 NAMES = (*cases.MODES, *OTHERS)
@@ -44,7 +45,9 @@ def main() -> int:
         description="Measure the proxy beside a bare pipe, the hook servers, and the admin socket.",
     )
     parser.add_argument(
-        "--mode", choices=NAMES, help="one mode of the proxy only, or only the hook servers, or the admin socket"
+        "--mode",
+        choices=NAMES,
+        help="one mode of the proxy, the hook servers, the admin socket, or many calls at a time",
     )
     parser.add_argument("--check", action="store_true", help="five rounds, and exit code 1 if a limit is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls; rough figures")

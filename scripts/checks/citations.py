@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
-SHOWING = ("tests", "scripts/soaking", "scripts/benchmark")
+SHOWING = ("tests", "scripts/benchmark")
 """The folders whose citations count as proof of a rule: the tests, and what the soak and the bench run."""
 NUMBERS = r"[A-Z]?\d+(?:(?:, | and | to )[A-Z]?\d+)*"
 CITATION = re.compile(

@@ -10,8 +10,9 @@ from tests.amounts import WATCHED_SECONDS
 from tests.engines import cri
 from tests.machines import node as nodes
 from tests.machines.machine import Machine
+from tests.soak import MARKS
 
-pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.release, pytest.mark.slow]
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 CALL_SECONDS = 0.01
 MOST_SECONDS = 15.0

@@ -1,45 +1,45 @@
-"""The step of the image: a real containerd runs a hook server and the exporter of it, each with no more rights than its
-chart gives it.
-
-Must not know: how the image is made.
-"""
+"""A real containerd runs a hook server and the exporter of the image, with the rights of the chart."""
 
 import json
-import tempfile
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
-from scripts.building.__main__ import build
-from scripts.figures import MIB, Figure
+import pytest
+
+from tests.docs import ROOT
 from tests.engines import cri
 from tests.engines.containerd import Containerd
 from tests.fakes import cri_pb2
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
 from tests.system.cri_front import CRI
 from tests.system.proxy import wait_until
+
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.release]
 
 NOBODY = 65534
 PORT = 19654
 DEVICES = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 3}]})}
 
 
-def image(share: float) -> list[Figure]:
-    """Build the image and run both programs."""
-    with tempfile.TemporaryDirectory(prefix="rp-image-") as name:
-        folder = Path(name)
+def test_image_serves_hooks_and_metrics(containerd: Containerd, findings: Findings, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)  # for the exporter, which is nobody
-        [made] = [path for path in build(["image"], folder / "dist", dirty=True) if path.suffix == ".tar"]
-        size = made.stat().st_size
-        with Containerd() as engine, cri.CriClient(engine.socket) as direct:
-            engine.ctr("images", "import", "--snapshotter", "native", "--base-name", "docker.io/library/rp", str(made))
-            wait_until(lambda: bool(tags(direct)), "containerd lists the image")
-            visible, status = hooked(engine, direct, folder), scraped(engine, direct, folder)
-    return [
-        Figure("size of the image", f"{size / MIB:.0f} MiB"),
-        Figure("GPU of a container, by the image's hook server without a capability", visible, "3", visible == "3"),
-        Figure("status of a scrape by the image's exporter as nobody", f"{status}", "200", status == 200),
-    ]
+    dist = tmp_path / "dist"
+    subprocess.run(
+        [sys.executable, "-m", "scripts.building", "--dirty", f"--dist={dist}", "image"], check=True, cwd=ROOT
+    )
+    [image] = dist.glob("*.tar")
+    findings.note("MiB of the image", image.stat().st_size >> 20)
+    with cri.CriClient(containerd.socket) as direct:
+        containerd.ctr("images", "import", "--snapshotter", "native", "--base-name", "docker.io/library/rp", str(image))
+        wait_until(lambda: bool(tags(direct)), "containerd lists the image")
+        assert visible_gpu(containerd, direct, tmp_path) == "3"
+        assert scrape_status(containerd, direct, tmp_path) == 200
 
 
 def tags(direct: cri.CriClient) -> list[str]:
@@ -47,8 +47,8 @@ def tags(direct: cri.CriClient) -> list[str]:
     return [tag for image in direct.images() for tag in image.repo_tags if tag.startswith("docker.io/library/rp:")]
 
 
-def hooked(engine: Containerd, direct: cri.CriClient, folder: Path) -> str:
-    """Run a pod beside the image's hook server; return what the container sees of its annotation."""
+def visible_gpu(engine: Containerd, direct: cri.CriClient, folder: Path) -> str:
+    """Run a pod with the image's hook server; return the GPU that its container sees."""
     sockets = folder / "hooks"
     sockets.mkdir()
     proxy = CRI.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket)
@@ -62,7 +62,7 @@ def hooked(engine: Containerd, direct: cri.CriClient, folder: Path) -> str:
             return client.environment(container_id).get("NVIDIA_VISIBLE_DEVICES", b"").decode()
 
 
-def scraped(engine: Containerd, direct: cri.CriClient, folder: Path) -> int:
+def scrape_status(engine: Containerd, direct: cri.CriClient, folder: Path) -> int:
     """Let the image's exporter serve a proxy's metrics; return the status of a scrape."""
     metrics = folder / "metrics" / "metrics.sock"
     flags = {"metrics_endpoint": str(metrics), "metrics_group": str(NOBODY)}

@@ -1,8 +1,9 @@
-"""Calls to a proxy under adverse load: is any call refused or starved, and what does the load cost the other calls?
+"""Many calls, and what they cost other calls: is any call refused or starved?
 
 The loads are creates whose hook server hangs (promise 5, fault matrix H3), or that the runtime does not answer (fault
-matrix B4); crowds of calls (fault matrix S3, promise 11); lists and creates of 16 MiB (promise 10); and clients that
-read nothing. A call that fails raises. Compared measurements alternate, so that other load on the machine affects both.
+matrix B4); crowds of calls (fault matrix S3, promise 11); lists and creates of 16 MiB (promise 10); clients that read
+nothing; and full nodes (fault matrix S1, promise 13). A call that fails raises. Compared measurements alternate, so
+that other load on the machine affects both.
 """
 
 import os
@@ -20,14 +21,14 @@ from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PROXY
 from scripts.benchmark.ends import Call, CriClient, framed
 from scripts.benchmark.loads import Execs, H2load, Run
-from scripts.benchmark.measure import HUGE_LIST_BYTES
+from scripts.benchmark.measure import HUGE_LIST_BYTES, ROUNDS, full_node
 from scripts.benchmark.peers import EXEC, INSPECT
 from scripts.benchmark.programs import HOOKS, Served, served
 from scripts.demonstration.processes import DemoError
 from scripts.figures import MIB, Figure, at_most
-from tests.amounts import STALL_SECONDS
 from tests.fakes import cri_pb2
 
+NAME = "many"
 LISTED = {CRI: cases.LISTED.route, DOCKER: cases.DOCKER_LISTED.route}
 CREATE = {CRI: cases.CREATE.route, DOCKER: cases.DOCKER_CREATE.route}
 SMALL = {CRI: cases.VERSION.route, DOCKER: cases.DOCKER_VERSION.route}
@@ -134,7 +135,7 @@ def hung(mode: str, share: float) -> list[Figure]:
     ) as running:
         hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
         found = beside(running, HUNG, hold, share)
-    what = f"p99 beside {HUNG} held creates to that at another proxy"
+    what = f"p99 during {HUNG} held creates to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, HUNG_RATIO, share) for name, here, there in found]
 
 
@@ -143,7 +144,7 @@ def slow(mode: str, share: float) -> list[Figure]:
     with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
         hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
         found = beside(running, SLOW, hold, SLOW_SHARE * share)
-    what = f"p99 beside {SLOW} creates that the runtime does not answer to that at another proxy"
+    what = f"p99 during {SLOW} creates that the runtime does not answer to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, SLOW_RATIO, share) for name, here, there in found]
 
 
@@ -192,7 +193,7 @@ def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
         for future in creating:
             future.result()
     if not waited:
-        raise DemoError("the creates did not wait, so nothing was measured beside them")
+        raise DemoError("the creates did not wait, so nothing was measured during them")
 
 
 @contextmanager
@@ -252,7 +253,7 @@ def crowded(mode: str, share: float) -> list[Figure]:
         for _ in range(CROWD_TURNS):
             with meanwhile(lambda: running.send(PROXY, LISTED[mode], lists, 2)):
                 p99s.append(running.send(PROXY, small, load, calls).percentile(99) / 1000)
-    what = "p99 of a small call beside lists of 16 MiB"
+    what = "p99 of a small call during lists of 16 MiB"
     figures.append(at_most(what, median(p99s), BESIDE_MS, " ms", digits=1, judged=share == 1))
     with served(mode, (DIRECT, *PROXIES, HOOKS)) as running:
         return figures + [beside_creates(running, way, calls, share) for way in PROXIES]
@@ -296,19 +297,20 @@ def beside_creates(running: Served, way: str, calls: int, share: float) -> Figur
                     runs[each] = runs[each].plus(part)
         turns.append({each: run.percentile(99) for each, run in runs.items()})
     through, past = (median(turn[each] for turn in turns) / 1000 for each in (way, DIRECT))
-    what = f"p99 of a small call beside creates of 16 MiB{', with a hook server' if way == HOOKED else ''}"
+    what = f"p99 of a small call during creates of 16 MiB{', with a hook server' if way == HOOKED else ''}"
     return creates_figure(what, through, past, share)
 
 
 def creates_figure(what: str, through: float, past: float, share: float) -> Figure:
     """Compare the milliseconds that the proxy adds with the limit."""
-    shown, limit = f"{through:.1f} ms (past the proxy {past:.1f} ms)", f"{BESIDE_MS} ms more than past the proxy"
+    shown, limit = f"{through:.1f} ms (directly {past:.1f} ms)", f"{BESIDE_MS} ms more than directly"
     return Figure(what, shown, limit, through - past <= BESIDE_MS if share == 1 else None)
 
 
 # ---- clients that read nothing
 
 CLIENTS = 100
+STALL_SECONDS = 60
 STALLED_TURNS = 11
 STALLED_RATIO = 2.0
 """Most p99 of a ping with the clients connected, relative to that without them."""
@@ -325,7 +327,7 @@ def stalled(share: float) -> list[Figure]:
             alone = running.send(PROXY, route, ping, pings).percentile(99)
             before = running.programs[PROXY].memory()
             with _silent(running, target):
-                time.sleep(max(STALL_SECONDS.at(share) / STALLED_TURNS, 1))
+                time.sleep(max(STALL_SECONDS * share / STALLED_TURNS, 1))
                 ratios.append(running.send(PROXY, route, ping, pings).percentile(99) / alone)
                 growth = max(growth, running.programs[PROXY].memory() - before)
     return stalled_figures(ratios, growth, share)
@@ -334,7 +336,7 @@ def stalled(share: float) -> list[Figure]:
 def stalled_figures(ratios: Sequence[float], growth: int, share: float) -> list[Figure]:
     return [
         at_most(f"memory of each of {CLIENTS} clients that do not read", growth / CLIENTS / MIB, 1, " MiB"),
-        at_most("p99 of a ping beside them to alone", median(ratios), STALLED_RATIO, judged=share == 1),
+        at_most("p99 of a ping with them to alone", median(ratios), STALLED_RATIO, judged=share == 1),
     ]
 
 
@@ -347,3 +349,38 @@ def _silent(running: Served, target: str) -> Iterator[None]:
             client.sendall(f"GET {target} HTTP/1.1\r\nHost: docker\r\n\r\n".encode())
             running.sent[cases.EXPORT.route] += 1
         yield
+
+
+# ---- full nodes
+
+PODS, RECORDS_PODS, CONTAINERS = 1_000, 2_500, 3
+"""A full node, and one with 10,000 records in all; each pod has so many containers."""
+READY_SECONDS, KNOWN_SECONDS = 1, 5
+RECORDS_MIB = 64
+
+
+def full_nodes(mode: str, share: float) -> list[Figure]:
+    """Start on a full node (fault matrix S1), and on one with 10,000 records (promise 13)."""
+    node = full_node(mode, max(int(PODS * share), 1), CONTAINERS)
+    crowded = full_node(mode, max(int(RECORDS_PODS * share), 1), CONTAINERS)
+    of_node, records = f"with {node.pods:,} pods and {node.containers:,} containers", crowded.pods + crowded.containers
+    return [
+        at_most(f"seconds from the start to the first answer, {of_node}", node.ready, READY_SECONDS, judged=share == 1),
+        at_most(f"seconds to read the state once needed, {of_node}", node.complete, KNOWN_SECONDS, judged=share == 1),
+        at_most(f"memory of {records:,} records", crowded.growth / MIB, RECORDS_MIB, " MiB", digits=1),
+    ]
+
+
+# ---- all of it
+
+
+def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
+    """Measure each load once, with all its calls in ``ROUNDS`` rounds and a part of them in fewer; return the table of
+    the figures, and the figures. Raises DemoError."""
+    share *= rounds / ROUNDS
+    figures = stalled(share)
+    for mode in cases.MODES:
+        for load in (hung, slow, crowded, full_nodes):
+            print(f"{NAME}, {mode}, {load.__name__}", flush=True)
+            figures += [figure._replace(what=f"{mode}, {figure.what}") for figure in load(mode, share)]
+    return [("figure", "found"), *((figure.what, figure.found) for figure in figures)], figures

@@ -1,44 +1,48 @@
-"""The commands of README.rst and docs/, run as they stand there, on a machine with a real systemd.
+"""The commands of README.rst and docs/, run as they are on their pages, on a machine with a real systemd.
 
 Each block is run line by line by a shell; every line must end with an exit code that it may have. What runs until it is
-stopped becomes a unit, and must say what shows that it works. The runtimes are the tests' fakes.
+stopped becomes a unit, and must print what shows that it works. The runtimes are the tests' fakes.
 """
 
 import re
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.demonstration.processes import DemoError, program
-from scripts.figures import Figure
-from tests.building.made import release
-from tests.documents import Block, block, blocks
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine, MachineError
-from tests.machines.tree import debian
+import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs import ROOT
+from tests.documents import Block, block, blocks
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.runtime import FakeRuntime
+from tests.machines.fitting import fit
+from tests.machines.machine import Machine
+from tests.machines.tree import debian
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
+from tests.system.node import serving
+
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
+
 TREE = ("systemd", "curl", "socat")
 UNIT_FILES = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service")
-FAKES = {"containerd/containerd.sock": "tests.fakes.runtime", "docker/docker.sock": "tests.fakes.dockerd"}
+FAKES = {"containerd/containerd.sock": FakeRuntime, "docker/docker.sock": FakeDockerd}
 PLACEHOLDERS = {"<sock>": "/run/containerd/containerd.sock", "<docker sock>": "/run/docker/docker.sock"}
 LASTS = {
     r"koord-runtime-proxy(?! --version)": "listening on",
     r"runtimeproxy export": "listening on",
     r"/opt/runtimeproxy/bin/python3 ": "serves",
 }
-"""How a command begins that runs until it is stopped, and what it says when it works."""
+"""How a command begins that runs until it is stopped, and what it prints when it works."""
 CODES = {"runtimeproxy doctor": (0, 1), "runtimeproxy status": (0, 1), "systemctl status": (0, 3)}
 """Exit codes by the beginning of a command, where 0 is not the only good one: it found something, or nothing runs."""
 
 
 class Run(NamedTuple):
-    """A block to run, by its page and first line; with ``keep`` what lasts goes on until the next one without it."""
+    """A block to run, by its page and first line; with ``keep`` what lasts continues until the next one without it."""
 
     page: str
     first: str
@@ -99,68 +103,59 @@ ORDER: tuple[Run | str, ...] = (
 RUN = [each for each in ORDER if isinstance(each, Run)]
 
 
-def documents(share: float) -> list[Figure]:
-    """Run all blocks once, whatever the share. Raises DemoError for a block that does not do what it should."""
-    lines: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="rp-documents-") as folder, node(Path(folder)) as machine:
-        machine.write("/etc/runtimeproxy/config.yaml", "log-level: info\n")
-        machine.copy(ROOT / "hooks/tools/example.yaml", "/root/request.yaml")
-        machine.write("/root/hello.py", next(each.text for each in blocks(HOOKS) if each.language == "python"))
-        running: list[str] = []
-        for each in ORDER:
-            if isinstance(each, str):
-                machine.run("sh", "-c", each)
-                continue
-            shown = block(each.page, each.first)
-            running += _run(machine, shown)
-            lines += shown.lines
-            if running and not each.keep:
-                machine.run("systemctl", "stop", *running)
-                running.clear()
-    return [Figure("blocks run as they stand", f"{len(RUN)}"), Figure("commands in them", f"{len(lines)}")]
-
-
-@contextmanager
-def node(folder: Path) -> Iterator[Machine]:
-    """Boot a machine with fake runtimes at their usual places and the files of a release in /root. Raises DemoError."""
-    dist = release(folder / "release")
+@pytest.fixture
+def machine(release: Path, tmp_path: Path) -> Iterator[Machine]:
+    """Boot a machine with fake runtimes at their usual places and the files of a release in /root."""
     binds = {}
     with ExitStack() as stack:
-        for name, module in FAKES.items():
-            socket = folder / name
+        for name, fake in FAKES.items():
+            socket = tmp_path / name
             socket.parent.mkdir()
-            command = [sys.executable, "-m", module, f"--socket={socket}"]
-            stack.enter_context(program(socket.parent.name, command, folder)).wait_until_it_listens(socket)
+            stack.enter_context(serving(fake(str(socket))))
             binds[f"/run/{socket.parent.name}"] = socket.parent
-        try:
-            machine = stack.enter_context(Machine(debian(packages=TREE), folder / "machine", binds))
-            machine.copy(dist, "/root")
-            machine.write("/etc/apt/apt.conf.d/90-no-terminal", 'APT::Get::Assume-Yes "true";\n')
-            for unit in SERVICES:
-                fit(machine, unit, UNIT_FILES / unit)
-            yield machine
-        except MachineError as error:
-            raise DemoError(str(error)) from None
+        machine = stack.enter_context(Machine(debian(packages=TREE), tmp_path / "machine", binds))
+        machine.copy(release, "/root")
+        machine.write("/etc/apt/apt.conf.d/90-no-terminal", 'APT::Get::Assume-Yes "true";\n')
+        for unit in SERVICES:
+            fit(machine, unit, UNIT_FILES / unit)
+        yield machine
 
 
-def _run(machine: Machine, shown: Block) -> list[str]:
-    """Run the lines of a block; return the units of those that go on. Raises DemoError."""
+def test_documented_commands_work(machine: Machine, findings: Findings) -> None:
+    machine.write("/etc/runtimeproxy/config.yaml", "log-level: info\n")
+    machine.copy(ROOT / "hooks/tools/example.yaml", "/root/request.yaml")
+    machine.write("/root/hello.py", next(each.text for each in blocks(HOOKS) if each.language == "python"))
+    lines, running = 0, list[str]()
+    for each in ORDER:
+        if isinstance(each, str):
+            machine.run("sh", "-c", each)
+            continue
+        shown = block(each.page, each.first)
+        running += run(machine, shown)
+        lines += len(shown.lines)
+        if running and not each.keep:
+            machine.run("systemctl", "stop", *running)
+            running.clear()
+    findings.note("commands run as they are on their pages", lines)
+
+
+def run(machine: Machine, shown: Block) -> list[str]:
+    """Run the lines of a block; return the units of those that continue."""
     units: list[str] = []
     for line in shown.lines:
         command = line
         for placeholder, value in PLACEHOLDERS.items():
             command = command.replace(placeholder, value)
-        if says := next((says for start, says in LASTS.items() if re.match(start, command)), None):
+        if text := next((text for start, text in LASTS.items() if re.match(start, command)), None):
             units.append(f"documented-{sum(line.encode())}.service")
             machine.run("systemd-run", "--quiet", f"--unit={units[-1]}", "sh", "-c", f"cd /root && exec {command}")
-            machine.until(partial(_said, machine, units[-1], says), f"{says!r} of {line}")
+            machine.until(partial(is_in_journal, machine, units[-1], text), f"{text!r} of {line}")
             continue
         codes = next((codes for start, codes in CODES.items() if command.startswith(start)), (0,))
         output = machine.run("sh", "-c", f'cd /root && {{ {command}\n}}; echo "exit code $?"', check=False)
-        if int(output.rsplit(maxsplit=1)[-1]) not in codes:
-            raise DemoError(f"{shown.page}: {line}: {output[-2000:]}")
+        assert int(output.rsplit(maxsplit=1)[-1]) in codes, f"{shown.page}: {line}: {output[-2000:]}"
     return units
 
 
-def _said(machine: Machine, unit: str, text: str) -> bool:
+def is_in_journal(machine: Machine, unit: str, text: str) -> bool:
     return text in machine.journal(unit)

@@ -9,23 +9,26 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from scripts.figures import Figure
+import pytest
+
+from tests.docs import ROOT
 from tests.documents import block
 from tests.engines.docker_cli import DOCKER
 from tests.engines.dockerd import Dockerd
 from tests.machines.tree import debian
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
+
 CHECKOUT = "/srv/runtimeproxy"
 README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy-venv"
 """The blocks that install from source, which are run in the first tree."""
@@ -105,57 +108,53 @@ ENVIRONMENTS = (
 )
 
 
-def readme(share: float) -> list[Figure]:
-    """Run scripts/demo, and scripts/test whole or at a smaller share only its fast set, in each environment."""
-    tested = "scripts/test" if share == 1 else "scripts/test --fast"
-    return [figure for environment in ENVIRONMENTS for figure in run(environment, tested)]
+@pytest.fixture
+def tree() -> Iterator[Path]:
+    """Yield a place for a tree: not below /tmp, which may be in memory; with all packages the tree has 2 GB."""
+    with TemporaryDirectory(prefix="fresh-", dir=debian(packages=()).parent) as folder:
+        yield Path(folder, "tree")
 
 
-def run(environment: Environment, tested: str) -> Iterator[Figure]:
-    """Yield a figure for each command in an environment; the output of one that fails is printed."""
-    if environment.python and not _python(environment.python):
-        yield Figure(environment.name, f"not run: no Python {environment.python} on this machine")
-        return
-    # Not below /tmp, which may be in memory: with all packages the tree has 2 GB.
-    with tempfile.TemporaryDirectory(prefix="fresh-", dir=debian(packages=()).parent) as folder:
-        tree = Path(folder, "tree")
-        subprocess.run(["cp", "-a", debian(environment.suite, packages=()), tree], check=True)  # devices, too
-        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
-        commands = ["scripts/demo", tested]
-        if environment.sources:
-            scripts = block(README, VENV).text, f"{WHEEL}\n{block(INSTALL, VENV).text}"
-            commands += [f"sh -exc {shlex.quote(script)}" for script in scripts]
-        variables = _variables(tree, _python(environment.python))
-        with _entered(environment, tree, variables) as enter:
-            if environment.prepare:
-                _run([*enter, environment.prepare], variables)
-            for command in commands:
-                line = f"{environment.within or ':'}; {environment.prefix} {command}; {LISTED}"
-                yield _judged(environment, command, *_run([*enter, line], variables))
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
+def test_readme_works_in_environment(environment: Environment, findings: Findings, tree: Path) -> None:
+    """Run scripts/demo, and scripts/test whole in a full soak, else only its fast set."""
+    python = python_home(environment.python)
+    if environment.python and not python:
+        pytest.skip(f"no Python {environment.python} on this machine")
+    subprocess.run(["cp", "-a", debian(environment.suite, packages=()), tree], check=True)  # devices, too
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
+    commands = ["scripts/demo", "scripts/test" if findings.full else "scripts/test --fast"]
+    if environment.sources:
+        scripts = block(README, VENV).text, f"{WHEEL}\n{block(INSTALL, VENV).text}"
+        commands += [f"sh -exc {shlex.quote(script)}" for script in scripts]
+    variables = variables_for(tree, python)
+    with entered(environment, tree, variables) as enter:
+        if environment.prepare:
+            run([*enter, environment.prepare], variables)
+        for command in commands:
+            line = f"{environment.within or ':'}; {environment.prefix} {command}; {LISTED}"
+            start = time.monotonic()
+            code, output = run([*enter, line], variables)
+            check(environment, code, output)
+            tests = [line.strip("= ") for line in output.splitlines() if re.match(r"=+ .* in [\d.]+s", line)]
+            findings.note(command.splitlines()[-1], f"{time.monotonic() - start:.0f} s; {'; '.join(tests)}")
 
 
-def _judged(environment: Environment, command: str, code: int, output: str, seconds: float) -> Figure:
-    """Return the figure of a command that has ended; its output is printed if it is not as expected."""
-    lines = output.splitlines()
+def check(environment: Environment, code: int, output: str) -> None:
+    """Fail if a command did not end as it should."""
     if environment.refused:
-        good, limit, found = code == 1 and environment.refused in output, "refused, with the reason", lines[-1]
-    else:
-        runtimes = re.findall(r"Runtime: a (\w+)", output)
-        counts = [line.strip("= ") for line in lines if re.match(r"=+ .* in [\d.]+s", line)]
-        found = "; ".join([f"exit code {code}", *counts, *runtimes, f"{seconds:.0f} s"])
-        good, limit = not code and LEFT not in output, "exit code 0, nothing left in /tmp"
-        good = good and not (environment.engines and "FAKE" in runtimes)
-    if not good:
-        print(f"{environment.name}: {command}:\n{output}", file=sys.stderr, flush=True)
-    return Figure(f"{environment.name}: {command.splitlines()[-1]}", found, limit, good)
+        assert (code, environment.refused in output) == (1, True), output
+        return
+    assert (code, LEFT in output) == (0, False), output
+    assert not (environment.engines and "FAKE" in re.findall(r"Runtime: a (\w+)", output)), output
 
 
 @contextmanager
-def _entered(environment: Environment, tree: Path, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
+def entered(environment: Environment, tree: Path, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
     """Yield the command line that runs shell text, which follows, in the tree."""
     if not environment.in_docker:
         namespaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
-        yield [*namespaces, "sh", "-c", SCRIPT, "sh", str(tree), _python(environment.python), CHECKOUT]
+        yield [*namespaces, "sh", "-c", SCRIPT, "sh", str(tree), python_home(environment.python), CHECKOUT]
         return
     with Dockerd() as engine:
         docker = [DOCKER, "--host", f"unix://{engine.socket}"]
@@ -166,10 +165,9 @@ def _entered(environment: Environment, tree: Path, variables: Mapping[str, str])
         yield [*docker, "exec", f"--workdir={CHECKOUT}", *passed, "fresh", "sh", "-c"]
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str, float]:
-    """Run a command; return its exit code, its output and how many seconds it took."""
-    start = time.monotonic()
-    with subprocess.Popen(
+def run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command; return its exit code and its output."""
+    done = subprocess.run(
         command,
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -177,16 +175,12 @@ def _run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as process:
-        try:
-            output, _ = process.communicate()
-        except BaseException:
-            process.send_signal(signal.SIGTERM)
-            raise
-    return process.returncode, output, time.monotonic() - start
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
-def _python(version: str) -> str:
+def python_home(version: str) -> str:
     """Return the directory of a Python of this machine; "" if there is none."""
     found = shutil.which(f"python{version}") if version else None
     if not found:
@@ -195,7 +189,7 @@ def _python(version: str) -> str:
     return subprocess.run(where, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _variables(tree: Path, python: str) -> dict[str, str]:
+def variables_for(tree: Path, python: str) -> dict[str, str]:
     """Return the variables for the tree, and copy what this machine's network needs into it."""
     shutil.copy("/etc/resolv.conf", tree / "etc")
     passed = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}

@@ -7,33 +7,13 @@ received.
 
 import asyncio
 import json
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-import uvloop
-
-from scripts.benchmark.cases import CRI, DOCKER
-from scripts.demonstration.processes import DemoError
-from scripts.figures import Figure
-from scripts.soaking.endurance import (
-    FRONTS,
-    RUNTIMES,
-    Endured,
-    Fake,
-    Observed,
-    Sample,
-    begin,
-    end,
-    endure,
-    observed,
-    together,
-)
 from tests.amounts import Amount
 from tests.docker.client import Client as HttpClient
 from tests.docker.client import request
@@ -41,12 +21,15 @@ from tests.fakes import cri_pb2
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_events import Event
 from tests.fakes.dockerd_structs import go_json
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
+from tests.soak.endurance import Fake, Observed, Sample, begin, end, endure, observed, together
 from tests.system.clients import Client as CriClient
 from tests.system.cri_front import CriRuntime
 from tests.system.docker_front import UPGRADE, VERSION, DockerCaller, DockerRuntime
-from tests.system.fronts import Caller
+from tests.system.fronts import Caller, Front
 
-# ---- the kubelet's calls beside the lifecycles of pods
+pytestmark = MARKS
 
 PROBE, PROBED = ("echo", "ready"), b"ready\n"
 PATIENCE_SECONDS = 20.0
@@ -56,17 +39,12 @@ ACTIONS = ("start", "die", "destroy")
 """The followed actions of a container."""
 
 
-def check(good: bool, what: object) -> None:
-    if not good:
-        raise DemoError(f"this is no good answer: {what}")
-
-
 class Kubelet(ABC):
-    """One kubelet; ``told`` and ``heard`` count by stream what it should have received, and what it has."""
+    """One kubelet; ``sent`` and ``received`` count by stream what it should have received, and what it has."""
 
     def __init__(self) -> None:
-        self.told: Counter[str] = Counter()
-        self.heard: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
         self._following: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -81,17 +59,17 @@ class Kubelet(ABC):
     async def follow(self, container_id: str) -> None:
         """Follow events, and the log of a container if that goes through the runtime."""
         for name, stream in (await self.streams(container_id)).items():
-            self._following.append(asyncio.create_task(self._hear(name, stream)))
+            self._following.append(asyncio.create_task(self._read(name, stream)))
 
-    async def _hear(self, name: str, stream: AsyncIterator[object]) -> None:
+    async def _read(self, name: str, stream: AsyncIterator[object]) -> None:
         async for _ in stream:
-            self.heard[name] += 1
-        raise DemoError(f"the stream of {name} has ended")
+            self.received[name] += 1
+        raise EOFError(f"the stream of {name} has ended")
 
-    async def all_heard(self) -> None:
+    async def all_received(self) -> None:
         """Wait until everything sent was received. Raises TimeoutError, and whatever a stream ended with."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.heard != self.told:
+            while self.received != self.sent:
                 for task in self._following:
                     if task.done():
                         task.result()
@@ -99,27 +77,27 @@ class Kubelet(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Called at the end: close all connections."""
+        """Close all connections."""
 
     @abstractmethod
     async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        """Called once: open the streams to follow; once it returns, nothing sent must be missed."""
+        """Open the streams to follow; once it returns, nothing sent must be missed."""
 
     @abstractmethod
-    def tell(self, container_id: str) -> None:
-        """Called repeatedly: make the runtime send something about a container, an event or a log line."""
+    def send(self, container_id: str) -> None:
+        """Make the runtime send an event or a log line about a container."""
 
     @abstractmethod
     async def lists(self) -> int:
-        """Called every second: list pods and containers; return the number of containers."""
+        """List pods and containers; return the number of containers."""
 
     @abstractmethod
     async def status(self) -> None:
-        """Called regularly: ask whether the runtime is ready."""
+        """Query whether the runtime is ready."""
 
     @abstractmethod
     async def probe(self, container_id: str) -> None:
-        """Called regularly: execute a command in a container to its end."""
+        """Execute a command in a container to its end."""
 
 
 class CriKubelet(Kubelet):
@@ -138,23 +116,23 @@ class CriKubelet(Kubelet):
         await events.initial_metadata()  # the runtime sends it once it sends events
         return {EVENTS: aiter(events)}
 
-    def tell(self, container_id: str) -> None:
+    def send(self, container_id: str) -> None:
         self._fake.send_event(container_id)
-        self.told[EVENTS] += 1
+        self.sent[EVENTS] += 1
 
     async def lists(self) -> int:
         pods = cri_pb2.ListPodSandboxResponse.FromString(await self._client.call("ListPodSandbox"))
-        check(len(pods.items) > 0, pods)
+        assert pods.items
         return len(cri_pb2.ListContainersResponse.FromString(await self._client.call("ListContainers")).containers)
 
     async def status(self) -> None:
         reply = cri_pb2.StatusResponse.FromString(await self._client.call("Status"))
-        check(len(reply.status.conditions) > 0, reply)
+        assert reply.status.conditions
 
     async def probe(self, container_id: str) -> None:
-        asked = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=PROBE, timeout=1)
-        reply = cri_pb2.ExecSyncResponse.FromString(await self._client.call("ExecSync", asked))
-        check((reply.stdout, reply.exit_code) == (PROBED, 0), reply)
+        wanted = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=PROBE, timeout=1)
+        reply = cri_pb2.ExecSyncResponse.FromString(await self._client.call("ExecSync", wanted))
+        assert (reply.stdout, reply.exit_code) == (PROBED, 0)
 
 
 class DockerKubelet(Kubelet):
@@ -165,19 +143,19 @@ class DockerKubelet(Kubelet):
         assert isinstance(fake, DockerRuntime)
         self._fake, self._socket, self._caller = fake, str(socket), DockerCaller(socket)
         self._streams: list[HttpClient] = []
-        self._tell_no_more: Callable[[], None] = lambda: None
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     async def close(self) -> None:
-        self._tell_no_more()
+        self._unsubscribe()
         for client in self._streams:
             await client.close()
         await self._caller.close()
 
     async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        def told(event: Event) -> None:
-            self.told[EVENTS] += event["Action"] in ACTIONS
+        def count(event: Event) -> None:
+            self.sent[EVENTS] += event["Action"] in ACTIONS
 
-        self._tell_no_more = self._fake.state.events.subscribe(told)
+        self._unsubscribe = self._fake.state.events.subscribe(count)
         log = f"/containers/{container_id}/logs?follow=1&stdout=1&tail=0"
         return {
             EVENTS: await self._stream(f"/events?{_query(event=ACTIONS)}", lambda line: line.startswith(b"{")),
@@ -190,40 +168,41 @@ class DockerKubelet(Kubelet):
         self._streams.append(client)
         client.send(request("GET", VERSION + path))
         head = await client.reader.readuntil(b"\r\n\r\n")  # the daemon sends it once it follows
-        check(b" 200 " in head, head)
+        assert b" 200 " in head
         return (line async for line in client.reader if counts(line))
 
-    def tell(self, container_id: str) -> None:
+    def send(self, container_id: str) -> None:
         self._fake.state.say(container_id, LINE)
-        self.told[LINES] += 1
+        self.sent[LINES] += 1
 
     async def lists(self) -> int:
         of_kind = [f"/containers/json?all=1&{_query(label=(label,))}" for label in LABELS]
-        pods, containers = [await self._ask("GET", target) for target in of_kind]
-        check(len(pods) > 0, pods)
+        pods, containers = [await self._call("GET", target) for target in of_kind]
+        assert pods
         return len(containers)
 
     async def status(self) -> None:
-        """Ask for the version: dockershim takes a daemon that answers that for ready."""
-        check("ApiVersion" in await self._ask("GET", "/version"), "version")
+        """Get the version: for dockershim a daemon that answers that is ready."""
+        assert "ApiVersion" in await self._call("GET", "/version")
 
     async def probe(self, container_id: str) -> None:
         """Create an exec, start it on a connection of its own, and inspect it at its end."""
-        made = (await self._ask("POST", f"/containers/{container_id}/exec", bodies.exec_body(PROBE)))["Id"]
+        made = (await self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(PROBE)))["Id"]
         client = await HttpClient.connect(self._socket)
         start = go_json({"Detach": False, "Tty": False})
         client.send(request("POST", f"{VERSION}/exec/{made}/start", start, *UPGRADE))
         answer = await client.ended()
         await client.close()
-        check(b" 101 " in answer.partition(b"\r\n")[0] and answer.endswith(PROBED), answer)
-        inspected = await self._ask("GET", f"/exec/{made}/json")
-        check(inspected["ExitCode"] == 0, inspected)
+        assert b" 101 " in answer.partition(b"\r\n")[0]
+        assert answer.endswith(PROBED)
+        inspected = await self._call("GET", f"/exec/{made}/json")
+        assert inspected["ExitCode"] == 0
         self._fake.state.execs.pop(made).container.execs.remove(made)  # dockerd forgets it after some minutes
 
-    async def _ask(self, method: str, path: str, body: object = None) -> Any:
+    async def _call(self, method: str, path: str, body: object = None) -> Any:
         """Send a request on a connection that is kept open; return the answer."""
-        asked = request(method, VERSION + path, go_json(body) if body else b"")
-        return json.loads(await self._caller.send("ask", asked))
+        wanted = request(method, VERSION + path, go_json(body) if body else b"")
+        return json.loads(await self._caller.send("call", wanted))
 
 
 LABELS = [f"io.kubernetes.docker.type={kind}" for kind in ("podsandbox", "container")]
@@ -233,10 +212,8 @@ def _query(**filters: tuple[str, ...]) -> str:
     return "filters=" + quote(json.dumps({key: dict.fromkeys(values, True) for key, values in filters.items()}))
 
 
-KUBELETS: Mapping[str, Callable[[Path, Fake], Kubelet]] = {CRI: CriKubelet, DOCKER: DockerKubelet}
+KUBELETS: Mapping[str, Callable[[Path, Fake], Kubelet]] = {"cri": CriKubelet, "docker": DockerKubelet}
 """By mode: the kubelet of a socket, and the fake runtime that sends what it follows."""
-
-# ---- the day
 
 DAY_SECONDS = Amount(60, 86_400)
 HOUR_SECONDS, HOURS = 3_600, 24
@@ -248,41 +225,38 @@ PODS = 30
 """The number of running pods, each with a container, which is probed."""
 STATUS_SECONDS = 5
 PROBE_SECONDS = 10
-TELL_SECONDS = 10
+SEND_SECONDS = 10
 """Seconds between two events or log lines that are followed."""
 LIFE_SECONDS = 120
 """Seconds between the beginnings of two pods: 30 per hour. Lists are made every second."""
 
 
-@dataclass(eq=False)
-class Node:
-    """A node and its clock; ``calls`` and ``heard`` count what was answered, and what was received on streams."""
+class Day:
+    """A node's day; ``calls`` and ``received`` count what was answered, and what was received on streams."""
 
-    mode: str
-    fake: Fake
-    proxy: Observed
-    containers: Sequence[str]
-    second: int = 0
-    calls: Counter[str] = field(default_factory=Counter)
-    heard: Counter[str] = field(default_factory=Counter)
+    def __init__(self, front: Front, proxy: Observed, containers: Sequence[str]) -> None:
+        self.second = 0
+        self.calls: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self._front, self._proxy, self._containers = front, proxy, containers
 
     async def part(self, count: int) -> Sequence[Sample]:
         """Play so many seconds. Raises what the first call to fail raises."""
         async with (
-            FRONTS[self.mode].caller(self.proxy.socket) as caller,
-            KUBELETS[self.mode](self.proxy.socket, self.fake) as kubelet,
+            self._front.caller(self._proxy.socket) as caller,
+            KUBELETS[self._front.name](self._proxy.socket, self._proxy.fake) as kubelet,
         ):
-            await kubelet.follow(self.containers[0])
-            async with self.proxy.sampled(lambda: self.second / HOUR_SECONDS) as samples:
+            await kubelet.follow(self._containers[0])
+            async with self._proxy.sampled(lambda: self.second / HOUR_SECONDS) as samples:
                 for _ in range(count):
-                    if self.second % TELL_SECONDS == 0:
-                        kubelet.tell(self.containers[0])
+                    if self.second % SEND_SECONDS == 0:
+                        kubelet.send(self._containers[0])
                     due = list(self._due(kubelet, caller))
                     await together(*(call for _, call in due))
                     self.calls.update(kind for kind, _ in due)
                     self.second += 1
-            await kubelet.all_heard()
-            self.heard += kubelet.heard
+            await kubelet.all_received()
+            self.received += kubelet.received
         return samples
 
     def _due(self, kubelet: Kubelet, caller: Caller) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
@@ -290,50 +264,31 @@ class Node:
         yield "lists", list_all(kubelet)
         if self.second % STATUS_SECONDS == 0:
             yield "statuses", kubelet.status()
-        for number, container_id in enumerate(self.containers):
+        for number, container_id in enumerate(self._containers):
             if (self.second + number) % PROBE_SECONDS == 0:
                 yield "probes", kubelet.probe(container_id)
         if self.second % LIFE_SECONDS == 0:
-            yield "lifecycles", _live(caller)
+            yield "lifecycles", live(caller)
 
 
 async def list_all(kubelet: Kubelet) -> None:
-    found = await kubelet.lists()
-    if found < PODS:
-        raise DemoError(f"a list has {found} containers, there are {PODS} or more")
+    assert await kubelet.lists() >= PODS
 
 
-async def _live(caller: Caller) -> None:
+async def live(caller: Caller) -> None:
     await end(caller, *await begin(caller))
 
 
-def played(mode: str, share: float) -> list[Figure]:
-    """Play a share of a day. Raises DemoError, AssertionError, Failed, and clients' errors."""
-    with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
-        node, endured = uvloop.run(play(mode, share, Path(folder)))
-    return [
-        *(Figure(f"{kind}, all answered well", f"{count:,}") for kind, count in node.calls.items()),
-        *(Figure(f"{kind} that were told, all of them heard", f"{count:,}") for kind, count in node.heard.items()),
-        *endured.figures(share),
-        stalls(endured, share),
-    ]
-
-
-def stalls(endured: Endured, share: float) -> Figure:
-    kept = not endured.stalls if share == 1 else None
-    return Figure("times that the event loop hung", f"{endured.stalls}", "0", kept)
-
-
-async def play(mode: str, share: float, folder: Path) -> tuple[Node, Endured]:
-    front = FRONTS[mode]
-    async with (
-        RUNTIMES[mode](str(folder / "runtime.sock"), keep_received=0) as fake,
-        observed(front, folder, share) as proxy,
-    ):
+async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
+    async with observed(front, tmp_path) as proxy:
         async with front.caller(proxy.socket) as caller:
-            for _ in range(EARLIER_LIVES.at(share)):
-                await _live(caller)
+            for _ in range(EARLIER_LIVES.now):
+                await live(caller)
             containers = [(await begin(caller))[1] for _ in range(PODS)]
-        node, seconds = Node(mode, fake, proxy, containers), DAY_SECONDS.at(share)
-        warm_up = max(seconds // HOURS, 1)
-        return node, await endure(proxy, fake, node.part, (warm_up, seconds - warm_up))
+        day, seconds = Day(front, proxy, containers), DAY_SECONDS.now
+        await endure(proxy, day.part, seconds // HOURS, seconds - seconds // HOURS, findings)
+        for what, counts in {"answered": day.calls, "received": day.received}.items():
+            for kind, count in counts.items():
+                findings.note(f"{kind} that were {what}", f"{count:,}")
+        assert day.calls.keys() == {"lists", "statuses", "probes", "lifecycles"}
+        findings.note("hangs of the event loop", proxy.stalls(), "none", not (findings.full and proxy.stalls()))

@@ -1,13 +1,12 @@
 """docs/migration.rst as it happens: its commands on a machine where koord-runtime-proxy serves a kubelet, and back.
 
-``python -m scripts.soaking.migration PROGRAM`` writes the page's outputs, with Koordinator's own program (``go build
-./cmd/koord-runtime-proxy`` in its repository). The step of the soak compares them, with a stand-in that keeps to what
-matters of it: at its start it takes the socket's path from whoever has it, and it has nothing beside the socket.
+KOORD_RUNTIME_PROXY names Koordinator's own program (``go build ./cmd/koord-runtime-proxy`` in its repository). Without
+it a stand-in does what matters of it: at its start it removes the socket's path, whatever program has it, and it has
+nothing but the socket. What differs is the page's new text.
 """
 
+import os
 import re
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,16 @@ from pathlib import Path
 from textwrap import indent
 
 import grpc
+import pytest
 
-from scripts.demonstration.processes import DemoError
-from scripts.figures import Figure
-from scripts.soaking.documented import ROOT, node
+from tests.docs import ROOT
 from tests.machines.machine import Machine
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
+from tests.soak.test_documented import machine
+
+__all__ = ["machine"]
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 PAGE = ROOT / "docs" / "migration.rst"
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
@@ -51,30 +55,20 @@ CALL_SECONDS = 0.01
 WAIT_SECONDS = 20.0
 
 
-def migration(share: float) -> list[Figure]:
-    """Run the page's commands, with the stand-in. Raises DemoError if an output is another one than on the page."""
+def test_migration_prints_what_the_page_shows(machine: Machine, findings: Findings) -> None:
+    prepare(machine, os.environ.get("KOORD_RUNTIME_PROXY", ""))
     page = PAGE.read_text()
-    found, calls, failed = renewed(page, None)
-    if found != page:
-        lines = [line for line in found.splitlines() if line not in page.splitlines()]
-        raise DemoError(f"{PAGE.name} would change, by {lines[:5]}: run python -m scripts.soaking.migration")
-    return [Figure("calls of a client meanwhile", f"{calls:,}"), Figure("that failed", f"{failed}")]
+    with client(machine) as calls:
+        found = COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{output(machine, found[1])}", " " * 4), page)
+    assert found == page
+    findings.note("calls of a client meanwhile", calls["made"])
+    findings.note("that failed", calls["failed"])
 
 
-def renewed(page: str, old: Path | None) -> tuple[str, int, int]:
-    """Return the page with the outputs of now, and how many calls a client made meanwhile and how many of them failed.
-    ``old`` is Koordinator's program; None: the stand-in."""
-    with tempfile.TemporaryDirectory(prefix="rp-migration-") as folder, node(Path(folder)) as machine:
-        _prepare(machine, old)
-        with _client(machine) as counts:
-            text = COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(machine, found[1])}", " " * 4), page)
-    return text, counts[0], counts[1]
-
-
-def _prepare(machine: Machine, old: Path | None) -> None:
-    """Let the old proxy serve a kubelet, beside a koordlet that is registered."""
+def prepare(machine: Machine, old: str) -> None:
+    """Let the old proxy serve a kubelet; a koordlet is registered."""
     if old:
-        machine.copy(old, OLD)
+        machine.copy(Path(old), OLD)
     else:
         machine.run("sh", "-c", "tar -xzf /root/runtimeproxy_*_linux_x86_64.tar.gz -C /opt")
         machine.write(OLD, STAND_IN, 0o755)
@@ -92,9 +86,9 @@ def _prepare(machine: Machine, old: Path | None) -> None:
 
 
 @contextmanager
-def _client(machine: Machine) -> Iterator[list[int]]:
+def client(machine: Machine) -> Iterator[dict[str, int]]:
     """Call Version every 10 ms until the block ends; yield the numbers of calls and of those that failed."""
-    counts, over = [0, 0], threading.Event()
+    counts, over = {"made": 0, "failed": 0}, threading.Event()
 
     def call() -> None:
         # gRPC connects again by itself, as in a kubelet.
@@ -104,12 +98,12 @@ def _client(machine: Machine) -> Iterator[list[int]]:
             version: grpc.UnaryUnaryMultiCallable[bytes, bytes]
             version = channel.unary_unary("/runtime.v1.RuntimeService/Version")
             while not over.wait(CALL_SECONDS):
-                counts[0] += 1
+                counts["made"] += 1
                 try:
                     version(b"", timeout=WAIT_SECONDS, wait_for_ready=True)
                 except grpc.RpcError as error:
-                    print(f"a call failed: {error.code()}: {error.details()}", file=sys.stderr)
-                    counts[1] += 1
+                    print(f"a call failed: {error.code()}: {error.details()}")
+                    counts["failed"] += 1
 
     thread = threading.Thread(target=call)
     thread.start()
@@ -120,19 +114,7 @@ def _client(machine: Machine) -> Iterator[list[int]]:
         thread.join()
 
 
-def _output(machine: Machine, command: str) -> str:
+def output(machine: Machine, command: str) -> str:
     """Return what a command prints where 80 columns are wide enough, without the numbers of processes."""
-    said = machine.run("sh", "-c", f"cd /root && {command}", check=False, env={"COLUMNS": "80"})
-    return re.sub(r"\bpid \d+", "pid 1234", said)
-
-
-def main() -> int:
-    """Write the page; return the exit code."""
-    text, calls, failed = renewed(PAGE.read_text(), Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    PAGE.write_text(text)
-    print(f"{PAGE.name}: written; {failed} of {calls} calls failed meanwhile")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    printed = machine.run("sh", "-c", f"cd /root && {command}", check=False, env={"COLUMNS": "80"})
+    return re.sub(r"\bpid \d+", "pid 1234", printed)

@@ -2,34 +2,36 @@
 
 docs/kubernetes.rst is followed from the first installation to the removal, by its own commands where it has some. A pod
 of somebody else runs all the while; the kubelet probes it each second by a command in it, through the proxy as soon as
-it is there. Everything that is not as it must be raises DemoError.
+it listens.
 """
 
 import hashlib
 import json
 import re
-import tempfile
+import tarfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.settings.version import VERSION
-from scripts.building.contents import image_digest
-from scripts.demonstration.processes import DemoError
-from scripts.figures import Figure
-from scripts.soaking.packaged import NEWER, built
 from tests.documents import block, blocks
 from tests.engines import cgroups
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.machines import kubernetes
 from tests.machines.kubernetes import NODE, Cluster
-from tests.machines.machine import Machine, MachineError
+from tests.machines.machine import Machine
 from tests.machines.node import SOCKET
 from tests.machines.tree import debian
+from tests.soak import MARKS
+from tests.soak.built import NEWER, built
+from tests.soak.conftest import Findings, contains
+
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 PAGE = "docs/kubernetes.rst"
 IMAGE = "skopeo copy oci-archive:runtimeproxy_VERSION_image.tar docker://REGISTRY/runtimeproxy:VERSION"
@@ -65,32 +67,39 @@ done
 """
 
 
-def cluster(share: float) -> list[Figure]:
-    """Roll the chart out, use it, break it and take it away, whatever the share. Raises DemoError."""
-    with tempfile.TemporaryDirectory(prefix="rp-cluster-") as name:
-        folder = Path(name)
-        dists = [built(folder / "this", ["archive", "image", "chart"])]
-        dists.append(built(folder / "newer", ["archive", "image"], NEWER))
-        try:
-            binds = {kubernetes.PROGRAMS: kubernetes.programs()}
-            with Machine(debian(packages=kubernetes.TREE), folder / "machine", binds) as machine:
-                return _Rollout(Cluster(machine), *dists).rolled_out()
-        except MachineError as error:
-            raise DemoError(str(error)) from None
+def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> None:
+    dist = built(tmp_path / "this", ["archive", "image", "chart"])
+    newer = built(tmp_path / "newer", ["archive", "image"], NEWER)
+    binds = {kubernetes.PROGRAMS: kubernetes.programs()}
+    with Machine(debian(packages=kubernetes.TREE), tmp_path / "machine", binds) as machine:
+        rollout = Rollout(Cluster(machine), dist, newer, findings)
+        rollout.run_a_pod_of_somebody_else()
+        rollout.install()
+        rollout.recover_from_a_sick_kubelet()
+        rollout.point_the_kubelet_at_it()
+        rollout.restart_the_proxy()
+        rollout.add_hook_servers_and_the_exporter()
+        rollout.run_a_hooked_pod()
+        rollout.resize_a_scaled_pod()
+        rollout.scrape()
+        rollout.limit_who_may_skip()
+        rollout.limit_the_installer_to_its_node()
+        rollout.refuse_a_bad_configuration()
+        rollout.upgrade_and_downgrade()
+        rollout.remove()
 
 
-class _Rollout:
+class Rollout:
     """The life of a release of the chart; each method is a part of it."""
 
-    def __init__(self, cluster: Cluster, dist: Path, newer: Path) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, dist: Path, newer: Path, findings: Findings) -> None:
+        self._cluster, self._findings = cluster, findings
         self._machine = cluster.machine
         self._old, self._new = self._put_image(dist, VERSION), self._put_image(newer, NEWER)
         [chart] = dist.glob("*.tgz")
         self._chart = f"/root/{chart.name}"
         self._machine.copy(chart, self._chart)
         self._values: dict[str, Any] = {**self._old}
-        self._figures: list[Figure] = []
 
     def _put_image(self, dist: Path, version: str) -> dict[str, Any]:
         """Put a version's image into the registry, and into containerd; return the values that name it."""
@@ -99,40 +108,22 @@ class _Rollout:
         text = block("docs/release.rst", IMAGE).text
         self._cluster.shell("sh", "-ec", text.replace("VERSION", version).replace("REGISTRY", kubernetes.REGISTRY))
         return {
-            "image": {"repository": REPOSITORY, "digest": image_digest(image)},
+            "image": {"repository": REPOSITORY, "digest": digest(image)},
             "nodeInstaller": {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()},
         }
 
-    def rolled_out(self) -> list[Figure]:
-        """Live it. Raises DemoError."""
-        self._run_a_pod_of_somebody_else()
-        self._install()
-        self._take_it_from_a_sick_kubelet()
-        self._point_the_kubelet_at_it()
-        self._restart_the_proxy()
-        self._add_hook_servers_and_the_exporter()
-        self._run_a_hooked_pod()
-        self._resize_a_scaled_pod()
-        self._scrape()
-        self._keep_who_may_skip()
-        self._keep_the_installer_to_its_node()
-        self._refuse_a_bad_configuration()
-        self._upgrade_and_downgrade()
-        self._remove()
-        return self._figures
-
-    def _run_a_pod_of_somebody_else(self) -> None:
+    def run_a_pod_of_somebody_else(self) -> None:
         self._apply(_pod("web", probe=True))
         self._cluster.until(lambda: self._is_ready("web"), "the pod")
         self._process = self._start_of_its_process()
 
-    def _install(self) -> None:
+    def install(self) -> None:
         self._write_values()
         self._cluster.shell("sh", "-ec", _documented(INSTALL))
         self._wait_for("Installed")
-        self._tells(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
+        contains(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
 
-    def _take_it_from_a_sick_kubelet(self) -> None:
+    def recover_from_a_sick_kubelet(self) -> None:
         """A kubelet that does not start with the proxy's drop-in gets its old configuration back, until it is tried
         again as the page says."""
         self._machine.write(SICK, f"[Service]\nExecStartPre=/usr/bin/test ! -e {DROP_IN}\n")
@@ -144,22 +135,22 @@ class _Rollout:
         self._machine.run("rm", SICK)
         self._machine.run("systemctl", "daemon-reload")
 
-    def _point_the_kubelet_at_it(self) -> None:
+    def point_the_kubelet_at_it(self) -> None:
         self._cluster.kubectl("annotate", "node", NODE, f"{ANNOTATION}-state-")
         [pod] = self._pods("node-installer")
         self._cluster.kubectl("delete", "pod", pod["metadata"]["name"], f"--namespace={NAMESPACE}")
         self._wait_for("Installed")
-        self._tells(self._machine.show("kubelet.service", "ExecStart"), SOCKET.removeprefix("/run"))
-        self._tells(self._machine.run("runtimeproxy", "in-use", check=False), "kubelet", "connection")
+        contains(self._machine.show("kubelet.service", "ExecStart"), SOCKET.removeprefix("/run"))
+        contains(self._machine.run("runtimeproxy", "in-use", check=False), "kubelet", "connection")
         self._untouched("pointing the kubelet at the proxy")
 
-    def _restart_the_proxy(self) -> None:
+    def restart_the_proxy(self) -> None:
         for words in (["restart"], ["kill", "--signal=KILL"], ["restart"], ["kill", "--signal=KILL"]):
             self._machine.run("systemctl", *words, "runtimeproxy.service")
             time.sleep(5)  # some of the kubelet's probes
         self._untouched("2 restarts and 2 kills of the proxy")
 
-    def _add_hook_servers_and_the_exporter(self) -> None:
+    def add_hook_servers_and_the_exporter(self) -> None:
         self._machine.run("sh", "-ec", _CERTIFICATES)
         self._cluster.shell(
             *("kubectl", "create", "secret", "generic", "exporter", f"--namespace={NAMESPACE}", "--from-file=ca.crt"),
@@ -180,8 +171,8 @@ class _Rollout:
             self._rolled_out(f"{NAME}-{part}")
         self._machine.until(lambda: "limits" in self._machine.run("runtimeproxy", "hook", "ls"), "both hook servers")
 
-    def _run_a_hooked_pod(self) -> None:
-        """Its exec and its forwarded port go past the proxy, to where the runtime's answers say."""
+    def run_a_hooked_pod(self) -> None:
+        """Its exec and its forwarded port bypass the proxy: the runtime's answers name another address."""
         serve = "env; env >/tmp/env; exec /bin/busybox httpd -f -p 8080 -h /tmp"
         self._apply(_pod("hooked", annotations=DEVICES, command=["/bin/sh", "-c", serve]))
         self._cluster.until(lambda: self._is_ready("hooked"), "the hooked pod")
@@ -189,26 +180,30 @@ class _Rollout:
         self._machine.run("systemd-run", "--unit=forwarded", *forward)
         fetch = ("curl", "--silent", "http://127.0.0.1:18080/env")
         self._cluster.until(lambda: self._machine.run(*fetch, check=False), "the forwarded port")
-        told = [self._cluster.kubectl("exec", "hooked", "--", "env"), self._cluster.kubectl("logs", "hooked")]
-        told.append(self._machine.run(*fetch))
-        found = [gpu for text in told for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
-        self._find("GPU of a hooked pod, by exec, in its log and by a forwarded port", ", ".join(found), "3, 3, 3")
+        found_in = [self._cluster.kubectl("exec", "hooked", "--", "env"), self._cluster.kubectl("logs", "hooked")]
+        found_in.append(self._machine.run(*fetch))
+        found = [gpu for text in found_in for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
+        self._findings.equal(
+            "GPU of a hooked pod, by exec, in its log and by a forwarded port", ", ".join(found), "3, 3, 3"
+        )
         self._machine.run("systemctl", "stop", "forwarded.service")
         self._cluster.kubectl("delete", "pod", "hooked", "--grace-period=1")
 
-    def _resize_a_scaled_pod(self) -> None:
-        """Resize a pod in place whose CPU quota a hook server halves. The kubelet takes the runtime's value for what is
-        in effect, and must not try again for ever."""
+    def resize_a_scaled_pod(self) -> None:
+        """Resize a pod in place whose CPU quota a hook server halves. The kubelet reads the runtime's value as what
+        is in effect, and must not try again for ever."""
         self._apply(_pod("scaled", resources=_cpu("200m", "400m")))
         self._cluster.until(lambda: self._is_ready("scaled"), "the scaled pod")
         before = self._quota("scaled")
         patch = {"spec": {"containers": [{"name": "main", "resources": _cpu("300m", "600m")}]}}
         self._cluster.kubectl("patch", "pod", "scaled", "--subresource=resize", f"--patch={json.dumps(patch)}")
         self._cluster.until(lambda: self._quota("scaled") != before and not self._resizes("scaled"), "the resize")
-        self._find("CPU quota that is halved, and after a resize", f"{before}, {self._quota('scaled')}", "20000, 30000")
+        self._findings.equal(
+            "CPU quota that is halved, and after a resize", f"{before}, {self._quota('scaled')}", "20000, 30000"
+        )
         [status] = self._pod("scaled")["status"]["containerStatuses"]
         shown = f"{status['resources']['limits']['cpu']}, restarts: {status['restartCount']}"
-        self._find("the CPU limit of 600m as kubectl get pod shows it then", shown, "300m, restarts: 0")
+        self._findings.equal("the CPU limit of 600m as kubectl get pod shows it then", shown, "300m, restarts: 0")
         self._cluster.kubectl("delete", "pod", "scaled", "--grace-period=1")
 
     def _quota(self, name: str) -> cgroups.Value:
@@ -221,16 +216,16 @@ class _Rollout:
         conditions = self._pod(name)["status"].get("conditions", ())
         return any(each["type"].startswith("PodResize") for each in conditions)
 
-    def _scrape(self) -> None:
+    def scrape(self) -> None:
         [pod] = self._pods("exporter")
         mine = ("--cert", "prometheus.crt", "--key", "prometheus.key")
-        self._find("status of a scrape without a certificate", self._scraped(pod), "000")
-        self._find("status of a scrape", self._scraped(pod, *mine), "200")
+        self._findings.equal("status of a scrape without a certificate", self._scraped(pod), "000")
+        self._findings.equal("status of a scrape", self._scraped(pod, *mine), "200")
         text = _documented(EXPORTERS).replace("NODE", NODE, 1)
         self._cluster.shell("sh", "-ec", text)
         self._rolled_out(f"{NAME}-exporter")
         [pod] = self._pods("exporter")
-        self._find("status of a scrape of the next pod", self._scraped(pod, *mine), "200")
+        self._findings.equal("status of a scrape of the next pod", self._scraped(pod, *mine), "200")
 
     def _scraped(self, pod: Mapping[str, Any], *credentials: str) -> str:
         """Return the status of a scrape as the PodMonitor's Prometheus makes it; 000 if it had none."""
@@ -242,19 +237,19 @@ class _Rollout:
             check=False,
         )
 
-    def _keep_who_may_skip(self) -> None:
+    def limit_who_may_skip(self) -> None:
         refused = self._cluster.shell(
             *("kubectl", "apply", "-f", "-"), input=json.dumps(_pod("skips", labels={SKIP: "true"})), check=False
         )
-        self._tells(refused, "takes a pod away from every hook server", NAMESPACE)
+        contains(refused, "takes a pod away from every hook server", NAMESPACE)
         refused = self._cluster.kubectl("label", "pod", "web", f"{SKIP}=true", check=False)
-        self._tells(refused, "takes a pod away from every hook server")
+        contains(refused, "takes a pod away from every hook server")
         self._apply(_pod("skips", labels={SKIP: "true"}, namespace=NAMESPACE))
         found = self._cluster.shell("sh", "-ec", _documented(SKIPPING))
-        self._tells(found, "skips", INSTALLER)
+        contains(found, "skips", INSTALLER)
         self._cluster.kubectl("delete", "pod", "skips", f"--namespace={NAMESPACE}", "--grace-period=1")
 
-    def _keep_the_installer_to_its_node(self) -> None:
+    def limit_the_installer_to_its_node(self) -> None:
         other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}
         self._apply(other)
         [pod] = self._pods("node-installer")
@@ -272,10 +267,10 @@ class _Rollout:
             command = ["patch", "node", node, "--type=merge", f"--patch={json.dumps(patch)}", f"--token={token}"]
             server = ["--kubeconfig=/dev/null", f"--server=https://{kubernetes.SERVICE}"]
             authority = ["--certificate-authority=/etc/kubernetes/pki/apiserver.crt"]
-            self._tells(self._cluster.kubectl(*command, *server, *authority, check=False), words)
+            contains(self._cluster.kubectl(*command, *server, *authority, check=False), words)
         self._cluster.kubectl("delete", "node", "other")
 
-    def _refuse_a_bad_configuration(self) -> None:
+    def refuse_a_bad_configuration(self) -> None:
         """A configuration that names no runtime changes nothing, and helm takes it back."""
         good = {"configureKubelet": True, "config": {"hook-timeout": "3s"}}
         self._upgrade(nodeInstaller=good)
@@ -284,40 +279,40 @@ class _Rollout:
         before = self._values.copy()
         self._upgrade(nodeInstaller={"config": {"remote-runtime-service-endpoint": "/run/nobody.sock"}})
         self._wait_for("Refused", "/run/nobody.sock")
-        self._tells(self._machine.run("cat", "/etc/runtimeproxy/config.yaml"), "hook-timeout")
+        contains(self._machine.run("cat", "/etc/runtimeproxy/config.yaml"), "hook-timeout")
         self._untouched("a bad configuration")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._values = before
         self._wait_for("Installed")
 
-    def _upgrade_and_downgrade(self) -> None:
+    def upgrade_and_downgrade(self) -> None:
         """An older version must be allowed."""
         self._upgrade(**self._new)
         self._wait_for("Installed")
-        self._find("the version that answers after the upgrade", self._version(), NEWER)
+        self._findings.equal("the version that answers after the upgrade", self._version(), NEWER)
         self._untouched("an upgrade")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._wait_for("Refused", "allowDowngrade")
         self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
         self._wait_for("Installed")
-        self._find("the version that answers after the downgrade", self._version(), VERSION)
+        self._findings.equal("the version that answers after the downgrade", self._version(), VERSION)
         self._untouched("a downgrade")
 
     def _version(self) -> str:
         """Return the version of the running process."""
         return str(AdminClient(str(self._machine.path(ADMIN))).call("version")["version"])
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
         self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
         self._wait_for("Removed")
         self._cluster.shell("helm", "uninstall", RELEASE, f"--namespace={NAMESPACE}")
         started = self._machine.show("kubelet.service", "ExecStart")
-        self._find(
+        self._findings.equal(
             "the proxy's socket in the kubelet's command", f"{started.count('koord-runtimeproxy')} times", "0 times"
         )
         places = "/opt/runtimeproxy* /etc/systemd/system/*runtimeproxy* /etc/systemd/system/kubelet.service.d/*"
         left = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
-        self._find("files left on the node", " ".join(left.split()) or "none", "none")
+        self._findings.equal("files left on the node", " ".join(left.split()) or "none", "none")
         self._cluster.until(lambda: not self._left(), "the cluster to have nothing of it")
         self._untouched("the removal")
 
@@ -340,15 +335,15 @@ class _Rollout:
         self._machine.write("/root/canary.yaml", yaml.safe_dump(self._values))
 
     def _wait_for(self, state: str, reason: str = "") -> None:
-        """Wait until the node's annotations tell a state, as the page says how to look; a good one by its own pod."""
+        """Wait until the node's annotations have a state, by the page's command; a good one by its own pod."""
         if state in GOOD:
             self._rolled_out(INSTALLER)
 
-        def told() -> bool:
+        def is_annotated() -> bool:
             _, line = self._cluster.shell("sh", "-ec", _documented(NODES)).splitlines()
             return re.fullmatch(rf"{NODE} +{state} +.*{reason}.*", line) is not None
 
-        self._cluster.until(told, f"the node to be {state}", CHANGE_SECONDS)
+        self._cluster.until(is_annotated, f"the node to be {state}", CHANGE_SECONDS)
 
     def _rolled_out(self, name: str) -> None:
         limit = f"--timeout={CHANGE_SECONDS:.0f}s"
@@ -363,15 +358,12 @@ class _Rollout:
         wrong = [each["message"] for each in events if each["type"] != "Normal" and each["reason"] != NOT_YET]
         warnings = "; ".join(wrong) or "none"
         seen = f"restarts: {status['restartCount']}, warnings: {warnings}, node ready: {self._cluster.ready()}"
-        self._find(f"another pod after {what}", seen, "restarts: 0, warnings: none, node ready: True")
-
-    def _find(self, what: str, found: str, limit: str) -> None:
-        self._figures.append(Figure(what, found, limit, found == limit))
+        self._findings.equal(f"another pod after {what}", seen, "restarts: 0, warnings: none, node ready: True")
 
     def _start_of_its_process(self) -> str:
         """Return when the process of somebody else's pod began, in the kernel's ticks; "" if exec does not work."""
-        told = self._cluster.kubectl("exec", "web", "--", "cat", "/proc/1/stat", check=False)
-        return told.split()[21] if told.startswith("1 ") else ""
+        stat = self._cluster.kubectl("exec", "web", "--", "cat", "/proc/1/stat", check=False)
+        return stat.split()[21] if stat.startswith("1 ") else ""
 
     def _pods(self, component: str) -> list[dict[str, Any]]:
         found = self._cluster.json(
@@ -389,10 +381,14 @@ class _Rollout:
     def _apply(self, made: Mapping[str, Any]) -> None:
         self._cluster.kubectl("apply", "-f", "-", input=json.dumps(made))
 
-    def _tells(self, text: str, *words: str) -> None:
-        for word in words:
-            if word not in text:
-                raise DemoError(f"{word!r} is not in: {text[-2000:]}")
+
+def digest(image: Path) -> str:
+    """Return the digest by which a registry and charts know an OCI image."""
+    with tarfile.open(image) as tar:
+        index = tar.extractfile("index.json")
+        assert index is not None
+        [manifest] = json.load(index)["manifests"]
+    return str(manifest["digest"])
 
 
 def _documented(start: str) -> str:

@@ -1,0 +1,103 @@
+"""What scripts/build makes: the same bytes twice, and an archive that runs in trees of Debian without Python."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.amounts import Amount
+from tests.building import bills, made
+from tests.docs import ROOT
+from tests.engines.cri import CriClient
+from tests.machines.tree import debian
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
+from tests.system.cri_front import CRI, CriRuntime
+from tests.system.node import serving
+
+pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
+
+STARTS = 5
+START_SECONDS = 0.3
+DEMOS = Amount(1, 10)
+
+
+def module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask: int = -1, **environ: str) -> str:
+    """Run a module of the checkout to its good end; return its output."""
+    command = [*before, sys.executable, "-m", name]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | environ,
+        umask=umask,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_second_build_gives_the_same_bytes(findings: Findings, tmp_path: Path) -> None:
+    """In directories of different names, a umask, a time zone and an hour apart."""
+    first = checksums(tmp_path / "one", umask=0o022)
+    assert bills.faults(tmp_path / "one/checkout/dist") == []
+    abroad = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8"}
+    second = checksums(tmp_path / "another place", before=["faketime", "-f", "+1h"], umask=0o077, **abroad)
+    findings.note("files of a release", len(first))
+    assert first == second
+
+
+def checksums(place: Path, *, umask: int, before: Sequence[str] = (), **environ: str) -> Sequence[str]:
+    """Build the last commit in a clone; return the lines of the checksums."""
+    temporary, clone = place.with_name(f"{place.name.split()[0]}-tmp"), place / "checkout"
+    temporary.mkdir()
+    subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
+    environ |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
+    module("scripts.building", before=before, cwd=clone, umask=umask, **environ)
+    return (clone / "dist" / "checksums.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("suite", ["bullseye", "bookworm", "trixie"])
+def test_archive_runs_without_python(suite: str, release: Path, findings: Findings, tmp_path: Path) -> None:
+    """The demo, with the archive's programs in a tree of Debian 11, 12 or 13 with nothing but its minimum."""
+    (file,) = release.glob("*_linux_x86_64.tar.gz")
+    tree = debian(suite, ())
+    assert [path.name for path in (tree / "usr/bin").glob("python*")] == []
+    shutil.unpack_archive(file, tmp_path / "of its own")
+    (top,) = (tmp_path / "of its own").iterdir()
+    programs = made.wrapped(top, made.inside(tree, tmp_path / "work", tmp_path), tmp_path / "bin")
+    (tmp_path / "tmp").mkdir()
+    output = module("scripts.demonstration", DEMO_PROGRAMS=str(programs), TMPDIR=str(tmp_path / "tmp"))
+    assert sum(line.startswith("OK: ") for line in output.splitlines()) == 2
+    seconds = median(start_seconds(tmp_path / "starts", [str(programs / "koord-runtime-proxy")]))
+    kept = seconds <= START_SECONDS
+    findings.note(f"seconds from start to first answer, median of {STARTS}", f"{seconds:.2f}", START_SECONDS, kept)
+
+
+def start_seconds(folder: Path, program: Sequence[str]) -> Sequence[float]:
+    """Start a proxy several times before a fake runtime; return the seconds to each one's first answer."""
+    seconds = []
+    for _ in range(STARTS):
+        proxy = CRI.process(folder, program=program, log_level="info")
+        with serving(CriRuntime(str(proxy.runtime))):
+            began = time.perf_counter()
+            with proxy, CriClient(str(proxy.socket)) as client:
+                client.version()
+                seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def test_demo_ends_well_each_time(findings: Findings) -> None:
+    seconds = []
+    for _ in range(DEMOS.now):
+        start = time.monotonic()
+        module("scripts.demonstration")
+        seconds.append(time.monotonic() - start)
+    findings.note("seconds of a demo, median and slowest", f"{median(seconds):.1f}, {max(seconds):.1f}")

@@ -1,0 +1,133 @@
+"""This version and the one before change places under load, up and down again (fault matrix P10).
+
+Is a call lost or a connection refused, and does each version use the files that the other one left? The earlier version
+is built from git's history. The listener is held as by a socket unit. Before a downgrade ``config check --for-version``
+names the flags to remove; no others are.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.settings import config
+from runtimeproxy.settings.options import OPTIONS
+from runtimeproxy.settings.version import VERSION
+from tests.amounts import Amount
+from tests.soak import MARKS
+from tests.soak.conftest import Findings
+from tests.system.fronts import CONTAINER, Front
+from tests.system.keeping import on_tmpfs
+from tests.system.load import Dialler, Load, store_equals
+from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess
+from tests.system.shaped import ShapedNode
+from tests.system.supervising import handed_over
+from tests.system.test_restart import CHANGES
+
+pytestmark = [*MARKS, pytest.mark.history]
+
+BEFORE = "0.1.0"
+REVISION = "186ace7305dc3951521934048ec0ba0dc10cd314"
+"""The last commit of that version."""
+ROUNDS = Amount(1, 10)
+PODS = 20
+DISABLED = "disabled-by-the-soak"
+
+
+class Version(NamedTuple):
+    """How a proxy of a version is started."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the version before, without its libraries, which this one has too; return the directory."""
+    folder = tmp_path_factory.mktemp("before")
+    source, library = folder / "source", folder / "library"
+    source.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    for command in (
+        ["git", "-c", "safe.directory=*", "-C", ROOT, "archive", f"--output={folder}/source.tar", REVISION],
+        ["tar", "-xf", f"{folder}/source.tar", "-C", source],
+        [*pip, "--target", library, source],
+    ):
+        subprocess.run(command, check=True)
+    printed = [sys.executable, "-c", "from runtimeproxy.version import VERSION; print(VERSION)"]
+    environ = os.environ | {"PYTHONPATH": str(library)}
+    assert subprocess.check_output(printed, text=True, env=environ, cwd=folder).strip() == BEFORE
+    return library
+
+
+def older_than(newer: Version, library: Path) -> Version:
+    """Return how the version before is started: without the flags that it does not know."""
+    named = {option.flag: option.name for option in OPTIONS}
+    flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
+    unknown = config.unknown_to(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
+    origins = {line.partition(" ")[0] for line in unknown}
+    command = [word for word in newer.command if word.partition("=")[0] not in origins]
+    return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
+
+
+async def test_versions_change_without_loss(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
+    rounds = ROUNDS.now
+    with handed_over(tmp_path / "proxy.sock") as handed, on_tmpfs() as memory:
+        made = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
+        proxy = made.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
+        newer = Version(VERSION, proxy.command, proxy.environment)
+        older = older_than(newer, library)
+        become(proxy, older)
+        async with made as node:
+            containers = [await node.caller.create(await node.caller.run_pod()) for _ in range(PODS)]
+            for container in containers:
+                await node.caller.act("start", container)
+            load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
+            own = {newer.name: 0, older.name: 0}
+            answers, disabled = [], 0
+            async with load.going_on(), asyncio.TaskGroup() as group:
+                group.create_task(dialler.ask())
+                for number, version in enumerate([*rounds * [newer, older], newer]):
+                    await load.each_kind_is_answered()
+                    become(proxy, version)
+                    begun = time.monotonic()
+                    await node.restart(kill=False)
+                    answers.append(await dialler.answered() - begun)
+                    await node.known()
+                    own[version.name] += await own_values(node, containers, number)
+                    if version is newer:
+                        client = AdminClient(str(proxy.admin), WAIT_SECONDS)
+                        disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
+                        params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
+                        await asyncio.to_thread(client.again().call, "disable", **params)
+                await load.each_kind_is_answered()
+                dialler.end = True
+            await store_equals(node.runtime, proxy)
+    findings.equal("calls that were lost", load.lost, [])
+    findings.equal("connections that were refused", dialler.refused, 0)
+    findings.equal("updates with the kubelet's own value, upgraded", own[newer.name], (rounds + 1) * PODS)
+    findings.equal("updates with the kubelet's own value, downgraded", own[older.name], rounds * PODS)
+    findings.equal("upgrades after which what had been disabled still was", disabled, rounds)
+    findings.note("seconds from the stop to the next good answer, slowest", f"{max(answers):.2f}")
+
+
+def become(proxy: ProxyProcess, version: Version) -> None:
+    """Have the next start be one of a version."""
+    proxy.command, proxy.environment = list(version.command), dict(version.environment)
+
+
+async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -> int:
+    """Update each container; return how many hook calls had the value that the kubelet requested at the create."""
+    node.told()
+    for container in containers:
+        await node.caller.update(container, {"cpu_quota": 30_000 + number})
+    sent = {m.container_meta.id: m for point, m in node.told() if point == "PreUpdateContainerResources"}
+    return sum(sent[one].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for one in containers)
