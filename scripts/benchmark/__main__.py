@@ -11,8 +11,8 @@ from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure, print_table, show
 
 OTHERS = {
-    hooks.NAME: (hooks.bench, "each asked as the proxy asks, in turns with one that does nothing"),
-    admin.NAME: (admin.bench, "calls beside clients of the admin socket, every condition in turns"),
+    hooks.NAME: (hooks.bench, "called as the proxy calls them"),
+    admin.NAME: (admin.bench, "calls during requests to the admin socket, every condition in turns"),
     many.NAME: (many.bench, "many calls at a time, and other calls meanwhile"),
 }
 """What is measured besides the modes: how, and what its table shows."""
@@ -42,7 +42,7 @@ def main() -> int:
     """Return the exit code: 0 if it measured and no checked limit was missed, else 1."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure the proxy beside a bare pipe, the hook servers, and the admin socket.",
+        description="Measure the proxy against a bare pipe, the hook servers, and the admin socket.",
     )
     parser.add_argument(
         "--mode",

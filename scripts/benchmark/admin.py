@@ -1,13 +1,11 @@
-"""The cost of being seen: calls through a proxy whose admin socket nobody asks, one scraper asks, 100 clients ask.
+"""The cost of the admin socket: calls through a proxy without clients of it, with one scraper, with 100 clients.
 
 The conditions come in turns at one running proxy, each first in turn, so that other load on the machine affects all
 alike. The clients, the kubelet, the runtime and the hook server share the machine's cores with the proxy: with few
 cores clients slow calls by taking the cores, whatever the proxy does for them.
-As a control the same clients ask another proxy, which serves no calls, in front of the same runtime; what calls lose
-then is not the asked proxy's doing. (Followers of that one get no new events, so that it is less work.)
 
 The longest turn of the event loop is that of a proxy with a callback in each turn (``turns``), which serves the same
-calls and clients. A garbage collection is told beside it, since it comes after so many calls, not with a question.
+calls and clients. The longest garbage collection is a figure of its own: it depends on the calls, not on a request.
 """
 
 import json
@@ -27,12 +25,10 @@ from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
 from scripts.benchmark.loads import Kubelet, Run
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
 from scripts.benchmark.programs import HOOKS, PYTHON, Served, counts, served
-from scripts.demonstration.processes import DemoError, Program, cpu_nanoseconds, program
+from scripts.demonstration.processes import DemoError, Program, program
 from scripts.figures import MIB, Figure, at_most
 
 NAME = "admin"
-OTHER = "other"
-"""The proxy that serves no calls, in the control."""
 TURNS = 5
 CALLS = {**dict.fromkeys(cases.SMALL.values(), 8_000), **dict.fromkeys(cases.CREATES.values(), 1_600)}
 """Calls of a turn: a second or more, so that every scraper comes in each."""
@@ -54,15 +50,13 @@ class Condition(NamedTuple):
     name: str
     scrapers: int = 0
     followers: int = 0
-    asked: str = HOOKED
     requests: Sequence[str] = ()
 
 
-CONDITIONS = ALONE, ONE, CROWD, ELSEWHERE = (
-    Condition("nobody asks"),
+CONDITIONS = ALONE, ONE, CROWD = (
+    Condition("no client"),
     Condition("1 scraper", 1),
     Condition("100 clients", 90, 10),
-    Condition("100 clients of another proxy", 90, 10, OTHER),
 )
 _REQUESTS = ("readyz", "configz", "hooks", f'store={{"limit": {LONGEST_PAGE}}}', 'store={"pod": "none"}', "events")
 EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
@@ -70,11 +64,10 @@ EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
 
 
 class Part(NamedTuple):
-    """Calls of a case in a condition, and the CPU nanoseconds meanwhile: of the proxy, of the clients."""
+    """Calls of a case in a condition, and the CPU nanoseconds of the proxy meanwhile."""
 
     run: Run
-    proxy: int
-    clients: int = 0
+    spent: int
 
     @property
     def p99(self) -> int:
@@ -83,11 +76,7 @@ class Part(NamedTuple):
     @property
     def cpu(self) -> float:
         """Return the proxy's CPU microseconds per call."""
-        return self.proxy / 1000 / len(self.run.microseconds)
-
-    def percent(self, nanoseconds: int) -> float:
-        """Return CPU time in percent of a core."""
-        return nanoseconds / 1e7 / self.run.seconds
+        return self.spent / 1000 / len(self.run.microseconds)
 
 
 class Longest(NamedTuple):
@@ -118,15 +107,15 @@ class Round(NamedTuple):
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs anew and measure, with ``share`` of the calls. Raises DemoError."""
-    with served(mode, (DIRECT, HOOKED, OTHER, HOOKS), hooked=(HOOKED, OTHER)) as running:
-        loads = {way: _loads(running, way) for way in (HOOKED, OTHER)}  # so both tell as many series
-        with _asking(running, ELSEWHERE), _asking(running, CROWD):
-            loads[HOOKED][cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
+    with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
+        loads = _loads(running)
+        with _clients(running, CROWD):
+            loads[cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
             updates = Kubelet(running.client(HOOKED), UPDATES[mode].route)
             updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
         resident = running.programs[HOOKED].memory()
         scrapes = list[int]()
-        found = [_turn(running, loads[HOOKED], turn, share, scrapes) for turn in range(TURNS)]
+        found = [_turn(running, loads, turn, share, scrapes) for turn in range(TURNS)]
         starts = [start_and_command(running, f"start-{number}") for number in range(STARTS)]
     with served(mode, (DIRECT, HOOKED, HOOKS), module=(turns.__name__,)) as running:
         longest = longest_turns(running, share)
@@ -149,11 +138,11 @@ def start_and_command(running: Served, name: str) -> tuple[float, float]:
     return seconds, took
 
 
-def _loads(running: Served, way: str) -> dict[Case, Kubelet]:
+def _loads(running: Served) -> dict[Case, Kubelet]:
     """Return the loads of both cases, warm."""
     loads = {}
     for case in (cases.SMALL[running.mode], cases.CREATES[running.mode]):
-        loads[case] = Kubelet(running.client(way), case.route)
+        loads[case] = Kubelet(running.client(HOOKED), case.route)
         loads[case].run(WARM_UP_CALLS)
     return loads
 
@@ -163,44 +152,44 @@ def _calls(case: Case, share: float) -> int:
 
 
 @contextmanager
-def _asking(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[list[int]]:
-    """Run a condition's clients until the end of the block, which begins once all were answered; yield their process
-    id, if there are any. Raises DemoError if one is answered badly or not at all."""
+def _clients(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[None]:
+    """Run a condition's clients until the end of the block, which begins once all were answered.
+
+    Raises DemoError if one is answered badly or not at all.
+    """
     if not condition.scrapers:
-        yield []
+        yield
         return
-    socket, numbers = running.admin_socket(condition.asked), (str(condition.scrapers), str(condition.followers))
+    socket, numbers = running.admin_socket(HOOKED), (str(condition.scrapers), str(condition.followers))
     command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.requests]
-    with program("clients", command, running.folder) as asking:
-        asking.wait_until_it_says(clients.READY)
-        yield [asking.process.pid]
-    told = counts(asking.output())
-    if told is None or told["failed"]:
-        raise DemoError(f"clients of the admin socket: {told}; their output ends: {asking.output()[-500:]}")
+    with program("clients", command, running.folder) as running_clients:
+        running_clients.wait_until_it_says(clients.READY)
+        yield
+    printed = counts(running_clients.output())
+    if printed is None or printed["failed"]:
+        raise DemoError(f"clients of the admin socket: {printed}; their output ends: {running_clients.output()[-500:]}")
     if scrapes is not None:
-        scrapes.append(told["p99"])
+        scrapes.append(printed["p99"])
 
 
 def _turn(running: Served, loads: Mapping[Case, Kubelet], number: int, share: float, scrapes: list[int]) -> Turn:
     """Measure each case in each condition; add the p99 of the crowd's scrapes."""
     found, first = {}, number % len(CONDITIONS)
     for condition in CONDITIONS[first:] + CONDITIONS[:first]:
-        with _asking(running, condition, scrapes if condition == CROWD else None) as asking:
-            processes = [running.programs[HOOKED].process.pid, *asking]
+        with _clients(running, condition, scrapes if condition == CROWD else None):
             for case, load in loads.items():
-                before = [cpu_nanoseconds(process) for process in processes]
+                before = running.programs[HOOKED].cpu_nanoseconds()
                 run = load.run(_calls(case, share))
-                spent = [cpu_nanoseconds(process) - at for process, at in zip(processes, before, strict=True)]
-                found[case, condition] = Part(run, *spent)
+                found[case, condition] = Part(run, running.programs[HOOKED].cpu_nanoseconds() - before)
     return found
 
 
 def longest_turns(running: Served, share: float) -> dict[Condition, Longest]:
     """Return the longest turn by condition."""
     proxy, longest = running.programs[HOOKED], {}
-    loads = _loads(running, HOOKED)
+    loads = _loads(running)
     for condition in (ALONE, ONE, CROWD, EACH):
-        with _asking(running, condition):
+        with _clients(running, condition):
             _longest(proxy)
             for case, load in loads.items():
                 load.run(_calls(case, share))
@@ -235,7 +224,7 @@ def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]
     return table, figures
 
 
-HEADER: Sequence[str] = ("call", "admin socket", "p50 us", "p99 us", "CPU us/call", "clients CPU %")
+HEADER: Sequence[str] = ("call", "admin socket", "p50 us", "p99 us", "CPU us/call")
 
 
 def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
@@ -250,7 +239,6 @@ def _row(case: Case, condition: Condition, rounds: Sequence[Round]) -> Sequence[
         *(case.name, condition.name),
         *(f"{median(part.run.percentile(percent) for part in parts):.0f}" for percent in (50, 99)),
         f"{median(part.cpu for part in parts):.1f}",
-        f"{median(part.percent(part.clients) for part in parts):.0f}",
     )
 
 
@@ -265,7 +253,7 @@ def judge(mode: str, rounds: Sequence[Round]) -> list[Figure]:
     more = median(turn[small, ONE].cpu - turn[small, ALONE].cpu for turn in found)
     figures = [
         *(_slower(case, found) for case in (small, create)),
-        at_most(f"{small.name}: CPU of a call, 1 scraper more than nobody", more, CPU_MICROSECONDS, " us"),
+        at_most(f"{small.name}: CPU of a call, 1 scraper more than none", more, CPU_MICROSECONDS, " us"),
         *(_longest_figure(condition, rounds) for condition in (ONE, CROWD, EACH)),
         at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
         at_most("first command after a start", middle(lambda each: each.command), COMMAND_SECONDS, " s"),
@@ -282,21 +270,18 @@ def judge(mode: str, rounds: Sequence[Round]) -> list[Figure]:
 
 
 def _slower(case: Case, found: Sequence[Turn]) -> Figure:
-    """Compare p99 beside the crowd with that alone, within each turn; tell also what the control found."""
-    crowd, control = (
-        median(turn[case, condition].p99 / turn[case, ALONE].p99 for turn in found) for condition in (CROWD, ELSEWHERE)
-    )
-    shown = f"{crowd:.2f} (where they ask another proxy {control:.2f})"
-    return Figure(f"{case.name}: p99, 100 clients to nobody", shown, f"below {P99_RATIO:.2f}", crowd < P99_RATIO)
+    """Compare p99 with 100 clients to that without a client, within each turn."""
+    ratio = median(turn[case, CROWD].p99 / turn[case, ALONE].p99 for turn in found)
+    return Figure(f"{case.name}: p99, 100 clients to none", f"{ratio:.2f}", f"below {P99_RATIO:.2f}", ratio < P99_RATIO)
 
 
 def _longest_figure(condition: Condition, rounds: Sequence[Round]) -> Figure:
     """Judge the longest turn's CPU time: by the clock it has the time of other programs in it."""
     here, alone = ([each.turns[one] for each in rounds] for one in (condition, ALONE))
     found = median(each.cpu for each in here)
+    garbage, wall = median(each.garbage for each in here), median(each.wall for each in here)
     shown = (
-        f"{found:.2f} ms (with nobody {median(each.cpu for each in alone):.2f} ms; a garbage collection "
-        f"{median(each.garbage for each in here):.2f} ms, with nobody {median(each.garbage for each in alone):.2f} ms; "
-        f"by the clock {median(each.wall for each in here):.2f} ms)"
+        f"{found:.2f} ms (without a client {median(each.cpu for each in alone):.2f} ms; "
+        f"a garbage collection {garbage:.2f} ms; by the clock {wall:.2f} ms)"
     )
     return Figure(f"longest turn's CPU, {condition.name}", shown, f"at most {TURN_MS:g} ms", found <= TURN_MS)

@@ -1,8 +1,8 @@
 """The bench of the hook servers that come with the project: their memory, and how fast they answer.
 
-Each is a process of its own that is called as the proxy calls it, in turns with one that does nothing. Every answer
-must differ from its request in exactly the parts that its row names, so that no early return is measured. A row's call
-is always about the same pod, whose annotations are cached after the first call, as in a real pod's later calls.
+Each is a process of its own that is called as the proxy calls it. Its answer must differ from the request in exactly
+the parts that its row names, so that no early return is measured. A row's call is always about the same pod, whose
+annotations are cached after the first call, as in a real pod's later calls.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
@@ -36,12 +36,10 @@ NAME = "hooks"
 RESIDENT_MIB = 64.0
 ANSWER_MICROSECONDS = 1000.0
 CALLS = 2_000
-PORTIONS = 5
 WARM_UP_CALLS = 50
 AT_ONCE = 16
 """As many calls as a server has threads: from then on all its threads exist, and use memory."""
 TIMEOUT_SECONDS = 10.0
-BARE = "bare"
 MEMORY = Path("/dev/shm")
 """Where the node's files are: in memory, as the kernel's files that they stand for."""
 
@@ -168,134 +166,91 @@ def node(folder: Path) -> Iterator[None]:
 
 
 class Figures(NamedTuple):
-    """One hook server: resident bytes before the first call and after all, its answers' times and the bare server's."""
+    """One hook server: resident bytes before the first call and after all, and its answers' times."""
 
     idle: int
     resident: int
-    own: Run
-    bare: Run
+    run: Run
 
 
 Round = dict[str, Figures]
 """The figures of a round by the hook server's name."""
 
 
-def one_round(share: float, servers: Sequence[HookServer] = HOOK_SERVERS) -> Round:
-    """Start all servers anew and measure them one after the other, with ``share`` of the calls. Raises DemoError."""
-    calls = max(int(CALLS * share / PORTIONS), 1)
+def one_round(share: float) -> Round:
+    """Start the servers and measure them one after the other, with ``share`` of the calls. Raises DemoError."""
+    calls = max(int(CALLS * share), 1)
     with tempfile.TemporaryDirectory(prefix="rp-bench-", dir=MEMORY if MEMORY.is_dir() else None) as made:
         folder, found = Path(made), {}
-        with node(folder), _serving(folder, BARE, ["scripts.benchmark.barehook"]):
-            for server in servers:
-                arguments = ["runtimeproxy_hooks", *server.arguments(folder)]
-                with _serving(folder, server.name, arguments) as running:
-                    found[server.name] = uvloop.run(_asked(folder, running, server, calls))
+        with node(folder):
+            for server in HOOK_SERVERS:
+                socket, registrations = folder / f"{server.name}.sock", folder / f"{server.name}-hooks"
+                registrations.mkdir()
+                command = [sys.executable, "-m", "runtimeproxy_hooks", *server.arguments(folder)]
+                command += [f"--endpoint={socket}", f"--register-dir={registrations}"]
+                with program(server.name, command, folder) as running:
+                    running.wait_until_it_listens(socket)
+                    try:
+                        found[server.name] = uvloop.run(measured(folder, running, server, calls))
+                    except HookError as error:
+                        raise DemoError(str(error)) from None
         return found
 
 
-@contextmanager
-def _serving(folder: Path, name: str, module: Sequence[str]) -> Iterator[Program]:
-    """Run a hook server as a user starts it, until the end of the block. Raises DemoError."""
-    socket, registrations = folder / f"{name}.sock", folder / f"{name}-hooks"
-    registrations.mkdir()
-    flags = (f"--endpoint={socket}", f"--register-dir={registrations}")
-    with program(name, [sys.executable, "-m", *module, *flags], folder) as started:
-        started.wait_until_it_listens(socket)
-        yield started
+async def measured(folder: Path, running: Program, server: HookServer, calls: int) -> Figures:
+    """Measure a running server. Raises DemoError if a hook does not do its work, and HookError."""
+    client, point = HookClient(server.name, str(folder / f"{server.name}.sock")), BY_NAME[server.point_name]
 
-
-async def _asked(folder: Path, running: Program, server: HookServer, calls: int) -> Figures:
-    """Measure a running server; ``calls`` is the number per portion."""
-    async with AsyncExitStack() as stack:
-        own, bare = (_Asker(stack, name, folder, server) for name in (server.name, BARE))
-        idle = running.memory()
-        await own.check(folder)
-        for asker in (own, bare):
-            await asker.ask(WARM_UP_CALLS)
-        taken = {own: Run(), bare: Run()}
-        for turn in range(PORTIONS):
-            for asker in (own, bare) if turn % 2 else (bare, own):
-                taken[asker] = taken[asker].plus(await asker.ask(calls))
-        await asyncio.gather(*(own.ask(WARM_UP_CALLS) for _ in range(AT_ONCE)))
-        return Figures(idle, running.memory(), taken[own], taken[bare])
-
-
-class _Asker:
-    """Makes a row's call to a server until ``stack`` ends. Its methods raise DemoError."""
-
-    def __init__(self, stack: AsyncExitStack, name: str, folder: Path, row: HookServer) -> None:
-        self._name, self._row, self._request, self._point = name, row, row.request, BY_NAME[row.point_name]
-        self._client = HookClient(name, str(folder / f"{name}.sock"))
-        stack.push_async_callback(self._client.close)
-
-    async def check(self, folder: Path) -> None:
-        """Make a call, and check the hook's effect in the answer and on the node in ``folder``."""
-        found = changed(self._request, await self._call())
-        if found != self._row.changes:
-            expected = ", ".join(sorted(self._row.changes)) or "nothing"
-            raise DemoError(f"{self._name} changed {', '.join(sorted(found)) or 'nothing'}, it should: {expected}")
-        if self._row.written and not (folder / self._row.written).read_text():
-            raise DemoError(f"{self._name} wrote nothing into {self._row.written}")
-
-    async def ask(self, calls: int) -> Run:
-        """Make calls, one after the other."""
+    async def call(number: int) -> Run:
         took = []
-        for _ in range(calls):
+        for _ in range(number):
             began = time.perf_counter_ns()
-            await self._call()
+            await client.call(point, server.request, TIMEOUT_SECONDS)
             took.append((time.perf_counter_ns() - began) // 1000)
         return Run(took, sum(took) / 1e6)
 
-    async def _call(self) -> HookAnswer:
-        try:
-            return await self._client.call(self._point, self._request, TIMEOUT_SECONDS)
-        except HookError as error:
-            raise DemoError(str(error)) from None
+    try:
+        idle = running.memory()
+        found = changed(server.request, await client.call(point, server.request, TIMEOUT_SECONDS))
+        if found != server.changes:
+            raise DemoError(f"{server.name} changed {sorted(found)}, it should change {sorted(server.changes)}")
+        if server.written and not (folder / server.written).read_text():
+            raise DemoError(f"{server.name} wrote nothing into {server.written}")
+        await call(WARM_UP_CALLS)
+        run = await call(calls)
+        await asyncio.gather(*(call(WARM_UP_CALLS) for _ in range(AT_ONCE)))
+        return Figures(idle, running.memory(), run)
+    finally:
+        await client.close()
 
 
 # ---- what was found
 
+HEADER = ("hook server", "hook point", "idle MiB", "resident MiB", "p50 us", "p99 us")
+
 
 def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
     """Run the rounds; return the table of their medians, and the comparison with the limits. Raises DemoError."""
-    measured = []
+    found = []
     for number in range(rounds):
         print(f"{NAME}, round {number + 1}", flush=True)
-        measured.append(one_round(share))
+        found.append(one_round(share))
     try:
         sched_core(GET, ITSELF, THREAD)
     except OSError as error:
         print(f"coresched: this kernel or machine has no core scheduling ({error.strerror}); its answer ends there")
-    return figure_table(measured), judge(measured)
-
-
-def judge(rounds: Sequence[Round]) -> list[Figure]:
-    verdicts = []
-    for name in rounds[0]:
-        figures = [measured[name] for measured in rounds]
-        resident = [each.resident / MIB for each in figures]
-        answer = [each.own.percentile(50) for each in figures]
-        verdicts.append(by_median(f"{name}: resident MiB", resident, RESIDENT_MIB))
-        verdicts.append(by_median(f"{name}: p50 us of an answer", answer, ANSWER_MICROSECONDS))
-    return verdicts
-
-
-HEADER = (
-    *("hook server", "hook point", "idle MiB", "resident MiB", "p50 us", "p99 us"),
-    *("bare p50 us", "bare p99 us", "p50 to bare"),
-)
-
-
-def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
-    """Return the header and a row for each hook server: the medians over the rounds."""
-    points = {server.name: server.point_name for server in HOOK_SERVERS}
-    return [HEADER, *((name, points[name], *_row([measured[name] for measured in rounds])) for name in rounds[0])]
-
-
-def _row(rounds: Sequence[Figures]) -> Iterator[str]:
-    yield f"{median(each.idle for each in rounds) / MIB:.1f}"
-    yield f"{median(each.resident for each in rounds) / MIB:.1f}"
-    for runs in ([each.own for each in rounds], [each.bare for each in rounds]):
-        for percent in (50, 99):
-            yield f"{median(run.percentile(percent) for run in runs):.0f}"
-    yield f"{median(each.own.percentile(50) / each.bare.percentile(50) for each in rounds):.2f}"
+    table: list[Sequence[str]] = [HEADER]
+    figures = []
+    for server in HOOK_SERVERS:
+        of = [each[server.name] for each in found]
+        resident, answers = [each.resident / MIB for each in of], [each.run.percentile(50) for each in of]
+        table.append(
+            (
+                *(server.name, server.point_name),
+                *(f"{median(each.idle for each in of) / MIB:.1f}", f"{median(resident):.1f}"),
+                *(f"{median(answers):.0f}", f"{median(each.run.percentile(99) for each in of):.0f}"),
+            )
+        )
+        figures.append(by_median(f"{server.name}: resident MiB", resident, RESIDENT_MIB))
+        figures.append(by_median(f"{server.name}: p50 us of an answer", answers, ANSWER_MICROSECONDS))
+    return table, figures

@@ -134,7 +134,7 @@ def hung(mode: str, share: float) -> list[Figure]:
         flags=PATIENT,
     ) as running:
         hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
-        found = beside(running, HUNG, hold, share)
+        found = others_while_held(running, HUNG, hold, share)
     what = f"p99 during {HUNG} held creates to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, HUNG_RATIO, share) for name, here, there in found]
 
@@ -143,7 +143,7 @@ def slow(mode: str, share: float) -> list[Figure]:
     """Measure other calls while creates wait for the runtime."""
     with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
         hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
-        found = beside(running, SLOW, hold, SLOW_SHARE * share)
+        found = others_while_held(running, SLOW, hold, SLOW_SHARE * share)
     what = f"p99 during {SLOW} creates that the runtime does not answer to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, SLOW_RATIO, share) for name, here, there in found]
 
@@ -155,7 +155,7 @@ def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figur
     return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
 
 
-def beside(running: Served, count: int, hold: Hold, share: float) -> list[tuple[str, Run, Run]]:
+def others_while_held(running: Served, count: int, hold: Hold, share: float) -> list[tuple[str, Run, Run]]:
     """Make creates wait at one proxy after the other; return the other calls at that proxy and at the other one."""
     loads, clients = {}, {way: [running.client(way, PATIENCE) for _ in range(count)] for way in PROXIES}
     creates = {way: [each.prepare(CREATE[running.mode]) for each in those] for way, those in clients.items()}
@@ -234,8 +234,8 @@ CROWDS = {
     ),
 }
 """The crowd, its route, the number of calls, how many at a time, and of connections if streams share them."""
-BESIDE_CALLS, BESIDE_PORTION = 2_000, 250
-BESIDE_MS = 50
+SMALL_CALLS, SMALL_PORTION = 2_000, 250
+SMALL_MS = 50
 """Most p99 in milliseconds of a small call during lists of 16 MiB; during creates, most that the proxy adds to calls
 straight to the runtime, which like the machine is busy with such creates, too."""
 BULK = "x" * ((16 << 20) - (64 << 10))
@@ -246,7 +246,7 @@ def crowded(mode: str, share: float) -> list[Figure]:
     """Measure many calls at once, and small ones during lists and creates of 16 MiB."""
     with served(mode, (DIRECT, PROXY)) as running:
         figures = [crowd(running, *each, share) for each in CROWDS[mode]]
-    small, calls = SMALL[mode], max(int(BESIDE_CALLS * share), 1)
+    small, calls = SMALL[mode], max(int(SMALL_CALLS * share), 1)
     with served(mode, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
         load, lists = (prepare(running, PROXY, route) for route in (small, LISTED[mode]))
         p99s = []
@@ -254,9 +254,9 @@ def crowded(mode: str, share: float) -> list[Figure]:
             with meanwhile(lambda: running.send(PROXY, LISTED[mode], lists, 2)):
                 p99s.append(running.send(PROXY, small, load, calls).percentile(99) / 1000)
     what = "p99 of a small call during lists of 16 MiB"
-    figures.append(at_most(what, median(p99s), BESIDE_MS, " ms", digits=1, judged=share == 1))
+    figures.append(at_most(what, median(p99s), SMALL_MS, " ms", digits=1, judged=share == 1))
     with served(mode, (DIRECT, *PROXIES, HOOKS)) as running:
-        return figures + [beside_creates(running, way, calls, share) for way in PROXIES]
+        return figures + [during_creates(running, way, calls, share) for way in PROXIES]
 
 
 def crowd(running: Served, name: str, route: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
@@ -267,7 +267,10 @@ def crowd(running: Served, name: str, route: str, calls: int, at_once: int, conn
         for way, load in loads.items():
             run = running.send(way, route, load, max(int(calls * share) // CROWD_TURNS, at_once))
             ratios[way].append(unfairness(run, in_calls=name == IN_CALLS))
-    return crowd_figure(name, median(ratios[DIRECT]), median(ratios[PROXY]), share)
+    direct, through = median(ratios[DIRECT]), median(ratios[PROXY])
+    kept = through <= CROWD_RATIO if share == 1 else None
+    shown = f"{through:.1f} (directly {direct:.1f})"
+    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", kept)
 
 
 def unfairness(run: Run, *, in_calls: bool) -> float:
@@ -276,13 +279,7 @@ def unfairness(run: Run, *, in_calls: bool) -> float:
     return max(waited) / median_low(waited)
 
 
-def crowd_figure(name: str, direct: float, through: float, share: float) -> Figure:
-    shown = f"{through:.1f} (directly {direct:.1f})"
-    kept = through <= CROWD_RATIO if share == 1 else None
-    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", kept)
-
-
-def beside_creates(running: Served, way: str, calls: int, share: float) -> Figure:
+def during_creates(running: Served, way: str, calls: int, share: float) -> Figure:
     """Measure small calls through the proxy and directly, during creates of 16 MiB."""
     route, create = SMALL[running.mode], CREATE[running.mode]
     loads = {each: prepare(running, each, route) for each in (way, DIRECT)}
@@ -291,20 +288,15 @@ def beside_creates(running: Served, way: str, calls: int, share: float) -> Figur
     for _ in range(CROWD_TURNS):
         runs = dict.fromkeys(loads, Run())
         with meanwhile(lambda: running.send(way, create, big, 1)):
-            for done in range(0, calls, BESIDE_PORTION):
+            for done in range(0, calls, SMALL_PORTION):
                 for each, load in loads.items():
-                    part = running.send(each, route, load, min(BESIDE_PORTION, calls - done))
+                    part = running.send(each, route, load, min(SMALL_PORTION, calls - done))
                     runs[each] = runs[each].plus(part)
         turns.append({each: run.percentile(99) for each, run in runs.items()})
-    through, past = (median(turn[each] for turn in turns) / 1000 for each in (way, DIRECT))
+    through, direct = (median(turn[each] for turn in turns) / 1000 for each in (way, DIRECT))
     what = f"p99 of a small call during creates of 16 MiB{', with a hook server' if way == HOOKED else ''}"
-    return creates_figure(what, through, past, share)
-
-
-def creates_figure(what: str, through: float, past: float, share: float) -> Figure:
-    """Compare the milliseconds that the proxy adds with the limit."""
-    shown, limit = f"{through:.1f} ms (directly {past:.1f} ms)", f"{BESIDE_MS} ms more than directly"
-    return Figure(what, shown, limit, through - past <= BESIDE_MS if share == 1 else None)
+    shown, limit = f"{through:.1f} ms (directly {direct:.1f} ms)", f"{SMALL_MS} ms more than directly"
+    return Figure(what, shown, limit, through - direct <= SMALL_MS if share == 1 else None)
 
 
 # ---- clients that read nothing
@@ -330,10 +322,6 @@ def stalled(share: float) -> list[Figure]:
                 time.sleep(max(STALL_SECONDS * share / STALLED_TURNS, 1))
                 ratios.append(running.send(PROXY, route, ping, pings).percentile(99) / alone)
                 growth = max(growth, running.programs[PROXY].memory() - before)
-    return stalled_figures(ratios, growth, share)
-
-
-def stalled_figures(ratios: Sequence[float], growth: int, share: float) -> list[Figure]:
     return [
         at_most(f"memory of each of {CLIENTS} clients that do not read", growth / CLIENTS / MIB, 1, " MiB"),
         at_most("p99 of a ping with them to alone", median(ratios), STALLED_RATIO, judged=share == 1),

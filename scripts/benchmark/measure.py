@@ -6,19 +6,19 @@ affects all alike.
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from statistics import median
 from typing import NamedTuple
 
 from scripts.benchmark import cases, fullnode
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.ends import CLIENTS, CriClient
+from scripts.benchmark.ends import CLIENTS
 from scripts.benchmark.loads import Kubelet, Load, Run, Transfer
 from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
 from scripts.demonstration.processes import DemoError
 from scripts.figures import MIB, Figure, at_most
-from tests.fakes import cri_pb2, registration
+from tests.fakes import registration
 
 ROUNDS = 5
 PORTIONS = 10
@@ -137,17 +137,6 @@ def start_seconds(running: Served, name: str) -> float:
         return seconds
 
 
-def huge_list() -> Figure:
-    """Check that a list of 16 MiB, the longest that the kubelet accepts, is the same with and without the proxy."""
-    with served(CRI, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
-        clients = [CriClient(running.socket(way)) for way in (DIRECT, PROXY)]
-        direct, through = [client.call(cases.LISTED.route, cri_pb2.ListContainersRequest()) for client in clients]
-        for client in clients:
-            client.close()
-    passes = direct == through and direct.ByteSize() >= HUGE_LIST_BYTES - 1024
-    return Figure("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes)
-
-
 class FullNode(NamedTuple):
     """Seconds from a proxy's start to its first answer, and those to read the state; what was read; bytes of memory."""
 
@@ -185,5 +174,4 @@ def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figur
     for number in range(rounds):
         print(f"{mode}, round {number + 1}", flush=True)
         measured.append(one_round(mode, share))
-    huge: Sequence[Figure] = [huge_list()] if mode == CRI else ()
-    return measured, [*cases.judge(measured, judged=rounds == ROUNDS), *huge]
+    return measured, cases.judge(measured, judged=rounds == ROUNDS)

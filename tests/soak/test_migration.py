@@ -7,13 +7,9 @@ nothing but the socket. What differs is the page's new text.
 
 import os
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
 
-import grpc
 import pytest
 
 from tests.docs import ROOT
@@ -21,6 +17,7 @@ from tests.machines.machine import Machine
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
 from tests.soak.test_documented import machine
+from tests.soak.test_packages import Calls
 
 __all__ = ["machine"]
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
@@ -51,18 +48,16 @@ KOORDLET = """\
 {"remote-endpoint": "/var/run/koordlet/koordlet.sock", "failure-policy": "Ignore",
  "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"]}
 """
-CALL_SECONDS = 0.01
-WAIT_SECONDS = 20.0
 
 
 def test_migration_prints_what_the_page_shows(machine: Machine, findings: Findings) -> None:
     prepare(machine, os.environ.get("KOORD_RUNTIME_PROXY", ""))
     page = PAGE.read_text()
-    with client(machine) as calls:
+    with Calls("Containerd", machine.path(SOCKET)) as calls:
         found = COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{output(machine, found[1])}", " " * 4), page)
     assert found == page
-    findings.note("calls of a client meanwhile", calls["made"])
-    findings.note("that failed", calls["failed"])
+    findings.note("calls of a client meanwhile", calls.count)
+    findings.note("that failed", len(calls.failed))
 
 
 def prepare(machine: Machine, old: str) -> None:
@@ -83,35 +78,6 @@ def prepare(machine: Machine, old: str) -> None:
     machine.run("systemd-run", "--quiet", KUBELET, "-c", "sleep infinity; exit", endpoint)
     machine.run("systemctl", "enable", "--now", "koord-runtime-proxy.service")
     machine.until(lambda: machine.path(SOCKET).exists(), "the socket of the old proxy")
-
-
-@contextmanager
-def client(machine: Machine) -> Iterator[dict[str, int]]:
-    """Call Version every 10 ms until the block ends; yield the numbers of calls and of those that failed."""
-    counts, over = {"made": 0, "failed": 0}, threading.Event()
-
-    def call() -> None:
-        # gRPC connects again by itself, as in a kubelet.
-        with grpc.insecure_channel(
-            f"unix:{machine.path(SOCKET)}", [("grpc.max_reconnect_backoff_ms", 3000)]
-        ) as channel:
-            version: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-            version = channel.unary_unary("/runtime.v1.RuntimeService/Version")
-            while not over.wait(CALL_SECONDS):
-                counts["made"] += 1
-                try:
-                    version(b"", timeout=WAIT_SECONDS, wait_for_ready=True)
-                except grpc.RpcError as error:
-                    print(f"a call failed: {error.code()}: {error.details()}")
-                    counts["failed"] += 1
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        over.set()
-        thread.join()
 
 
 def output(machine: Machine, command: str) -> str:
