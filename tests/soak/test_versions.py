@@ -57,9 +57,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     for command in (
-        ["git", "-c", "safe.directory=*", "-C", ROOT, "archive", f"--output={folder}/source.tar", REVISION],
-        ["tar", "-xf", f"{folder}/source.tar", "-C", source],
-        [*pip, "--target", library, source],
+        ["git", "-c", "safe.directory=*", "-C", str(ROOT), "archive", f"--output={folder}/source.tar", REVISION],
+        ["tar", "-xf", f"{folder}/source.tar", "-C", str(source)],
+        [*pip, "--target", str(library), str(source)],
     ):
         subprocess.run(command, check=True)
     printed = [sys.executable, "-c", "from runtimeproxy.version import VERSION; print(VERSION)"]
