@@ -1,9 +1,17 @@
-"""A cache keeps the latest values, and never more bytes than its limit."""
+"""A cache never exceeds its limit. Records share their texts: the result equals the input, most texts exist once."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hookapi import codec
+from runtimeproxy.model import interner as module
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources
+from runtimeproxy.model.interner import LONGEST_TEXT, StringInterner
 from runtimeproxy.wire.cache import ENTRY_BYTES, Cache
 from tests.amounts import examples
 
@@ -11,18 +19,12 @@ ROOM = 16 * ENTRY_BYTES
 """Room for eight values as large as an entry's overhead."""
 
 
-def test_oldest_value_goes_when_there_is_no_room() -> None:
+def test_oldest_value_is_evicted_but_not_for_a_large_one() -> None:
     cache: Cache[int, str] = Cache(ROOM)
     for number in range(9):
         assert cache.keep(number, f"{number}", ENTRY_BYTES) == cache.get(number) == f"{number}"
+    assert cache.keep(9, "large", ENTRY_BYTES + 1) == "large"
     assert (list(cache), cache.bytes) == ([1, 2, 3, 4, 5, 6, 7, 8], ROOM)
-
-
-def test_value_that_would_drive_out_the_others_is_not_kept() -> None:
-    cache: Cache[int, str] = Cache(ROOM)
-    cache.keep(1, "small", ENTRY_BYTES)
-    assert cache.keep(2, "large", ENTRY_BYTES + 1) == "large"
-    assert cache == {1: "small"}
 
 
 @settings(max_examples=examples())
@@ -40,3 +42,81 @@ def test_all_caches_together_are_small() -> None:
     found = [value for value in vars(codec).values() if isinstance(value, Cache)]
     assert len(found) == 3
     assert sum(cache._most for cache in found) <= 2 << 20
+
+
+def copied(values: Mapping[str, str]) -> dict[str, str]:
+    """Return equal texts that are other objects, as in every decoded message."""
+    return dict(json.loads(json.dumps(values)))
+
+
+def pod(labels: Mapping[str, str] | None = None) -> PodInfo:
+    names = "p1", "web", "u-1", "shop", 1, "runc"
+    return PodInfo(*names, labels or copied({"app": "web"}), copied({"note": "a pod"}), "/kube", Resources(1))
+
+
+def container(envs: Mapping[str, str] | None = None) -> ContainerInfo:
+    notes, pod_id = copied({"note": "of one"}), "".join(["p", "1"])
+    return ContainerInfo("c1", pod_id, "main", 2, notes, Resources(2), envs or copied({"A": "one"}), "/kube")
+
+
+MAPS = st.dictionaries(st.text(max_size=9), st.text(max_size=LONGEST_TEXT + 9), max_size=4)
+
+
+@settings(max_examples=examples())
+@given(st.lists(MAPS, min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
+def test_interned_record_equals_the_given_one(maps: list[dict[str, str]], words: list[str]) -> None:
+    texts = StringInterner()
+    one = ContainerInfo(words[0], words[1], words[2], 0, maps[0], None, maps[1], words[3])
+    other = replace(one, annotations=maps[2], envs=maps[3])
+    given = PodInfo(words[0], words[1], words[2], words[3], 0, "", maps[0], maps[1], words[3])
+    for read in (False, True):
+        container = texts.container(ContainerRecord(one, other, (), read))
+        assert (container, container.read) == (ContainerRecord(one, other), read)
+        record = PodRecord(given, replace(given, labels=maps[2], overhead=None), read, Resources(2))
+        made = texts.pod(record)
+        assert (made, made.read, made.reported) == (record, read, record.reported)
+
+
+def test_keys_and_values_of_many_records_are_shared() -> None:
+    texts = StringInterner()
+    first, second = (texts.container(ContainerRecord(one, one)).effective for one in (container(), container()))
+    for name in ("annotations", "envs"):
+        (one,), (other,) = getattr(first, name).items(), getattr(second, name).items()
+        assert (one[0] is other[0], one[1] is other[1]) == (True, True)
+    assert first.pod_id is second.pod_id
+
+
+def test_original_and_effective_maps_stay_shared() -> None:
+    texts, info, owner = StringInterner(), container(), pod()
+    same, alike = texts.container(ContainerRecord(info, info)), texts.pod(PodRecord(owner, owner))
+    assert same.original is same.effective
+    assert alike.original is alike.effective
+    changed = texts.container(ContainerRecord(info, replace(info, resources=None)))
+    assert changed.original.envs is changed.effective.envs
+    moved = texts.pod(PodRecord(owner, replace(owner, cgroup_parent="/elsewhere")))
+    assert moved.original.labels is moved.effective.labels
+
+
+def test_encoded_variables_stay_encoded() -> None:
+    envs = Envs(b"A=1", lambda raw: dict([raw.decode().split("=")]), {"HOOK": "1"})
+    info = container(envs)
+    assert StringInterner().container(ContainerRecord(info, info)).original.envs is envs
+
+
+def test_long_value_is_not_in_the_table() -> None:
+    texts, long = StringInterner(), "x" * (LONGEST_TEXT + 1)
+    assert texts.container(ContainerRecord(container({"A": long}), container())).original.envs["A"] is long
+    assert long not in texts._known
+
+
+def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TABLE_LIMIT", 20)
+    texts = StringInterner()
+    for number in range(50):
+        info = container({f"KEY_{number}": "x"})
+        assert texts.container(ContainerRecord(info, info)).effective == info
+        assert len(texts._known) <= 20 + 16
+    for number in range(50):
+        owner = pod({f"label-{number}": "x"})
+        assert texts.pod(PodRecord(owner, owner)).effective == owner
+        assert len(texts._known) <= 20 + 16

@@ -1,148 +1,33 @@
-"""The table of the resource fields: its kinds, rules and normal forms, and what is derived from its rows.
+"""The values of the model are frozen, a resource field is one row, and encoded variables equal a dict of them.
 
-A row is all that the model needs for a new field: ``test_new_field_needs_only_a_row`` runs the model with one.
+The rules of each field, its normal form and its name are tested in test_merge.py; the values that a request can carry
+in tests/cri/test_messages_edit.py.
 """
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, replace
+from copy import deepcopy
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import MEMORY, SWAP, Resources
-from tests.merge_cases import BAD_CPUSETS, BAD_FIELDS, GOOD_FIELDS, TIDY
-
-Message = Resources | None
-FULL = Resources(100_000, -1, 2, 2**30, -998, "0-3", "0", {"2MB": 4}, {"memory.low": "1"}, 2**31)
+from runtimeproxy.model.fields import NO_CHANGES, ContainerInfo, Envs, PodInfo, Resources, changed
+from tests.amounts import examples
 
 
-def test_every_field_of_resources_is_a_number_a_text_or_a_map() -> None:
-    """They are those of the protocol: tests/hookapi/test_codec.py."""
-    texts, maps = dict.fromkeys(fields.TEXT_FIELDS, str), dict.fromkeys(fields.MAP_FIELDS, dict)
-    kinds = {**dict.fromkeys(fields.NUMBER_FIELDS, int), **texts, **maps}
-    assert {name: type(getattr(fields.NO_RESOURCES, name)) for name in fields.RESOURCE_FIELDS} == kinds
-
-
-def test_resources_are_frozen() -> None:
+@pytest.mark.parametrize("value", [PodInfo(), ContainerInfo(), Resources(), fields.NO_ADJUSTMENT], ids=repr)
+def test_values_are_frozen(value: Any) -> None:
+    name = next(iter(type(value).__dataclass_fields__))
     with pytest.raises(FrozenInstanceError):
-        FULL.cpu_shares = 1  # type: ignore[misc]
-
-
-OVERLAYS: list[tuple[Message, Mapping[str, Any], Message]] = [
-    (None, {}, None),
-    (FULL, {}, FULL),
-    (None, {"cpu_shares": 5}, Resources(cpu_shares=5)),
-    (fields.NO_RESOURCES, {"cpuset_cpus": "1", "cpu_quota": -1}, Resources(cpuset_cpus="1", cpu_quota=-1)),
-    (Resources(cpuset_cpus="1", cpu_shares=9), {"cpuset_cpus": ""}, Resources(cpu_shares=9)),
-    (None, {"unified": {"a": "1"}}, Resources(unified={"a": "1"})),
-    (Resources(unified={"a": "1", "b": "2"}), {"unified": {"b": "3"}}, Resources(unified={"a": "1", "b": "3"})),
-    (FULL, {"hugepage_limits": {"1GB": 1}}, replace(FULL, hugepage_limits={"2MB": 4, "1GB": 1})),
-]
-
-
-@pytest.mark.parametrize(("base", "changes", "expected"), OVERLAYS)
-def test_changes_are_laid_over_a_message(base: Message, changes: Mapping[str, Any], expected: Message) -> None:
-    """The base stays as it is: FULL is that of several rows."""
-    assert fields.overlay(base, changes) == expected
-    assert changes or fields.overlay(base, changes) is base
-    known = fields.named(base)
-    cleared = {name: value for name, value in changes.items() if not value}
-    assert fields.laid_over(known, changes) == {**fields.named(expected), **cleared}
-    assert known == fields.named(base)
-
-
-NAMED: list[tuple[Message, Mapping[str, Any]]] = [
-    (None, {}),
-    (fields.NO_RESOURCES, {}),
-    (Resources(cpu_quota=-1, cpuset_mems="0"), {"cpu_quota": -1, "cpuset_mems": "0"}),
-    (Resources(unified={"a": "1"}, hugepage_limits={}), {"unified": {"a": "1"}}),
-    (FULL, {name: getattr(FULL, name) for name in fields.RESOURCE_FIELDS}),
-]
-
-
-@pytest.mark.parametrize(("resources", "expected"), NAMED)
-def test_named_fields_are_those_that_are_set(resources: Message, expected: Mapping[str, Any]) -> None:
-    assert fields.named(resources) == expected
-    assert fields.overlay(fields.NO_RESOURCES, expected) == (resources or fields.NO_RESOURCES)
-
-
-ECHOES = [
-    (FULL, FULL, True),
-    (Resources(cpu_shares=2, cpuset_cpus="0"), Resources(cpu_shares=3), True),
-    (Resources(cpu_shares=2, cpu_quota=-1), Resources(cpu_shares=2, cpu_period=1000), False),
-    (Resources(cpuset_cpus="0"), Resources(cpuset_cpus="0", cpu_shares=2), False),
-    (fields.NO_RESOURCES, fields.NO_RESOURCES, False),
-]
-
-
-@pytest.mark.parametrize(("sent", "said", "expected"), ECHOES)
-def test_echo_has_each_number_that_was_sent(sent: Resources, said: Resources, expected: bool) -> None:
-    assert fields.is_echo(sent, said) is expected
-
-
-PLAIN = [
-    *(("cpu_quota", quota) for quota in (-1000, -7, -1, 0, 1000, 2**62)),
-    *((name, number) for name in fields.NUMBER_FIELDS if name != "cpu_quota" for number in (-1, 0, 1, 834)),
-    *(("cpuset_cpus", text) for text in ("", "0", "0-3,8", "3-1", "all")),
-    *((name, normal) for name, _, normal in TIDY),
-]
-
-
-@pytest.mark.parametrize(("name", "odd", "normal"), [*TIDY, *((name, value, value) for name, value in PLAIN)])
-def test_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str) -> None:
-    assert fields.tidy(name, odd) == normal
-
-
-@pytest.mark.parametrize("text", BAD_CPUSETS)
-def test_tidying_makes_nothing_good_that_is_bad(text: str) -> None:
-    assert fields.tidy("cpuset_cpus", text) == ",".join(text.split(" "))
-
-
-SWAPS = [(5, 5, 7, 7), (5, 5, 0, 0), (0, 0, 7, 7), (5, 0, 7, 0), (5, -1, 7, -1), (5, -1, 0, -1), (5, 9, 7, 9)]
-SWAPS += [(5, 5, -1, -1), (5, 9, -1, -1), (5, 0, -1, 0)]
-
-
-@pytest.mark.parametrize(("memory", "swap", "new_memory", "new_swap"), [*SWAPS, (5, 9, 10, 10), (5, 9, 0, 0)])
-def test_swap_limit_follows_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
-    assert fields.swap_for(memory, swap, new_memory) == new_swap
-
-
-# -- the table -------------------------------------------------------------------------------------------------------
-
-PLAIN_FIELDS = [*fields.NUMBER_FIELDS, *sorted(fields.TEXT_FIELDS)]
-
-
-@pytest.mark.parametrize("name", PLAIN_FIELDS)
-def test_rule_holds_for_good_values_only(name: str) -> None:
-    row = fields.ROWS[name]
-    assert [value for value in GOOD_FIELDS[name] if not row.holds(fields.tidy(name, value))] == []
-    assert [value for value in BAD_FIELDS[name] if row.holds(fields.tidy(name, value))] == []
-    assert row.rule
-
-
-def test_fields_of_a_group_are_together() -> None:
-    groups = {frozenset(fields.together(name)) for name in fields.RESOURCE_FIELDS}
-    assert {group for group in groups if len(group) > 1} == {
-        frozenset({"cpu_period", "cpu_quota"}),
-        frozenset({MEMORY, SWAP}),
-    }
-    assert set().union(*groups) == set(fields.RESOURCE_FIELDS)
-
-
-def test_oom_score_is_the_only_field_no_update_changes() -> None:
-    assert [name for name, row in fields.ROWS.items() if not row.in_updates] == ["oom_score_adj"]
-
-
-def test_map_has_the_type_of_its_entries() -> None:
-    types = {name: row.kind.type for name, row in fields.ROWS.items() if row.kind.is_map}
-    assert types == {"hugepage_limits": int, "unified": str}
+        setattr(value, name, getattr(value, name))
 
 
 ROWS = """\
@@ -181,28 +66,9 @@ def test_new_field_needs_only_a_row(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MODEL_WITH_IT], cwd=tmp_path, check=True)
 
 
-# -- names of single values ------------------------------------------------------------------------------------------
-
-UNIFIED_NAMES = ("resources.unified.memory.high", "resources.unified.")
-NAMES: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
-    ({}, {}),
-    ({"labels": {}, "cgroup_parent": None, "resources": {"unified": {}}}, {}),
-    ({"cgroup_parent": "", "resources": {"cpu_quota": 0}}, {"cgroup_parent": "", "resources.cpu_quota": 0}),
-    ({"labels": {"a.b": "1", "": ""}}, {"labels.a.b": "1", "labels.": ""}),
-    ({"resources": {"unified": {"memory.high": "1", "": "2"}}}, dict(zip(UNIFIED_NAMES, ("1", "2"), strict=True))),
-    ({"resources": {"hugepage_limits": {"2MB": 0}}}, {"resources.hugepage_limits.2MB": 0}),
-]
-
-
 def flat(parts: Mapping[str, Any]) -> dict[str, Any]:
     maps = {name: part for name, part in parts.items() if name not in ("cgroup_parent", "resources")}
     return fields.flat(maps, parts.get("cgroup_parent"), parts.get("resources", {}))
-
-
-@pytest.mark.parametrize(("parts", "values"), NAMES)
-def test_single_values_have_the_names_of_their_parts(parts: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    assert flat(parts) == values
-    assert flat(fields.nested(values)) == values
 
 
 KEYS = st.text("a.:", max_size=3)
@@ -223,54 +89,81 @@ def test_nested_is_the_inverse_of_flat(parts: Mapping[str, Any]) -> None:
     assert fields.nested(flat(parts)) == parts
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *(("envs.A.B", "envs"), ("envs.", "envs"), ("cgroup_parent", "cgroup_parent")),
-        *(("resources.cpu_quota", "resources.cpu_quota"), ("resources.unified.a.b", "resources.unified")),
-    ],
-)
-def test_kind_of_a_value_is_its_name_without_a_key(name: str, kind: str) -> None:
-    assert fields.kind_of(name) == kind
+Texts = dict[str, str]
+GIVEN = {"A": "1", "PATH": "/bin", "EMPTY": ""}
 
 
-# -- the values that a request can carry -----------------------------------------------------------------------------
+class Reader:
+    """Decodes JSON in which each key has its UTF-8, and counts how often."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, raw: bytes) -> dict[str, str]:
+        self.times += 1
+        return dict(json.loads(raw)) if raw else {}
 
 
-def test_unlimited_memory_is_0_in_a_create() -> None:
-    assert fields.in_create({"cpu_quota": -1, MEMORY: -1, SWAP: -1}) == {"cpu_quota": -1, MEMORY: 0, SWAP: -1}
-    other = {"cpu_quota": -1, MEMORY: 5}
-    assert fields.in_create(other) is other
+def envs(
+    values: Mapping[str, str] = GIVEN, read: Reader | None = None, changes: Mapping[str, str] = NO_CHANGES
+) -> Envs:
+    raw = json.dumps(dict(values), ensure_ascii=False).encode() if values else b""
+    return Envs(raw, read or Reader(), changes)
 
 
-@pytest.mark.parametrize(("unlimited", "sent"), [(None, {}), (0, {MEMORY: 0}), (-1, {MEMORY: -1})])
-def test_unlimited_memory_of_an_update(unlimited: int | None, sent: Mapping[str, int]) -> None:
-    assert fields.in_update({MEMORY: -1, "oom_score_adj": 3}, unlimited) == sent
-    assert fields.in_update({MEMORY: 5, "oom_score_adj": 3}, unlimited) == {MEMORY: 5}
+def test_absent_key_is_found_absent_without_decoding() -> None:
+    read = Reader()
+    known = envs(read=read, changes={"SET": "1"})
+    assert (known.with_all_of(["NEW", "\udcff", "SET"]), read.times) == ({"SET": "1"}, 0)
+    assert (known.with_all_of(["NEW", "PATH"]), read.times) == ({**GIVEN, "SET": "1"}, 1)
 
 
-def test_left_out_is_not_sent_or_cannot_be_cleared() -> None:
-    present = Resources(cpuset_cpus="0-3", unified={"a": "1"})
-    changes = {"oom_score_adj": 1, "cpuset_cpus": "", "cpuset_mems": "", "cpu_shares": 2}
-    sent = {name: value for name, value in changes.items() if name != "oom_score_adj"}
-    assert fields.left_out(changes, sent, present) == ("cpuset_cpus", "oom_score_adj")
-    assert fields.left_out(changes, changes, fields.NO_RESOURCES) == ()
+def test_changes_of_equal_bytes_are_compared_undecoded() -> None:
+    read = Reader()
+    known, equal, other = (envs(read=read, changes={"NEW": value}) for value in "112")
+    assert (known == equal, known != other, read.times) == (True, True, 0)
 
 
-def test_a_change_with_another_value_in_the_request_is_respelt() -> None:
-    changes = {MEMORY: -1, "cpu_shares": 2, "oom_score_adj": 3, "cpu_quota": 0}
-    assert fields.respelt(changes, {MEMORY: 0, SWAP: 0, "cpu_shares": 2, "cpu_quota": 9}) == (MEMORY,)
+def test_variables_are_decoded_once() -> None:
+    read = Reader()
+    known = envs(read=read, changes={"A": "2"})
+    expected = {**GIVEN, "A": "2"}
+    assert (dict(known), {**known}, dict(known.items())) == (expected, expected, expected)
+    assert (list(known), list(known.values()), len(known)) == (list(expected), list(expected.values()), 3)
+    assert (known["PATH"], known.get("NEW"), "NEW" in known) == ("/bin", None, False)
+    with pytest.raises(KeyError):
+        known["NEW"]
+    assert read.times == 1
 
 
-def limits(memory: int, swap: int) -> Resources:
-    return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
+def test_change_leaves_the_earlier_variables() -> None:
+    first = envs()
+    second = changed(first, {"A": "2", "B": "3"})
+    third = changed(second, {"B": ""})
+    assert (first, second, third) == (GIVEN, {**GIVEN, "A": "2", "B": "3"}, {**GIVEN, "A": "2", "B": ""})
+    assert first == dict(reversed(GIVEN.items()))
+    assert isinstance(third, Envs)
+    assert third.raw is first.raw
+    assert changed({"A": "1"}, {"B": "2"}) == {"A": "1", "B": "2"}
+    assert deepcopy(first) is first
 
 
-@pytest.mark.parametrize(
-    ("requested", "present", "expected"),
-    [((0, 0), (5, 9), (5, 9)), ((6, 0), (5, 9), (5, 9)), ((6, 7), (5, 9), (6, 7)), ((0, -1), (5, 9), (5, -1))],
-)
-def test_limits_before_an_update_are_those_with_a_swap_limit(
-    requested: tuple[int, int], present: tuple[int, int], expected: tuple[int, int]
-) -> None:
-    assert fields.limits_before(limits(*requested), limits(*present)) == expected
+def test_repr_has_no_variable() -> None:
+    assert repr(envs({"TOKEN": "s3cr3t"}, changes={"KEY": "canary"})) == "Envs(19 bytes, 1 changes)"
+
+
+MAPS = st.dictionaries(st.sampled_from(["A", "B", "AB", "", "é"]), st.text(max_size=2), max_size=4)
+
+
+@settings(max_examples=examples())
+@given(MAPS, MAPS, MAPS, MAPS)
+def test_any_variables_equal_a_dict(one: Texts, set_on_one: Texts, other: Texts, set_on_other: Texts) -> None:
+    first, second = changed(envs(one), set_on_one), changed(envs(other), set_on_other)
+    whole, another = {**one, **set_on_one}, {**other, **set_on_other}
+    assert first == whole
+    assert bool(first) is bool(whole)
+    assert (first == second) is (whole == another)
+    assert {**first, **second} == {**whole, **another}
+    for keys in (set_on_other, other):
+        found = first.with_all_of(keys)
+        assert {key: found[key] for key in keys if key in found} == {key: whole[key] for key in keys if key in whole}

@@ -26,7 +26,6 @@ from runtimeproxy.model.fields import (
     HookRequest,
     PodInfo,
     Resources,
-    kind_of,
 )
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
@@ -274,21 +273,6 @@ def test_owner_of_each_field_is_recorded() -> None:
     fields = {"labels.l", "annotations.a", "envs.E", "cgroup_parent", *(f"resources.{name}" for name in of_resources)}
     confirmers = frozenset({("cpu_shares", "1")})
     assert added(change) == replace(change, owners=dict.fromkeys(fields, "1"), confirmers=confirmers)
-
-
-@pytest.mark.parametrize(
-    ("field", "kind"),
-    [
-        ("envs.SECRET.NAME", "envs"),
-        ("annotations.a.b/c", "annotations"),
-        ("labels.a", "labels"),
-        ("cgroup_parent", "cgroup_parent"),
-        ("resources.cpu_quota", "resources.cpu_quota"),
-        ("resources.unified.memory.high", "resources.unified"),
-    ],
-)
-def test_kind_of_a_field_has_no_key(field: str, kind: str) -> None:
-    assert kind_of(field) == kind
 
 
 def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:

@@ -32,13 +32,6 @@ HALVED = running(cpu_shares=512)
 """The container as it runs after a hook has halved its shares."""
 
 
-def test_effective_values_are_told() -> None:
-    hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
-    pod = PodRecord(POD, hooked_pod)
-    assert merge.hook_view(Subject(pod)) == fields.HookRequest(hooked_pod)
-    assert merge.hook_view(Subject(pod, ContainerRecord(CONTAINER, hooked))) == fields.HookRequest(hooked_pod, hooked)
-
-
 def test_hooked_fields_are_named_without_their_values() -> None:
     resources = replace(ASKED, cpu_shares=5, unified={"a": "1"})
     hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
@@ -46,12 +39,6 @@ def test_hooked_fields_are_named_without_their_values() -> None:
     earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
     assert merge.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
     assert merge.hooked(subject()) == merge.hooked(Subject(subject().pod)) == {}
-
-
-def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
-    made = merge.created_pod(Subject(PodRecord(POD, POD)), Adjustment(labels={"l": "2"}, cgroup_parent="/own"), "p1")
-    known = replace(POD, id="p1")
-    assert made == Subject(PodRecord(known, replace(known, labels={"qos": "BE", "l": "2"}, cgroup_parent="/own")))
 
 
 def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
@@ -65,17 +52,6 @@ def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
         assert known.reported == Resources(cpu_quota=7, cpu_shares=2)
         assert known.effective is not known.original, "it has values to keep"
     assert made.effective == replace(pod, id="p1")
-
-
-def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
-    asked, maps = subject(replace(CONTAINER, id="")), {"envs": {"B": "2"}, "annotations": {"a": "3"}}
-    owners = {"resources.cpu_shares": "one"}
-    change = Adjustment(**maps, resources={"cpu_shares": 2}, cgroup_parent="/own", owners=owners)
-    made = merge.created_container(asked, change, "c1")
-    assert made.pod is asked.pod
-    maps["envs"] = {"A": "1", "B": "2"}
-    assert made.container == ContainerRecord(CONTAINER, replace(running(cpu_shares=2), **maps, cgroup_parent="/own"))
-    assert merge.container_of(made).owners == (("cpu_shares", "one"),)
 
 
 PARENT = {"cgroup_parent"}
@@ -267,25 +243,12 @@ def test_pod_runs_where_its_container_does(pods: str | None, containers: str, kn
     assert (read.pod.read, read.renewed) == (True, pods != known)
 
 
-def test_extra_update_is_in_the_runtimes_values_alone() -> None:
-    made = merge.prepared(subject(), {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
-    assert made == subject(effective=running(cpu_shares=2))
-    assert merge.prepared(subject(), {}, fields.NO_ADJUSTMENT) == subject()
-
-
 @pytest.mark.parametrize("read", [True, False])
 def test_container_that_was_read_stays_so(read: bool) -> None:
     known = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
     started = merge.prepared(known, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
     updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
     assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
-
-
-def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
-    effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
-    asked = RequestedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
-    told = replace(effective, annotations={"a": "hook", "n": "2"}, resources=replace(ASKED, memory_limit_in_bytes=5))
-    assert merge.update_hook_request(subject(effective=effective), asked) == fields.HookRequest(POD, told)
 
 
 def test_update_without_resources_of_a_container_without_any() -> None:
@@ -331,19 +294,6 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     found = merge.differing(known, update, difference(told, answer))
     assert found == differs
     assert list(found) == sorted(found)
-
-
-def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
-    known = subject(effective=HALVED)
-    asked = RequestedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"}), {"n": "2"})
-    said = EffectiveUpdate(asked, {"cpu_shares": 400, "cpuset_cpus": "", "unified": {"b": "2"}}, {"hook": "3"})
-    # "" was released in place of the request's "0-1": in CRI that means "not set", so the runtime keeps its value.
-    original = running(cpu_shares=800, cpuset_cpus="0-1", unified={"a": "1"})
-    effective = running(cpu_shares=400, unified={"a": "1", "b": "2"})
-    notes = {"a": "1", "n": "2"}
-    expected = replace(original, annotations=notes), replace(effective, annotations=notes | {"hook": "3"})
-    made = merge.updated(known, said, fields.NO_ADJUSTMENT)
-    assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
