@@ -1,50 +1,10 @@
-"""The interface between fronts and core: a call's default behaviour, and properties that are read once."""
+"""A held call: what is read once, what is left out of it, and the limit of the bytes that are held (relay-rules A4)."""
 
 import pytest
 
-from runtimeproxy.core.call import DONE, NOT_DONE, UNANSWERED, HeldCall, Reply, Unreadable, read_once
-from runtimeproxy.core.store import Store
-from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.model import merge
-from runtimeproxy.model.fields import NO_ADJUSTMENT, Subject
+from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget, Unreadable, read_once
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.observe.events import About
-from tests.fakes.calls import SUBJECT, FakeCall
-
-
-def test_unreadable_message_is_no_fault_of_the_proxy() -> None:
-    """The lifecycle treats it by the plugins' policy, so it must not be a subclass of the proxy's own errors."""
-    assert not issubclass(Unreadable, RuntimeProxyError)
-
-
-@pytest.mark.parametrize(
-    ("reply", "failed"),
-    [
-        (DONE, False),
-        (UNANSWERED, False),
-        (NOT_DONE, True),
-        (Reply(agreed=False, no_op=True), False),
-    ],
-)
-def test_a_call_failed_where_the_runtime_says_so(reply: Reply, failed: bool) -> None:
-    assert reply.failed is failed
-
-
-POD_NAMES = ("CreateContainer", "ab12-1", "", "web", "p1")
-
-
-@pytest.mark.parametrize(
-    ("found", "name", "about"),
-    [
-        (None, "", About("CreateContainer", "ab12-1")),
-        (Subject(SUBJECT.pod), "/web", About(*POD_NAMES)),
-        (SUBJECT, "/web/main", About(*POD_NAMES, "main", "c1")),
-    ],
-)
-def test_log_lines_and_events_name_what_was_found(found: Subject | None, name: str, about: About) -> None:
-    call = FakeCall(Operation.CREATE_CONTAINER)
-    call.call_id, call.found = "ab12-1", found
-    assert (call.subject_name, call.about()) == (name, about)
+from tests.fakes.calls import FakeCall
 
 
 class Message:
@@ -90,29 +50,9 @@ def test_unreadable_message_is_not_tried_again() -> None:
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
 
 
-Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
-"""A front's call with nothing but the abstract methods."""
-
-
-async def test_call_changes_nothing_by_itself() -> None:
-    call = Plain()
-    assert call.hook_request(SUBJECT) == merge.hook_view(SUBJECT)
-    assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
-    assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
-    assert call.unedited(Store())
-    assert not call.may_be_repeated()
-    assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
-    assert await call.life("c1") is None
-    assert (call.deadline, call.prepares, call.already_sent, call.number, call.state_unknown) == (
-        None,
-        False,
-        False,
-        0,
-        False,
-    )
-
-
-def test_front_that_forgets_a_step_is_refused() -> None:
-    forgetful = type("Forgetful", (Plain,), {"answer": HeldCall.answer})
-    with pytest.raises(TypeError, match="answer"):
-        forgetful()
+def test_held_bytes_count_up_to_the_limit_until_they_are_freed() -> None:
+    assert MemoryBudget().limit == PROCESS_LIMIT == 64 << 20
+    budget = MemoryBudget(limit=30)
+    assert [budget.add(20), budget.add(10), budget.add(1)] == [True, True, False]
+    budget.credit(11)
+    assert (budget.count, budget.add(10)) == (20, True)

@@ -79,17 +79,6 @@ def refused_under(policy: FailurePolicy, words: str) -> "pytest.RaisesExc[HookEr
     return pytest.raises(HookError, match=words) if policy is FAIL else nullcontext()
 
 
-async def test_nobody_registered_is_no_adjustment(desk: Desk) -> None:
-    assert await desk.before() is NO_ADJUSTMENT
-    assert not any(desk.metrics.counters.values())
-
-
-def test_registered_looks_at_all_points(desk: Desk) -> None:
-    desk.plugins.add("a", points=(CREATE.name, "PostStopContainer"))
-    points: list[list[HookPoint]] = [[CREATE], [START, CREATE], [START], []]
-    assert [desk.dispatcher.registered(each) for each in points] == [True, True, False, False]
-
-
 async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> None:
     desk.plugins.add("a", HookAnswer(envs={"A": "2", "B": "3"}))
     desk.plugins.add("b")

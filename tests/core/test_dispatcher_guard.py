@@ -101,6 +101,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
         *((1.0, left, Reason.DEADLINE, BreakerState.OPEN) for left in (1.0, 0.4)),
         *((budget, left, Reason.DEADLINE, BreakerState.CLOSED) for budget, left in ((10.0, 0.6), (1.0, 0.3))),
         (10.0, 0.1, Reason.BROKEN_ANSWER, BreakerState.OPEN),
+        (10.0, 2.0, Reason.DISABLED, BreakerState.CLOSED),
     ],
 )
 def test_deadline_counts_if_a_third_was_left(
@@ -123,7 +124,7 @@ def test_server_is_given_its_seconds_and_not_asked_without_any(desk: Desk) -> No
     assert desk.client.seconds == desk.plugin.timeout_seconds
     for _ in range(2 * FAILURES_IN_A_ROW):
         assert desk.ask(seconds=0) is Reason.DEADLINE
-    assert desk.plugin.breaker.state is BreakerState.CLOSED
+    assert (desk.plugin.breaker.state, desk.metrics.total("hook_calls")) == (BreakerState.CLOSED, 2)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,6 @@ def test_each_attempt_is_counted_by_what_came_with_its_time(desk: Desk, by: Base
     assert desk.metrics.counted("hook_calls", hook_server="a", hook=CREATE.name, code=code) == 1
     assert desk.metrics.total("hook_calls") == 1
     assert desk.metrics.histograms["hook_call_duration_seconds", ("a",)].sum == 0.25
-
-
-def test_attempt_that_was_not_made_is_no_hook_call(desk: Desk) -> None:
-    assert desk.ask(seconds=0) is Reason.DEADLINE
-    assert (desk.metrics.total("hook_calls"), desk.metrics.histograms) == (0, {})
 
 
 def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
@@ -254,9 +250,3 @@ def test_disabled_plugin_is_not_asked_by_a_call_that_had_got_it_before(desk: Des
     desk.client.abandoned = True
     assert desk.ask(seconds=0) is Reason.DISABLED
     assert desk.metrics.total("hook_calls") == 0
-
-
-def test_disabling_says_nothing_of_the_server(desk: Desk) -> None:
-    for _ in range(2 * FAILURES_IN_A_ROW):
-        assert desk.ask(Reason.DISABLED) is None
-    assert desk.plugin.breaker.state is BreakerState.CLOSED

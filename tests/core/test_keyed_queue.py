@@ -3,8 +3,6 @@
 import asyncio
 import tracemalloc
 
-import pytest
-
 from runtimeproxy.core.open_calls import KeyedQueue
 from runtimeproxy.relay.eventloop import Deadlines
 from tests.fakes.clock import virtual_time
@@ -36,34 +34,6 @@ class Log:
             self.lines.append((loop.time(), f"{name} out"))
         finally:
             self.turns.leave(turn)
-
-
-ORDERS: dict[str, tuple[list[Take], list[tuple[float, str]]]] = {
-    "one key is served in the order of coming": (
-        [("a", "c1", 10, 1), ("b", "c1", 10, 1), ("c", "c1", 10, 1)],
-        [(0, "a in"), (1, "a out"), (1, "b in"), (2, "b out"), (2, "c in"), (3, "c out")],
-    ),
-    "different keys never wait for one another": (
-        [("a", "c1", 10, 3), ("b", "c2", 10, 1)],
-        [(0, "a in"), (0, "b in"), (1, "b out"), (3, "a out")],
-    ),
-    "a waiter whose time is over goes ahead": (
-        [("a", "c1", 10, 5), ("b", "c1", 2, 4)],
-        [(0, "a in"), (2, "b in"), (5, "a out"), (6, "b out")],
-    ),
-    "no time at all does not wait": (
-        [("a", "c1", 10, 5), ("b", "c1", 0, 1)],
-        [(0, "a in"), (0, "b in"), (1, "b out"), (5, "a out")],
-    ),
-}
-
-
-@pytest.mark.parametrize(("takes", "lines"), ORDERS.values(), ids=ORDERS)
-async def test_turns_are_taken_in_order(takes: list[Take], lines: list[tuple[float, str]]) -> None:
-    log = Log()
-    await asyncio.gather(*(log.start(*take) for take in takes))
-    assert log.lines == lines
-    assert not log.turns.queues, "a key without anybody takes no memory"
 
 
 async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:

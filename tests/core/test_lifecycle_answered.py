@@ -68,17 +68,6 @@ async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     assert core.store.snapshot() == before
 
 
-async def test_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
-    core.plugins.add("a", ENVS, points=("PreCreateContainer",))
-    task = core.start(FakeCall(CREATE))
-    await asyncio.sleep(0.9)
-    assert core.store.counts() == (0, 0)
-    await task
-    record = core.store.container("c1")
-    assert record is not None
-    assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
-
-
 LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP, SUBJECT, (1, 1))]
 
 

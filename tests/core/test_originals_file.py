@@ -109,14 +109,6 @@ async def test_nobody_knows_what_earlier_hooks_have_set_without_a_file(path: Pat
         assert process.store.read_pod(POD).read
 
 
-async def test_all_is_written_at_the_end(path: Path) -> None:
-    async with Process(path) as process:
-        process.commit(*(f"c{number}" for number in range(120)))
-        await asyncio.sleep(originals_file.COLLECT_SECONDS)
-        process.commit(*(f"c{number}" for number in range(120, 240)))
-    assert len(rows(path)) == 240
-
-
 ENDS = {
     "gone": lambda store: store.tombstone("c1"),
     "set back": lambda store: store.commit(hooked(effective=CONTAINER)),

@@ -17,7 +17,6 @@ from runtimeproxy.core.originals_file import (
     BROKEN,
     FOREIGN,
     NOT_OURS,
-    UNUSABLE,
     Failed,
     File,
     owner,
@@ -142,12 +141,6 @@ def test_file_that_others_could_have_made_is_not_used(file: File) -> None:
     assert loaded(File(file.path, OURS)) == SOME
 
 
-def test_file_cannot_be_used_without_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    file = File(str(tmp_path / "file" / "a"), OURS)
-    assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
-
-
 def test_rows_are_written_again_when_the_file_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write({"a": some(1)})
     File(file.path, OURS).write({"b": some(2)})
@@ -156,14 +149,6 @@ def test_rows_are_written_again_when_the_file_is_removed(file: File, monkeypatch
     monkeypatch.setattr(file._file, "version", lambda: next(versions, None))
     file.write({"c": some(3)})
     assert loaded(File(file.path, OURS)) == {"a": some(1), "c": some(3)}
-
-
-@pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), ""])
-def test_file_of_another_proxy_is_replaced(file: File, other: str) -> None:
-    File(file.path, other).write(SOME)
-    assert tried(file) == (FOREIGN, {})
-    assert not os.path.exists(file.path)
-    check_anew(file)
 
 
 OTHER_FORMS = [

@@ -192,15 +192,6 @@ async def test_call_that_the_runtime_failed_tells_what_was_set(core: Recorded) -
     assert core.events() == [{**told, "call": core.times.id}]
 
 
-async def test_start_that_failed_tells_what_the_create_had_set(core: Recorded) -> None:
-    core.plugins.add("a", points=("PostStopContainer",))
-    effective = replace(CONTAINER, envs={**SECRETS, "B": CANARY})
-    known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, effective))
-    await core.run(core.call(START, known=known, reply=FAILED))
-    (event,) = core.events()
-    assert (event["kind"], event["fields"]) == ("failed", {"envs.B": "at an earlier call"})
-
-
 NO_EVENT = [
     {},
     {"reply": UNANSWERED},

@@ -57,15 +57,6 @@ def test_later_commit_replaces_the_record(store: Store) -> None:
     assert store.counts() == (2, 3)
 
 
-def test_record_committed_again_stays_the_same_object(store: Store) -> None:
-    known, owner = store.container("c1"), store.pod("p1")
-    assert owner is not None
-    store.commit(Subject(owner, known))
-    store.commit(Subject(owner))
-    assert store.container("c1") is known
-    assert store.pod("p1") is owner
-
-
 NO_ID = [
     (Subject(pod("")), "pod record without an id"),
     (Subject(pod("p9"), container("", "p9")), "container record without an id"),
@@ -300,10 +291,3 @@ def test_earlier_process_kept_values_stay_until_the_record_is_known(told: list[s
     store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD), store.read_container(HOOKED)))
     assert store.ids_of_originals() == set()
     assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
-
-
-def test_unknown_record_is_as_the_runtime_tells_it() -> None:
-    pod, container = Store().read_pod(ASKED_POD), Store().read_container(ASKED)
-    assert pod.original is pod.effective is ASKED_POD
-    assert pod.read
-    assert container.original is container.effective is ASKED

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.cri.routes import HELD
+from runtimeproxy.cri.routes import HELD, VERSIONS
 from runtimeproxy.model.fields import Adjustment, HookAnswer, Resources, named
+from runtimeproxy.model.hookpoints import Operation
 from tests.amounts import examples
 from tests.cri import conversations as talk
 from tests.cri import rest
@@ -41,6 +42,8 @@ def test_table_has_every_method() -> None:
     paths = {method.path for method in METHODS}
     assert len(paths) == len(METHODS) == 43 + 29
     assert set(HELD) - paths == {b"/runtime.v1alpha2.RuntimeService/UpdatePodSandboxResources"}
+    held = [f"/runtime.{version}.RuntimeService/{one.value}".encode() for version in VERSIONS for one in Operation]
+    assert set(HELD) == {*held}
 
 
 @pytest.mark.parametrize("behaviour", [None, NOTHING])

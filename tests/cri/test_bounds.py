@@ -10,26 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.cri import bounds
-from runtimeproxy.cri.bounds import Excess, verdict
+from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.connection import Connection
-from runtimeproxy.wire import http2
 from tests.cri import peer
-from tests.cri.peer import VERSION, Ack, Credit, Data, Headers, Ping, Raw, Settings, client, runtime
+from tests.cri.peer import VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, client, runtime
 from tests.cri.test_front import Scene
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (Excess("kind", "text"), ("kind", 0xB)),
-        (Excess("preface", "text", http2.PROTOCOL_ERROR), ("preface", 1)),
-        (WireError("text"), ("protocol", 1)),
-    ],
-)
-def test_verdict(error: WireError, expected: tuple[str, int]) -> None:
-    assert verdict(error) == expected
-
 
 HELD = Headers(1, peer.CREATE)
 
@@ -201,3 +187,86 @@ def test_random_frames_raise_nothing_but_wire_errors(frames: list[tuple[Raw | by
     with suppress(WireError):
         for frame, from_client in frames:
             (play.client if from_client else play.runtime).sends(frame)
+
+
+@pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
+def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+    play, fragment = peer.greeted(), peer.block(fields)
+    for stream in range(1, 2 * bounds.OPEN_STREAMS, 2):
+        play.client.sends(peer.raw_headers(stream, fragment))
+        play.runtime.got_bytes()
+    with pytest.raises(Excess) as raised:
+        play.client.sends(peer.raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
+    assert raised.value.kind == "open_streams"
+
+
+def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
+    with pytest.raises(Excess):
+        play.client.sends(Headers(7, VERSION))
+
+
+def test_image_service_gets_so_many_streams_until_it_has_told_its_limit() -> None:
+    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_TOLD + 1
+    play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
+    assert play.client.got_bytes() == b""
+    play.client.sends(Headers(last, peer.PULL))
+    assert play.client.got() == [Reset(last, 7)]
+
+
+def asked(*frames: peer.Frame) -> peer.Play:
+    play = peer.greeted(image_apart=True)
+    play.client.sends(*frames)
+    play.runtime.got()
+    return play
+
+
+def told_last_id(play: peer.Play) -> None:
+    play.runtime.sends(GoAway(1))
+    play.client.got()
+
+
+@pytest.mark.parametrize(
+    ("last", "frames", "before"),
+    [
+        pytest.param(5, [Headers(5, VERSION)], None, id="highest stream"),
+        pytest.param(3, [Headers(1, VERSION), Headers(3, peer.PULL)], None, id="image calls count"),
+        pytest.param(1, [Headers(1, VERSION), Headers(3, VERSION)], told_last_id, id="it never rises"),
+    ],
+)
+def test_faulty_client_is_told_the_last_stream(last: int, frames: list[peer.Frame], before: peer.Act) -> None:
+    play = asked(*frames)
+    if before:
+        before(play)
+    play.reader.leave(True, 0xB, "too much")
+    assert (play.client.got(), play.runtime.got()) == ([GoAway(last, 0xB, b"too much")], [])
+
+
+def test_runtime_that_broke_the_protocol_is_told() -> None:
+    play = asked(Headers(5, VERSION))
+    play.reader.leave(False, 0xB, "too much")
+    assert (play.client.got(), play.runtime.got()) == ([], [GoAway(0, 0xB, b"too much")])
+
+
+def inside_data(play: peer.Play) -> None:
+    play.greet()
+    play.runtime.sends(Data(1, bytes(100)).wire()[:50])
+    play.client.got_bytes()
+
+
+@pytest.mark.parametrize("prepare", [client(peer.PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
+def test_nobody_is_told_where_no_frame_may_stand(prepare: peer.Act) -> None:
+    play = peer.Play()
+    prepare(play)
+    play.reader.leave(True, 1, "broken")
+    assert play.client.got_bytes() == b""
+
+
+def test_closed_connections_wait_for_no_credit() -> None:
+    play = peer.greeted()
+    play.runtime.sends(Headers(1, peer.REPLY), *[Data(1, bytes(16_384))] * 5)
+    assert play.reader.client_out.queues
+    play.reader.closed()
+    assert not play.reader.client_out.queues

@@ -93,10 +93,6 @@ def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, 
     assert overlay(memory_and_swap(*asked), said.resources) == memory_and_swap(*made)
 
 
-def test_no_memory_limit_is_0_in_a_create_without_resources() -> None:
-    assert messages.values_for_create(changed(memory_limit_in_bytes=-1), None) == changed(memory_limit_in_bytes=0)
-
-
 @pytest.mark.parametrize("lifts", [True, False])
 @pytest.mark.parametrize(
     ("asked", "present", "change", "lifted", "not_lifted"),
@@ -129,11 +125,6 @@ def test_memory_and_swap_of_an_update(
     assert short == (lifted if lifts else not_lifted)
     left_out = (change == -1 and not short) or (change == 0 and bool(present[0]))
     assert said.left_out == (("memory_limit_in_bytes",) if left_out else ())
-
-
-def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
-    assert messages.without_fixed_fields(None) is None
-    assert messages.without_fixed_fields(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,6 @@ POD = PodInfo(
 )
 
 
-def test_declared_resource_fields_are_those_of_the_model() -> None:
-    assert tuple(field.name for field in hook_pb2.LinuxContainerResources.DESCRIPTOR.fields) == RESOURCE_FIELDS
-
-
 SHARED = ("LinuxContainerResources", "HugepageLimit")
 """Messages of the hook protocol that CRI has, too."""
 OURS = {"Identified", "KeyValue"}
@@ -86,12 +82,6 @@ def test_declared_fields_have_the_numbers_and_types_of_the_fakes(name: str) -> N
         other, as_came = wide[field.name], (name, field.name) == (f"ContainerConfig{AS_CAME}", "envs")
         assert (field.number, field.is_repeated) == (other.number, other.is_repeated)
         assert field.type == (FieldDescriptor.TYPE_BYTES if as_came else other.type)
-
-
-def test_env_has_the_form_of_an_entry_of_a_hook_message() -> None:
-    entry = hook_pb2.ContainerResourceHookRequest.DESCRIPTOR.fields_by_name["container_envs"].message_type
-    ours = api_pb2.KeyValue.DESCRIPTOR
-    assert [(field.name, field.number) for field in entry.fields] == [(f.name, f.number) for f in ours.fields]
 
 
 CONTAINER = cri.ContainerConfig(

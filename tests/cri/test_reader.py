@@ -209,22 +209,6 @@ def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
     assert play.runtime.got() == [Headers(3, peer.VERSION)]
 
 
-def test_a1_block_in_pieces_passes_as_its_own_frames() -> None:
-    play = peer.greeted()
-    play.client.sends(Headers(1, peer.VERSION, end=True))
-    play.runtime.got()
-    head = Raw(1, 0x1 | 0x8 | 0x20, 3, b"\x04" + b"\x00\x00\x00\x01\x10" + BLOCK[:5] + bytes(4)).wire()
-    frames = (
-        head
-        + peer.continuation(3, BLOCK[5:9], False)
-        + peer.continuation(3, b"", False)
-        + peer.continuation(3, BLOCK[9:])
-    )
-    for byte in frames:
-        play.client.sends(bytes((byte,)))
-    assert play.runtime.got_bytes() == frames
-
-
 def test_a1_block_built_anew_keeps_its_priority_and_is_split() -> None:
     play = peer.Play()
     play.client.sends(peer.PREFACE, Settings(), Raw(1, 0x1 | 0x20, 1, b"\x00\x00\x00\x01\x10" + BLOCK[:3]))
@@ -329,12 +313,20 @@ def test_passing_call_is_counted_once_by_its_method(path: bytes, acknowledged: b
     assert play.counters == ({} if held else expected)
 
 
-@pytest.mark.parametrize("version", routes.VERSIONS)
-def test_call_of_the_image_endpoint_is_a_passing_one(version: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        (b"/runtime.v1.ImageService/PullImage", "PullImage"),
+        (b"/runtime.v1alpha2.ImageService/ImageFsInfo", "ImageFsInfo"),
+        (b"/runtime.v1.ImageServiceOther/PullImage", ""),
+    ],
+)
+def test_image_call_is_known_by_its_prefix_and_counted(path: bytes, method: str) -> None:
     play = peer.greeted(image_apart=True)
     for stream in (1, 3):
-        play.client.sends(Headers(stream, peer.request(f"/runtime.{version}.ImageService/PullImage".encode())))
-    assert play.counters == {("calls_passed", ("PullImage",)): 2}
+        play.client.sends(Headers(stream, peer.request(path)))
+    assert play.counters == {("calls_passed", (method or "other",)): 2}
+    assert bool(play.links) is bool(method)
 
 
 def test_request_without_a_path_is_another_passing_one() -> None:

@@ -3,8 +3,6 @@
 import pytest
 
 from runtimeproxy.core.call import CallState
-from runtimeproxy.cri.reader import GONE
-from runtimeproxy.cri.routes import ENDLESS
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, grpc, image, runtime
 
@@ -161,27 +159,6 @@ def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
     assert play.settled[0].state is CallState.ENDED
 
 
-def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
-    play = peer.greeted()
-    play.client.sends(*(Headers(stream, peer.VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
-    for stream in (9, 11, 13):
-        play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"")))
-    for held in play.reader.held[1:]:
-        held.send_request(None)
-    play.runtime.sends(
-        Headers(3, peer.REPLY), Headers(5, peer.REPLY), Headers(5, peer.TRAILERS, end=True), Headers(11, peer.REPLY)
-    )
-    play.runtime.sends(Headers(13, peer.REPLY), Headers(13, peer.TRAILERS, end=True))
-    play.client.got()
-    play.reader.answer_unanswered()
-    gone = peer.refusal(14, GONE.encode())
-    assert play.client.got() == [
-        *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, CANCEL), Reset(7, CANCEL)),
-        *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, CANCEL)),
-    ]
-    assert play.reader.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
-
-
 LATE = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
 
 
@@ -266,7 +243,3 @@ def test_unfinished_before_the_ack() -> None:
     assert play.reader.unfinished() == (0, 1, 0)
     play.runtime.sends(END)
     assert play.reader.unfinished() == (0, 0, 0)
-
-
-def test_container_events_are_endless_in_both_versions() -> None:
-    assert {b"/runtime.%b.RuntimeService/GetContainerEvents" % version for version in (b"v1", b"v1alpha2")} == ENDLESS

@@ -1,4 +1,4 @@
-"""Parsing statuses, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
+"""Parsing statuses and lists, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Life, Unreadable
-from runtimeproxy.cri import api_pb2, status
+from runtimeproxy.cri import status
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import hookpoints
 from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo, Resources
@@ -107,23 +107,6 @@ def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, 
         inner = inner.setdefault(key, {})
     inner[last] = value
     return copy
-
-
-@pytest.mark.parametrize("verbose", [True, False])
-def test_requests(verbose: bool) -> None:
-    pod = cri.PodSandboxStatusRequest(pod_sandbox_id="p1", verbose=verbose)
-    assert cri.PodSandboxStatusRequest.FromString(status.status_request("p1", verbose=verbose)) == pod
-    container = cri.ContainerStatusRequest(container_id="c1", verbose=verbose)
-    assert cri.ContainerStatusRequest.FromString(status.status_request("c1", verbose=verbose)) == container
-
-
-@pytest.mark.parametrize("name", [*cri.PodSandboxState.keys(), *cri.ContainerState.keys()])
-def test_states(name: str) -> None:
-    if name.startswith("SANDBOX"):
-        response, read = cri.PodSandboxStatusResponse(status={"id": "p1", "state": name}), status.read_pod_state
-    else:
-        response, read = cri.ContainerStatusResponse(status={"id": "c1", "state": name}), status.read_container_state
-    assert read(response.SerializeToString()) == getattr(api_pb2, name)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +343,9 @@ def test_what_is_no_message_cannot_be_read(read: Callable[[bytes], object]) -> N
 def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes, str], Any]) -> None:
     with suppress(Unreadable):
         assert read(message, "asked").id
+    for listed in (status.pods, status.containers):
+        with suppress(Unreadable):
+            assert all(item.id for item in listed(message))
 
 
 JSON = st.recursive(
@@ -381,3 +367,57 @@ def test_any_value_anywhere_is_read(path: str, value: object) -> None:
     read = container(with_value(CONTAINER_INFO, path, value))
     assert (read.id, read.name, read.annotations) == ("c1", "main", {"k": "v"})
     codec.encode(hookpoints.BY_NAME["PreStartContainer"], HookRequest(PodInfo(), read))
+
+
+LISTED_POD = cri.PodSandbox(
+    id="p1",
+    metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=3),
+    state=cri.SANDBOX_NOTREADY,
+    labels={"app": "web"},
+    annotations={"n": "1"},
+    runtime_handler="runc",
+)
+CONTAINER = cri.Container(
+    id="c1",
+    pod_sandbox_id="p1",
+    metadata=cri.ContainerMetadata(name="main", attempt=2),
+    state=cri.CONTAINER_EXITED,
+    labels={"app": "web"},
+)
+PODS = cri.ListPodSandboxResponse(items=[LISTED_POD, cri.PodSandbox(id="p2")]).SerializeToString()
+CONTAINERS = [CONTAINER, cri.Container(id="c2", pod_sandbox_id="p1")]
+
+
+def test_pods_are_named_by_id_and_metadata() -> None:
+    found = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]
+    unknown = b"\x12\x01x" + PODS + b"\x08\x07\xfa\x3e\x03new"
+    assert list(status.pods(PODS)) == list(status.pods(unknown)) == found
+
+
+def test_containers_are_named_by_id_pod_and_metadata() -> None:
+    found = list(status.containers(cri.ListContainersResponse(containers=CONTAINERS).SerializeToString()))
+    assert found == [ContainerInfo("c1", "p1", "main", 2), ContainerInfo("c2", "p1")]
+    assert list(status.pods(b"")) == list(status.containers(b"")) == []
+
+
+def test_text_that_is_not_utf_8_where_nobody_looks_disturbs_nobody() -> None:
+    item = CONTAINER.SerializeToString() + b"\x42\x08\x0a\x01k\x12\x03\xff\xfe\xfd"  # a label
+    assert [found.id for found in status.containers(b"\x0a" + bytes((len(item),)) + item)] == ["c1"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"\x0a", b"\x0a\x05\x0a", b"\x0a\x02\x0a\x07", b"\x0a\x03\x0a\x01\xff", b"\x0a\x00"],
+    ids=["cut", "an item is cut", "an id is cut", "an id is no text", "an item has no id"],
+)
+def test_list_that_cannot_be_read(message: bytes) -> None:
+    for read in (status.pods, status.containers):
+        with pytest.raises(Unreadable):
+            list(read(message))
+
+
+def test_item_is_read_when_it_is_asked_for() -> None:
+    items = status.pods(PODS + b"\x0a\x05")
+    assert [next(items).id, next(items).id] == ["p1", "p2"]
+    with pytest.raises(Unreadable):
+        next(items)

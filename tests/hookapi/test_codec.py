@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
+from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookapi.codec import CONTAINER_PARTS, POD_PARTS
 from runtimeproxy.model.fields import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
@@ -74,12 +74,6 @@ def test_messages_have_the_protocols_names_numbers_and_types() -> None:
     for point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
         assert codec.request_fields(point) == dict(enumerate(names(name), 1))
     assert names("LinuxContainerResources") == list(Resources.__dataclass_fields__)
-
-
-def test_envs_that_are_passed_on_stand_where_the_protocol_has_them() -> None:
-    [ours] = entries_pb2.ContainerEnvs.DESCRIPTOR.fields
-    theirs = api_pb2.ContainerResourceHookRequest.DESCRIPTOR.fields_by_name[ours.name]
-    assert (ours.number, ours.is_repeated, ours.type) == (theirs.number, theirs.is_repeated, ours.TYPE_BYTES)
 
 
 def test_service_has_one_method_for_each_hook_point() -> None:
