@@ -30,6 +30,7 @@ from runtimeproxy.observe.metrics import Metrics
 from tests.amounts import examples
 from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
+from tests.merge_cases import BAD_FIELDS, BAD_PATHS, GOOD_FIELDS
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
 SENT = Resources(cpuset_cpus="0-3")
@@ -100,27 +101,15 @@ numbers = st.integers
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
 NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
 PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)
-NO_PATH = st.sampled_from(["a", "../a", "/a/../b", "/..", "/new/n/..", "/a\0", "."])
-LIMIT, BELOW_MINUS_1 = numbers(1, 2**62), numbers(-(2**63), -2)
-CPUS = st.lists(numbers(0, 99), min_size=1, max_size=3).map(lambda cpus: ",".join(map(str, cpus)))
-NO_CPUS = st.sampled_from(["a", "3-1", "1-", "-1", "1 -2", "0x1", "1-2-3", "0\0", "٣", "all"])
 ENTRY, NAMELESS = st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)
 NO_NUL = st.tuples(NAME, TEXT.filter(lambda text: "\0" not in text))
 NO_ENV = st.tuples(st.sampled_from(["", "=", "A=B", "A\0"]), TEXT) | st.tuples(NAME, TEXT.map("\0".__add__))
-SCORE, NO_SCORE = numbers(1, 1000) | numbers(-1000, -1), numbers(1001, 2**62) | numbers(-(2**63), -1001)
-
 PIECES = [
     pieces("envs", NO_NUL, NO_ENV),
     *(pieces(name, ENTRY, NAMELESS) for name in ("labels", "annotations", "unified")),
-    pieces("hugepage_limits", st.tuples(NAME, LIMIT), st.tuples(st.just(""), LIMIT)),
-    pieces("cgroup_parent", PATH, NO_PATH),
-    pieces("cpu_period", numbers(1000, 1_000_000), numbers(1, 999) | numbers(1_000_001, 2**62) | BELOW_MINUS_1),
-    pieces("cpu_quota", numbers(1000, 2**62) | st.just(-1), BELOW_MINUS_1),
-    pieces("cpu_shares", LIMIT, numbers(-(2**63), -1)),
-    pieces("memory_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
-    pieces("memory_swap_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
-    pieces("oom_score_adj", SCORE, NO_SCORE),
-    *(pieces(name, CPUS, NO_CPUS) for name in ("cpuset_cpus", "cpuset_mems")),
+    pieces("hugepage_limits", st.tuples(NAME, numbers(1, 2**62)), st.tuples(st.just(""), numbers(1, 2**62))),
+    pieces("cgroup_parent", PATH, st.sampled_from(BAD_PATHS)),
+    *(pieces(name, st.sampled_from(good), st.sampled_from(BAD_FIELDS[name])) for name, good in GOOD_FIELDS.items()),
 ]
 PARTS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
 MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
