@@ -111,21 +111,20 @@ async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pyt
     assert caplog.messages == ["internal error in settling StopContainer"]
 
 
-@pytest.mark.parametrize(("key", "operation", "left"), [("c1", STOP, 0), ("c2", STOP, 1), ("c1", START, 1)])
-async def test_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
-    call = rig.add(DONE)
+ANSWERED = [("c1", STOP, 0, 0, 0), ("c1", STOP, 0.5, 1, 0), ("c2", STOP, 0, 1, 1), ("c1", START, 0, 1, 1)]
+
+
+@pytest.mark.parametrize(("key", "operation", "after", "queries", "left"), ANSWERED)
+async def test_later_answer_to_the_same_call_settles_it(
+    rig: Rig, key: str, operation: Operation, after: float, queries: int, left: int
+) -> None:
+    """Also while the runtime is queried about it."""
+    call = rig.add(DONE, read_seconds=1)
+    await asyncio.sleep(after)
     rig.unsettled.answered(key, operation)
     assert len(rig.unsettled.calls()) == left
     await asyncio.sleep(300)
-    assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
-
-
-async def test_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
-    call = rig.add(DONE, read_seconds=1)
-    await asyncio.sleep(0.5)
-    rig.unsettled.answered("c1", STOP)
-    await asyncio.sleep(300)
-    assert (asked(call), rig.finished, rig.counted("repeated")) == ([0.1], [], 1)
+    assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
 
 
 async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:

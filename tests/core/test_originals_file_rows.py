@@ -214,19 +214,13 @@ def check_broken(file: File, data: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_file_that_is_cut_anywhere(file: File) -> None:
-    """At each of its bytes in a soak."""
+def test_file_that_is_cut_or_filled_with_noise(file: File) -> None:
+    """It is cut at each of its bytes in a soak."""
     file.write(SOME)
     data = Path(file.path).read_bytes()
     step = Amount(97, 1)
     for length in range(1, len(data), min(step.now, step.usual)):
         check_broken(file, data[:length])
-
-
-@pytest.mark.slow
-def test_file_filled_with_noise(file: File) -> None:
-    file.write(SOME)
-    data = Path(file.path).read_bytes()
     noise = random.Random(0)
     for _ in range(Amount(200, 20_000).now):
         broken = bytearray(data)

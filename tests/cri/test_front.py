@@ -180,12 +180,6 @@ def writes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(scene, monkeypatch)
 
 
-async def test_call_that_is_refused_while_it_is_read_is_told_in_one_write_a_side(scene: Scene, writes: Writes) -> None:
-    scene.do = lambda held: held.send_refusal(13, "no")
-    to_client, to_runtime = await writes.after(scene.client, *CREATED)
-    assert [type(frame) for frame in (*to_client, *to_runtime)] == [Headers, Headers, Reset]
-
-
 async def test_what_goes_on_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
     scene.do = lambda held: held.send_request(None)
     scene.answers = True

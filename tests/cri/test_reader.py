@@ -38,7 +38,6 @@ PASSING: dict[str, list[Step]] = {
         Step(peer.answered, to_client=[END_3]),
         peer.passes(END_3),
     ],
-    "PRIORITY and frames of unknown types pass on a held stream, too": [HOLD, peer.passes(PRIORITY, UNKNOWN)],
     # A1: the first block after each ACK starts with a size update, all others are the same bytes
     "A1: a size update ahead of the first block behind an ACK": [
         Step(
@@ -88,22 +87,6 @@ PASSING: dict[str, list[Step]] = {
             client(LONG[70:], Ping(b"theirs!!", ack=True)),
             to_runtime=LONG[70:] + OURS.wire() + Ping(b"theirs!!", ack=True).wire(),
         ),
-    ],
-    "A8: DATA beyond the credit wait and are split, padded ones leave whole": [
-        peer.passes(ASK, Headers(3, peer.VERSION), Headers(5, peer.VERSION)),
-        Step(
-            client(
-                *[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True)
-            ),
-            to_runtime=[*[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 1_535), Data(5, b"", True)],
-        ),
-        Step(runtime(Credit(0, 465 + 999)), to_runtime=[Data(1, b"x" * 465)]),
-        Step(runtime(Credit(0, 1)), to_runtime=[Data(3, b"y" * 990, pad=9)]),
-    ],
-    "A8: trailers stay behind their stream's DATA, others overtake": [
-        Step(runtime(*[ALL_BUT_ONE] * 4, Data(1, b"abcdef"), END), to_client=[*[ALL_BUT_ONE] * 4, Data(1, b"abc")]),
-        peer.returns(END_3, Ping(b"overtake", ack=True)),
-        Step(client(Credit(0, 100)), to_client=[Data(1, b"def"), END]),
     ],
     "A8: a reset overtakes, and what waited is credited": [
         Step(client(ASK, *[FULL] * 20), to_runtime=[ASK, *WINDOW]),

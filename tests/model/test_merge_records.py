@@ -74,22 +74,27 @@ def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
     assert merge.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
 
 
-@pytest.mark.parametrize("by_hook", [False, True])
-@pytest.mark.parametrize(
-    ("requests", "reports", "swap"),
-    [((8, 8), (9, 0), 9), ((8, 8), (9, 10), 10), ((8, 8), (0, 0), 0), ((0, 0), (9, 0), 0)],
-)
-def test_swap_limit_of_an_earlier_create_is_the_memory_limit(
-    requests: tuple[int, int], reports: tuple[int, int], swap: int, by_hook: bool
+def memory(limit: int, swap: int) -> ContainerInfo:
+    return running(memory_limit_in_bytes=limit, memory_swap_limit_in_bytes=swap)
+
+
+SWAPS = [((8, 8), (9, 0), (9, 9)), ((8, 8), (9, 10), (9, 10)), ((8, 8), (0, 0), (0, 0)), ((0, 0), (9, 0), (9, 0))]
+FOUND = [
+    # A runtime's report of a swap limit that equals the memory limit is read as not set.
+    *[(memory(*requested), memory(*requested), memory(*has), memory(*made)) for requested, has, made in SWAPS],
+    *[(CONTAINER, memory(*requested), memory(*has), memory(*made)) for requested, has, made in SWAPS],
+    (memory(8, 8), memory(8, 9), memory(8, 0), memory(8, 8)),
+    (CONTAINER, HALVED, BARE, CONTAINER),
+]
+"""A create's original and effective values, those that the runtime reports, those that are known then."""
+
+
+@pytest.mark.parametrize(("original", "effective", "has", "made"), FOUND)
+def test_resources_of_a_found_container_fill_what_is_not_reported(
+    original: ContainerInfo, effective: ContainerInfo, has: ContainerInfo, made: ContainerInfo
 ) -> None:
-    """If the create requests that: a runtime's report of it is read as not set."""
-    requested, has = (
-        running(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap) for memory, swap in (requests, reports)
-    )
-    original = running() if by_hook else requested
-    created = Subject(PodRecord(POD, POD), ContainerRecord(original, requested))
-    made = merge.container_of(merge.found(created, ContainerRecord(has, has, read=True)))
-    assert made == ContainerRecord(original, running(memory_limit_in_bytes=reports[0], memory_swap_limit_in_bytes=swap))
+    created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
+    assert merge.found(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
@@ -120,23 +125,10 @@ def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> N
     assert merge.lacking(made, found) == missing
 
 
-def test_kubelets_swap_limit_is_found_if_a_hook_set_another() -> None:
-    kubelets, hooked, has = (running(memory_limit_in_bytes=8, memory_swap_limit_in_bytes=swap) for swap in (8, 9, 0))
-    created = Subject(PodRecord(POD, POD), ContainerRecord(kubelets, hooked))
-    made = merge.container_of(merge.found(created, ContainerRecord(has, has, read=True)))
-    assert made == ContainerRecord(kubelets, kubelets)
-
-
 def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
     kept = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
     assert kept == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
     assert merge.without_parent(MADE) is MADE.container
-
-
-def test_resources_of_a_found_container_are_the_kubelets_if_not_reported() -> None:
-    has = replace(CONTAINER, resources=None)
-    made = merge.found(MADE, ContainerRecord(has, has, read=True))
-    assert merge.container_of(made) == ContainerRecord(CONTAINER, CONTAINER)
 
 
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), ASKED])
