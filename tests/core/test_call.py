@@ -2,9 +2,11 @@
 
 import pytest
 
-from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget, Unreadable, read_once
+from runtimeproxy.core.call import DONE, PROCESS_LIMIT, UNANSWERED, HeldCall, MemoryBudget, Unreadable, read_once
+from runtimeproxy.core.store import Store
+from runtimeproxy.model.fields import NO_ADJUSTMENT
 from runtimeproxy.model.hookpoints import Operation
-from tests.fakes.calls import FakeCall
+from tests.fakes.calls import SUBJECT, FakeCall
 
 
 class Message:
@@ -48,6 +50,19 @@ def test_unreadable_message_is_not_tried_again() -> None:
             _ = message.id
     assert message.reads == 1
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
+
+
+Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
+"""A front's call with nothing but the abstract methods."""
+
+
+async def test_call_changes_nothing_by_default() -> None:
+    call = Plain()
+    assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
+    assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
+    assert (call.unedited(Store()), call.may_be_repeated()) == (True, False)
+    assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
+    assert await call.life("c1") is None
 
 
 def test_held_bytes_count_up_to_the_limit_until_they_are_freed() -> None:

@@ -158,7 +158,7 @@ async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation:
     assert core.plugins.told() == [END] * reply.agreed
 
 
-async def test_end_is_repeated_for_who_does_not_know_it(core: Core) -> None:
+async def test_end_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=("PostStopContainer",))
     await core.run(call(STOP))

@@ -1,4 +1,4 @@
-"""The dispatcher asks all plugins in order, within the budget, and applies the policies to failures.
+"""The dispatcher calls all plugins in order, within the budget, and applies the policies to failures.
 
 That each bad field of an answer is dropped alone, and counted, is tested in test_dispatcher_answers.py.
 """
@@ -137,7 +137,7 @@ async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Re
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_call_goes_on_without_who_was_disabled_meanwhile(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
+async def test_call_continues_without_a_disabled_plugin(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
     desk.plugins.add("a", Reason.DISABLED, policy=policy)
     desk.plugins.add("b", SHARES)
     assert (await desk.before()).owners == {"resources.cpu_shares": "b"}
@@ -169,7 +169,7 @@ async def test_policy_decides_where_the_budget_is_used_up(desk: Desk, policy: Fa
     assert desk.counted("a", Reason.DEADLINE) == (1, policy is IGNORE)
 
 
-async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
+async def test_post_hooks_call_every_plugin_after_failures(desk: Desk) -> None:
     desk.plugins.add("a", Reason.UNREACHABLE, policy=FAIL)
     desk.plugins.add("b", Reason.REFUSED, policy=FAIL)
     desk.plugins.add("c", HookAnswer(envs={"": "not even checked"}))
@@ -199,7 +199,7 @@ async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, capl
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_unserved_point_fails_each_time_and_is_told_once(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
+async def test_unserved_point_fails_always_and_is_logged_once(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
     desk.plugins.add("a", Reason.UNIMPLEMENTED, policy=policy)
     for _ in range(3):
         with refused_under(policy, "'a' at PreCreateContainer: unimplemented: "):
@@ -226,7 +226,7 @@ async def test_next_plugin_sees_an_answer_without_its_bad_field(desk: Desk, capl
     assert caplog.records[0].levelname == "WARNING"
 
 
-async def test_hook_servers_bad_field_is_told_once(desk: Desk, caplog: Log) -> None:
+async def test_bad_field_is_logged_once(desk: Desk, caplog: Log) -> None:
     client = desk.plugins.add("a", BAD_QUOTA)
     await desk.before()
     await desk.before()

@@ -1,4 +1,4 @@
-"""Which plugins are asked: by the time left, the breaker, and the points not served; and what is logged of that."""
+"""Which plugins are called: by the time left, the breaker, and the points not served; and what is logged of that."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ Attempt = Coroutine[Any, None, HookAnswer]
 
 
 class Client(FakeClient):
-    """A hook server whose answer or error is sent into the attempt that asked it."""
+    """A hook server whose answer or error is sent into the attempt that called it."""
 
     seconds = 0.0
 
@@ -48,7 +48,7 @@ class Desk:
         (self.plugin,) = self.plugins.plugins
 
     def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
-        """Run an attempt up to its answer. Raises HookError if the plugin is not asked."""
+        """Run an attempt up to its answer. Raises HookError if the plugin is not called."""
         attempt = self.dispatcher.attempt(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
         attempt.send(None)
         return attempt
@@ -117,7 +117,7 @@ def test_deadline_counts_if_a_third_was_left(
     assert desk.plugin.breaker.state is state
 
 
-def test_server_is_given_its_seconds_and_not_asked_without_any(desk: Desk) -> None:
+def test_server_gets_the_time_left_and_no_call_without_any(desk: Desk) -> None:
     desk.ask(seconds=0.5)
     assert desk.client.seconds == 0.5
     desk.ask()
@@ -146,7 +146,7 @@ def test_each_attempt_is_counted_by_what_came_with_its_time(desk: Desk, by: Base
     assert desk.metrics.histograms["hook_call_duration_seconds", ("a",)].sum == 0.25
 
 
-def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+def test_breaker_changes_are_logged_and_in_the_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.ask()
     assert desk.gauge is None
     desk.open()
@@ -165,7 +165,7 @@ def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: py
     assert CANARY not in log.text
 
 
-def test_refused_attempt_says_when_the_server_is_tried(desk: Desk) -> None:
+def test_refused_attempt_names_the_time_of_the_next_trial(desk: Desk) -> None:
     desk.open()
     desk.now += 18
     told = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
@@ -180,7 +180,7 @@ def test_refused_attempt_says_when_the_server_is_tried(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
-def test_cancelled_attempt_says_nothing_of_the_server(desk: Desk, error: type[BaseException]) -> None:
+def test_cancelled_attempt_leaves_the_breaker(desk: Desk, error: type[BaseException]) -> None:
     desk.open()
     desk.now += OPEN_SECONDS
     for _ in range(3):
@@ -190,21 +190,14 @@ def test_cancelled_attempt_says_nothing_of_the_server(desk: Desk, error: type[Ba
     assert desk.plugin.breaker.state is BreakerState.CLOSED
 
 
-def test_another_socket_is_tried_at_once(desk: Desk) -> None:
-    desk.open()
-    desk.client.there = Peer("another socket", 2)
-    assert desk.ask() is None
-    assert desk.gauge == 0.0
-
-
-def test_removed_plugin_is_not_told_of(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+def test_removed_plugin_is_not_logged(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.plugins.plugins.clear()
     desk.open()
     assert (desk.gauge, log.records) == (None, [])
 
 
-def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    """However long that lasts (fault matrix H8 asks for 30 s), and however many calls find it out at once."""
+def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    """However long that lasts (fault matrix H8 requires 30 s), and however many calls find it out at the same time."""
     first = desk.begin()
     assert desk.ask(Reason.UNIMPLEMENTED) is None
     end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
@@ -221,7 +214,7 @@ def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest
 
 
 @pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
-def test_unserved_point_is_asked_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
+def test_unserved_point_is_called_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
     desk.ask(Reason.UNIMPLEMENTED)
     assert desk.ask() is Reason.UNIMPLEMENTED
     desk.client.there = there
@@ -239,14 +232,14 @@ def test_unserved_point_is_forgotten_with_the_server(desk: Desk, log: pytest.Log
     assert desk.ask() is None
 
 
-def test_unserved_point_is_asked_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+def test_unserved_point_is_called_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.client.there = Peer("socket", 0)
     for _ in range(3):
         assert desk.ask(Reason.UNIMPLEMENTED) is None
     assert len(log.records) == 1
 
 
-def test_disabled_plugin_is_not_asked_by_a_call_that_had_got_it_before(desk: Desk) -> None:
+def test_disabled_plugin_is_not_called_by_an_earlier_call(desk: Desk) -> None:
     desk.client.abandoned = True
     assert desk.ask(seconds=0) is Reason.DISABLED
     assert desk.metrics.total("hook_calls") == 0

@@ -3,6 +3,8 @@
 import asyncio
 import tracemalloc
 
+import pytest
+
 from runtimeproxy.core.open_calls import KeyedQueue
 from runtimeproxy.relay.eventloop import Deadlines
 from tests.fakes.clock import virtual_time
@@ -34,6 +36,15 @@ class Log:
             self.lines.append((loop.time(), f"{name} out"))
         finally:
             self.turns.leave(turn)
+
+
+@pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])
+async def test_waiter_whose_time_has_ended_goes_ahead(wait_seconds: float, begins: float) -> None:
+    log = Log()
+    await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", wait_seconds, 4))
+    expected = [(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")]
+    assert log.lines == sorted(expected)
+    assert not log.turns.queues, "a key without waiters takes no memory"
 
 
 async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:

@@ -59,7 +59,7 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
 
 
 @pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
-async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookPoint) -> None:
+async def test_post_hook_is_called_before_the_reply_is_sent(core: Core, point: HookPoint) -> None:
     core.plugins.add("a", ENVS, points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
     await core.run(call)
@@ -87,7 +87,7 @@ async def test_no_call_waits_without_plugins(core: Core, operation: Operation, u
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_call_released_by_its_front_is_not_held(core: Core, policy: FailurePolicy) -> None:
-    """No Pre hook can be asked about it; the Post hooks are called as usual."""
+    """No Pre hook can be called; the Post hooks are called as usual."""
     core.plugins.add("a", Reason.DEADLINE, policy=policy)
     call = FakeCall(START, state=CallState.RELEASED)
     assert await core.run(call) == ["release", "answer"]
@@ -95,7 +95,7 @@ async def test_call_released_by_its_front_is_not_held(core: Core, policy: Failur
     assert core.plugins.told() == [("a", "PostStartContainer")]
 
 
-async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
+async def test_unrecorded_calls_pass_without_plugins_and_waiters(core: Core) -> None:
     assert core.lifecycle.start_and_stop_pass()
     core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
     assert not core.lifecycle.start_and_stop_pass()  # when a start is refused, the log names what hook servers set
@@ -141,7 +141,7 @@ READS = [
 
 
 @pytest.mark.parametrize(("point", "read", "asks", "told", "left"), READS)
-async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
+async def test_runtime_is_queried_only_for_a_plugin_of_the_call(
     core: Core, point: str, read: Subject | None, asks: list[str], told: list[Any], left: tuple[int, int]
 ) -> None:
     """Without one, a call passes without hooks if the runtime does not know the subject."""
@@ -253,7 +253,7 @@ async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
 @pytest.mark.parametrize("state_unknown", [False, True])
-async def test_container_is_read_anew_after_a_lost_extra_update(
+async def test_container_is_reread_after_a_lost_extra_update(
     core: Core, policy: FailurePolicy, fields: Fields, state_unknown: bool
 ) -> None:
     core.store.commit(SUBJECT)
@@ -287,7 +287,7 @@ async def test_call_under_way_brings_no_forgotten_record_back(core: Core) -> Non
     assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
 
 
-async def test_extra_update_beside_a_lost_update_keeps_no_record(core: Core) -> None:
+async def test_extra_update_during_a_lost_update_keeps_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
     core.plugins.add("a", SHARES, points=AT_START)
@@ -321,7 +321,7 @@ TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
 
 @pytest.mark.parametrize("point", ["PreStartContainer", "PostStartContainer"])
 @pytest.mark.parametrize(("timeouts", "deadline", "seconds"), TIMES)
-async def test_hanging_hook_server_leaves_time_to_those_behind_it(
+async def test_hanging_hook_server_leaves_time_to_later_ones(
     core: Core, timeouts: tuple[float, ...], deadline: float | None, seconds: list[Any], point: str
 ) -> None:
     for number, timeout in enumerate(timeouts):
@@ -403,7 +403,7 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
 
 
 async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
-    """No plugin is asked about a stop here, but it waits behind calls whose hooks are asked."""
+    """No plugin is called for a stop here, but it waits for earlier calls whose hooks are called."""
     core.plugins.add("a", delay_seconds=1, points=AT_START + AT_UPDATE)
     calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
     await asyncio.gather(*map(core.start, calls))

@@ -53,10 +53,10 @@ NOT_AGREED = [
 
 
 @pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
-async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
+async def test_nothing_is_committed_unless_the_runtime_agreed(
     core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
-    """Also if the runtime is asked later for the outcome, and has not done it."""
+    """Also if the runtime is queried later for the outcome, and has not done it."""
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
@@ -91,7 +91,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
 @pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
-async def test_answer_goes_whatever_fails_behind_it(
+async def test_reply_is_sent_whatever_fails_after_it(
     core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: Log
 ) -> None:
     """Also if the outcome is found out later."""
@@ -127,7 +127,7 @@ async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -
     assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
 
 
-async def test_create_is_answered_behind_its_commit(core: Core) -> None:
+async def test_create_is_answered_after_its_commit(core: Core) -> None:
     hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
     held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
@@ -186,7 +186,7 @@ async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
     return [asked.plugin for asked in core.plugins.asked]
 
 
-async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Core) -> None:
+async def test_pod_stop_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
     core.plugins.add("a")
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
     assert await told_of_stop(core) == ["a", "failing"]
@@ -199,7 +199,7 @@ async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Co
     assert await told_of_stop(core) == ["a", "failing", "late"], "a new pod has the id"
 
 
-async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_of_many_stopped_pods_may_be_reported_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED", 1)
     core.plugins.add("a")
     told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
@@ -247,7 +247,7 @@ OWED: list[tuple[Operation, Subject, Reply, Left]] = [
 
 
 @pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
-async def test_post_hook_owed_for_a_lost_answer_is_told(
+async def test_post_hook_is_called_after_lost_reply(
     core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
 ) -> None:
     """Then the subject is committed, or dropped if it is gone."""
@@ -273,7 +273,9 @@ LOST = [
 
 
 @pytest.mark.parametrize(("operation", "known", "left"), LOST)
-async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, known: Subject, left: set[str]) -> None:
+async def test_lost_reply_has_the_subject_reread(
+    core: Core, operation: Operation, known: Subject, left: set[str]
+) -> None:
     """A create's subject has an unknown id: another call for the same name keeps what it creates."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
@@ -289,7 +291,7 @@ async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, kn
     assert other.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
     assert running.done()
-    assert lists == [2.0], "a second behind the call's end"
+    assert lists == [2.0], "a second after the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
     assert core.metrics.total("unknown_outcomes") == 0
 
@@ -392,7 +394,7 @@ async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: C
 
 
 @pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
-async def test_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
+async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, told: list[str]) -> None:
     core.plugins.add("a", points=(STOPPED, STARTED))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
     again = core.start(FakeCall(operation, runtime_seconds=0.2))

@@ -1,4 +1,4 @@
-"""Starts and stops without an answer: when the runtime is asked about them, and what follows (relay-rules C3)."""
+"""Starts and stops without an answer: when the runtime is queried about them, and what follows (relay-rules C3)."""
 
 import asyncio
 import logging
@@ -69,10 +69,10 @@ QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
 
 
 @pytest.mark.parametrize(("fates", "read_seconds", "asked_after", "result"), QUESTIONS)
-async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
+async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
     rig: Rig, fates: Fates, read_seconds: float, asked_after: Sequence[float], result: str
 ) -> None:
-    """Most are finished within a second of their end; a slow runtime is not asked again at once."""
+    """Most are finished within a second of their end; a slow runtime is not queried again immediately."""
     await asyncio.sleep(5)
     call = rig.add(*fates, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
@@ -102,7 +102,7 @@ async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_ends_it_and_logs_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
@@ -127,7 +127,7 @@ async def test_later_answer_to_the_same_call_settles_it(
     assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
 
 
-async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
+async def test_few_queries_run_at_one_time(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
     await asyncio.sleep(1.5)
     settled = next(key for key, call in calls.items() if not asked(call))

@@ -109,6 +109,14 @@ async def test_nobody_knows_what_earlier_hooks_have_set_without_a_file(path: Pat
         assert process.store.read_pod(POD).read
 
 
+async def test_all_is_written_at_the_end(path: Path) -> None:
+    async with Process(path) as process:
+        process.commit(*(f"c{number}" for number in range(120)))
+        await asyncio.sleep(originals_file.COLLECT_SECONDS)
+        process.commit(*(f"c{number}" for number in range(120, 240)))
+    assert len(rows(path)) == 240
+
+
 ENDS = {
     "gone": lambda store: store.tombstone("c1"),
     "set back": lambda store: store.commit(hooked(effective=CONTAINER)),
@@ -161,7 +169,7 @@ FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 
 
 @pytest.mark.parametrize(("path", "failures", "told"), FOLDERS)
-async def test_directory_that_cannot_be_used_is_told_once(path: str, failures: int, told: str, caplog: Log) -> None:
+async def test_unusable_directory_is_logged_once(path: str, failures: int, told: str, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     async with Process(Path(path)) as process:
         process.commit("c1")
@@ -182,7 +190,7 @@ USELESS: list[tuple[Callable[[Path], object], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "owner", "reason", "what"), USELESS)
-async def test_useless_file_is_told_of_once_and_made_anew(
+async def test_useless_file_is_logged_once_and_replaced(
     path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: Log
 ) -> None:
     async with Process(path, owner) as process:

@@ -1,4 +1,4 @@
-"""The file of original values: what was written is read, what is damaged is created anew, and nothing else is."""
+"""The file of original values: what was written is read, what is damaged is replaced, and nothing else is."""
 
 import os
 import random

@@ -166,7 +166,7 @@ async def test_post_hook_that_fails_is_only_the_last_error(core: Recorded) -> No
     assert (plugin.last_error.hook, plugin.last_error.reason) == ("PostStopContainer", "unreachable")
 
 
-async def test_conflict_names_who_was_overruled_by_whom(core: Recorded) -> None:
+async def test_conflict_event_names_loser_and_winner(core: Recorded) -> None:
     core.plugins.add("a", ANSWER)
     core.plugins.add("b", CONTRADICTS)
     await core.run(core.call())
@@ -176,7 +176,7 @@ async def test_conflict_names_who_was_overruled_by_whom(core: Recorded) -> None:
     assert edited["fields"] == {**EDITED, "envs.B": "b"}
 
 
-async def test_call_that_the_runtime_failed_tells_what_was_set(core: Recorded) -> None:
+async def test_event_of_a_failed_call_has_the_fields_set(core: Recorded) -> None:
     core.plugins.add("a", ANSWER)
     await core.run(core.call(reply=FAILED))
     told = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}

@@ -81,7 +81,7 @@ FORGOTTEN = [
 
 @pytest.mark.parametrize(("gone", "left", "of_p2"), FORGOTTEN)
 def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
-    """A pod's containers stay: no runtime reports what the kubelet asked for them where a hook replaced it."""
+    """A pod's containers stay: no runtime reports what the kubelet requested for them where a hook replaced it."""
     before = store.snapshot()
     store.forget(gone)
     assert (store.ids(), ids_of(store, "p2")) == (left, of_p2)
@@ -156,7 +156,7 @@ def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> 
     assert store.ids() == {"p1"}
 
 
-def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) -> None:
+def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
     """For as long as its context lasts, whatever happens."""
     store.invalidate("nobody watches yet")
     with suppress(KeyError), store.watch() as watch, store.watch() as other:
@@ -195,7 +195,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def hooked(told: list[str]) -> Store:
-    """Return a Store with subjects in which hooks replaced something, and a container that is as the kubelet asked."""
+    """Return a Store with subjects in which hooks replaced something, and a container as the kubelet requested it."""
     store = Store()
     store.on_change = told.append
     plain = replace(ASKED, id="c8")
@@ -204,7 +204,7 @@ def hooked(told: list[str]) -> Store:
     return store
 
 
-def test_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
+def test_store_reports_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
     assert told == ["c9", "p9"]
     assert (hooked.original_values("p9"), hooked.original_values("c9")) == (kept(MOVED), kept(SCALED))
     assert hooked.original_values("c8") is hooked.original_values("nobody") is None
@@ -225,7 +225,7 @@ CHANGES: list[tuple[Act, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_tells_of_more_or_less_to_keep(hooked: Store, told: list[str], change: Act, expected: list[str]) -> None:
+def test_store_reports_what_else_to_keep(hooked: Store, told: list[str], change: Act, expected: list[str]) -> None:
     told.clear()
     change(hooked)
     assert told == expected

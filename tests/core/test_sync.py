@@ -1,4 +1,4 @@
-"""The Store follows the runtime beside the calls: what is read and dropped, and retries while the runtime is away."""
+"""The Store follows the runtime next to the calls: what is read and dropped, and retries while the runtime is away."""
 
 import asyncio
 import logging
@@ -66,7 +66,7 @@ async def test_store_is_being_filled_until_all_is_read() -> None:
     ("error", "fault"),
     [(AWAY, "(unavailable)"), (LATE, "(deadline)"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")],
 )
-async def test_runtime_that_answers_no_pass_is_told_until_it_does(error: Exception, fault: str) -> None:
+async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault: str) -> None:
     async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
         assert rig.sync.runtime_fault == ""
@@ -78,7 +78,7 @@ async def test_runtime_that_answers_no_pass_is_told_until_it_does(error: Excepti
         assert rig.sync.runtime_fault == ""
 
 
-async def test_fault_of_a_runtime_that_is_no_longer_asked_is_forgotten() -> None:
+async def test_fault_is_forgotten_without_hook_servers() -> None:
     async with Synced("p1").running() as rig:
         rig.state.errors[LIST] = AWAY
         await asyncio.sleep(5)
@@ -88,7 +88,7 @@ async def test_fault_of_a_runtime_that_is_no_longer_asked_is_forgotten() -> None
         assert rig.sync.runtime_fault == ""
 
 
-async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
+async def test_nothing_is_read_before_the_runtime_is_available() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
     rig.sync.start()
@@ -100,7 +100,7 @@ async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
     await rig.sync.stop()
 
 
-async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: Log) -> None:
+async def test_pass_is_made_every_minute_and_logged_if_it_reads(caplog: Log) -> None:
     assert PASS_SECONDS == 60
     caplog.set_level(logging.INFO)
     async with Synced("p1").running() as rig:
@@ -154,7 +154,7 @@ async def test_create_without_an_answer_brings_a_pass() -> None:
         assert rig.known == {"p1", "c2"}
 
 
-async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
+async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
     """Calls take precedence: while one is held each reader waits before each read."""
     pods, containers = 1_000, 3_000
     rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
@@ -174,7 +174,7 @@ async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
 
 
 def unasked(*ids: str) -> Synced:
-    """Return a rig whose hook server is asked about none of the calls below; a read takes a second."""
+    """Return a rig whose hook server is called for none of the calls below; a read takes a second."""
     rig = Synced(*ids, hooked=False)
     rig.plugins.add("a", points=("PreRunPodSandbox",))
     rig.state.read_seconds = 1
@@ -245,7 +245,7 @@ async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
         assert rig.metrics.counted("records_swept") == 2
 
 
-async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
+async def test_record_committed_after_the_list_call_stays() -> None:
     """Also if it was known before: a runtime that answers about it has it."""
     rig = Synced("p1")
     for one in ("c1", "c2"):
@@ -313,7 +313,7 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
 
 @pytest.mark.parametrize("error", [AWAY, LATE])
 async def test_runtime_that_is_away_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
-    """And nobody is told: the first retry is soon again after a pass."""
+    """And nothing is logged: the first retry is soon again after a pass."""
     rig = Synced("p1", "c1")
     async with rig.running():
         for times in (1, 2):
@@ -338,7 +338,7 @@ async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None
 
 
 async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
-    """A cancel that is left behind ends the sync at its next wait (Python 3.11.2), for good and without notice."""
+    """A cancel that is left over ends the sync at its next wait (Python 3.11.2), permanently and without notice."""
     rig = Synced("p1", "p2")
     rig.state.errors["p1"] = AWAY
     async with rig.running():
@@ -431,8 +431,8 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST, OUR_OWN])
-async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
-    """It may be too long, and is work for both; that is told once. A runtime that returns is listed at once."""
+async def test_failing_list_is_retried_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
+    """It may be too long, and is work for both; that is logged once. A runtime that returns is listed immediately."""
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
     rig = Synced("p1")
     async with rig.running():

@@ -344,7 +344,7 @@ Frames = bytes | Sequence[Frame]
 
 
 class Step(NamedTuple):
-    """An action and all its effects: what each side gets, and for how many calls hooks are asked."""
+    """An action and all its effects: what each side gets, and for how many calls hooks are called."""
 
     act: Act
     to_client: Frames = ()

@@ -115,7 +115,7 @@ def test_what_no_hook_names_is_as_sent(conversation: talk.Conversation, steps: l
             stage = talk.Stage(conversation, core)
             stage.run(steps)
             stage.check(same)
-            if behaviour is None or conversation.held:  # else no hook server would be asked
+            if behaviour is None or conversation.held:  # else no hook server would be called
                 cut_everywhere(conversation, core, same)
             assert core.node.metrics.total("internal_errors") == 0
             failures = [labels for name, labels in core.node.metrics.counters if name == "hook_failures"]

@@ -128,7 +128,7 @@ async def test_runtime_may_say_anything_of_what_is_gone(runtime: FakeRuntime, ba
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
-async def test_plain_status_is_asked_where_verbose_fails(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
+async def test_plain_status_is_read_where_verbose_fails(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, times=1))
@@ -157,7 +157,7 @@ async def test_error_names_the_method_and_how_it_failed(
     with pytest.raises(BackendError, match=f"^{method}: ") as caught:
         await ASKS[method](backend)
     assert caught.value.kind is kind
-    # What is read is told in the log, where the runtime's words have no place.
+    # Errors of reads are logged; the runtime's words must not be.
     assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
 
 
@@ -195,7 +195,7 @@ async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backe
         (Injection(delay_seconds=60), BackendFailure.DEADLINE, False),
     ],
 )
-async def test_refused_update_is_told_from_one_that_nobody_knows_of(
+async def test_refused_update_differs_from_an_unknown_outcome(
     runtime: FakeRuntime, backend: Backend, injected: Injection | None, kind: BackendFailure, not_done: bool
 ) -> None:
     if injected is not None:

@@ -61,7 +61,7 @@ class Scene:
         self.tasks: list[asyncio.Task[None]] = []
         self.metrics = Metrics(self.loop.time)
         self.passes: list[float] = []
-        """When the runtime's state was asked for anew."""
+        """When a new pass over the runtime's state was triggered."""
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
@@ -79,7 +79,7 @@ class Scene:
         self.came = b""
         self.is_cri = True
         self.answers = False
-        """Whether an answer is sent to the client at once."""
+        """Whether an answer is sent to the client immediately."""
         for sock in self.sockets:
             sock.setblocking(False)
 
@@ -210,7 +210,7 @@ async def test_ack_leaves_alone_after_a_moment(scene: Scene, writes: Writes) -> 
     assert await writes.after(scene.client, PING, seconds=2.5 * ACK_SECONDS) == [[PONG]]
 
 
-async def test_who_takes_nothing_is_sent_no_acks(scene: Scene, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_peer_is_sent_no_acks(scene: Scene, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
@@ -248,7 +248,7 @@ async def leave(scene: Scene) -> None:
     await scene.answer(scene.calls[0])
 
 
-async def test_c5_connection_ends_behind_the_answer_once_there_is_credit(congested: Scene) -> None:
+async def test_c5_connection_ends_after_the_answer_given_credit(congested: Scene) -> None:
     await leave(congested)
     assert (congested.answered(1), congested.ended()) == (False, False)
     await congested.send(congested.client, Credit(0, 100))
@@ -474,7 +474,7 @@ async def test_a10_queue_for_images_is_bounded(pulling: Scene, there: bool, monk
 
 
 async def test_a10_trailers_in_an_image_queue_are_bounded(pulling: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those behind DATA of their stream, which wait for its credit."""
+    """Those after DATA of their stream, which wait for its credit."""
     monkeypatch.setattr(http2, "QUEUED_BYTES", 1 << 16)
     trailers = peer.raw_headers(5, peer.block(((b"x", b"v" * 16_000),)))
     await pulling.send(pulling.client, Headers(5, PULL), *[Data(5, bytes(16_384))] * 5, *[trailers] * 5)
@@ -496,7 +496,7 @@ async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(lis
     scene.close()
 
 
-async def test_a10_image_service_that_asks_and_reads_nothing_is_read_no_more(pulling: Scene) -> None:
+async def test_a10_image_service_that_reads_nothing_is_read_no_more(pulling: Scene) -> None:
     count = 100_000
     sending = asyncio.ensure_future(pulling.loop.sock_sendall(pulling.images, PING.wire() * count))
     await asyncio.sleep(0.5)
@@ -518,7 +518,7 @@ async def test_a10_image_service_that_breaks_the_protocol_is_counted_and_closed(
     assert pulling.metrics.counted("connections_broken", side="image", kind="protocol") == 1
 
 
-async def test_a10_missing_image_endpoint_is_told_with_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(f"{tmp_path}/away.sock")
     await scene.send(scene.client, PREFACE, Settings(), PULLED)
     await asyncio.wait_for(scene.tasks[0], 20)

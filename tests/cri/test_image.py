@@ -37,7 +37,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
             to_image=[Ack(), Credit(1, 6)],
         ),
     ],
-    "all calls share one link, and every block stands alone": [
+    "all calls share one link, and every block is independent": [
         *pull(ASKED),
         Step(
             client(Headers(3, PULL, end=True), peer.raw_headers(5, peer.block(PULL))),
@@ -50,7 +50,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
             + peer.raw_headers(5, b"\x20" + peer.block(peer.REPLY)),
         ),
     ],
-    "a request obeys the service's windows, DATA are framed anew": [
+    "a request obeys the service's windows, DATA are reframed": [
         *pull(ASKED, settings=Settings(((4, 10), (5, 16_384)))),
         Step(
             client(Data(1, b"0123456789abc", pad=4), FULL, END),

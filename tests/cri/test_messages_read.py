@@ -148,7 +148,7 @@ ODD_ENVS = {
 
 
 @pytest.mark.parametrize("entries", [(), PLAIN], ids=["none", "some"])
-def test_envs_are_told_as_they_came(entries: tuple[bytes, ...]) -> None:
+def test_plain_envs_are_sent_as_received(entries: tuple[bytes, ...]) -> None:
     """That is so whatever the order of key and value, and whether both are there."""
     container = created(*entries)
     assert isinstance(container.envs, Envs)

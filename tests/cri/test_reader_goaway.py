@@ -58,12 +58,12 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(LEAVES, to_client=[GoAway(5)]),
         Step(LEAVES),
     ],
-    "a client that has not asked yet is left in peace for a while": [
+    "a client without a request gets no GOAWAY at first": [
         Step(drain(False)),
         peer.passes(ASK),
         ASKS_TO_LEAVE,
     ],
-    "an image call counts as asked": [
+    "an image call counts as a request": [
         Step(drain(False)),
         Step(client(PULLED), to_image=[PASSED, peer.OPENED, PULLED]),
         ASKS_TO_LEAVE,

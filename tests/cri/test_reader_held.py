@@ -1,4 +1,4 @@
-"""Held calls: when hooks are asked, what leaves, what is kept, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
+"""Held calls: calls of hooks, what is sent and kept, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
 
 import gzip
 import weakref
@@ -46,24 +46,24 @@ def runtime_gone(play: peer.Play) -> None:
 LARGE = grpc(bytes(70_000))
 
 CONVERSATIONS: dict[str, list[Step]] = {
-    "A5: hooks are asked once the message is as long as its prefix says": [
+    "A5: hooks are called once the message is as long as its prefix": [
         Step(client(HEAD, Data(1, MESSAGE[:3])), to_client=[Credit(1, 3)], to_runtime=[HEAD]),
         Step(client(Data(1, MESSAGE[3:-1])), to_client=[Credit(1, len(MESSAGE) - 4)]),
         Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], asks=1),
     ],
     "A5: an end that comes later leaves with the message": [HOLD_OPEN, Step(client(Data(1, b"", end=True))), RELEASE],
-    "A5: trailers leave behind the message": [HOLD_OPEN, Step(client(END)), Step(peer.release, to_runtime=[OPEN, END])],
-    "A5: DATA that come later leave joined behind the message": [
+    "A5: trailers follow the message": [HOLD_OPEN, Step(client(END)), Step(peer.release, to_runtime=[OPEN, END])],
+    "A5: later DATA are joined and follow the message": [
         HOLD_OPEN,
         Step(client(Data(1, b"late"), Data(1, b"r", end=True))),
         Step(peer.release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
     ],
-    "A5: DATA and trailers leave behind the message": [
+    "A5: DATA and trailers follow the message": [
         HOLD_OPEN,
         Step(client(Data(1, b"l"), END)),
         Step(peer.release, to_runtime=[OPEN, Data(1, b"l"), END]),
     ],
-    "A5: what comes after the release passes behind it": [
+    "A5: frames after the release follow it": [
         HOLD_OPEN,
         RELEASE_OPEN,
         Step(client(Data(1, b"later", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"later"), END]),
@@ -74,7 +74,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(lambda play: play.call.send_request(None)),
     ],
     # A4: the request half of a held stream is hop by hop
-    "A4: the message is credited at once, what is behind it is not": [
+    "A4: the message is credited immediately, later DATA are not": [
         Step(
             client(HEAD, *pieces(grpc(bytes(STEP - 5)))),
             to_client=[*[Credit(1, 16_384)] * 15, Credit(0, STEP), Credit(1, 16_384)],
@@ -123,7 +123,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(peer.answered, to_client=[END]),
         Step(peer.answered),
     ],
-    "A6: an end in DATA is kept too, and a later reset stays behind it": [
+    "A6: an end in DATA is kept too, and a later reset follows it": [
         HOLD_OPEN,
         RELEASE_OPEN,
         Step(runtime(Headers(1, REPLY), Data(1, b"x", end=True), Reset(1, 0)), to_client=[Headers(1, REPLY)]),

@@ -91,7 +91,7 @@ def pod(info: object, told: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
 
 
 def container(info: object, told: cri.LinuxContainerResources | None = None) -> ContainerInfo:
-    """Read a container's status in the same way; ``told``: the resources beside the verbose part."""
+    """Read a container's status in the same way; ``told``: the resources next to the verbose part."""
     text = info if isinstance(info, str) else json.dumps(info)
     response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": text})
     if told is not None:
@@ -166,11 +166,11 @@ def in_group(path: str) -> dict[str, Any]:
         (in_group("/crio/crio-p1"), ""),
     ],
 )
-def test_pod_of_a_runtime_that_tells_less(info: object, parent: str | None) -> None:
+def test_pod_of_a_runtime_that_reports_less(info: object, parent: str | None) -> None:
     assert pod(info) == replace(pod(POD_INFO), cgroup_parent=parent, overhead=None, resources=None)
 
 
-def test_handler_of_cri_o_stands_in_its_spec_and_its_label_is_left_out() -> None:
+def test_handler_of_cri_o_is_in_its_spec() -> None:
     told = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
     info = {"runtimeSpec": {"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "kata"}}}
     assert pod(info, told) == PodInfo("p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None)
@@ -207,7 +207,7 @@ def test_resources_of_the_status_come_before_those_of_the_spec() -> None:
     asked = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
     assert container(CONTAINER_INFO, told).resources == asked
     unasked = container({}, told).resources
-    assert unasked == Resources(cpu_shares=300, memory_limit_in_bytes=9), "a swap limit that nobody asked for"
+    assert unasked == Resources(cpu_shares=300, memory_limit_in_bytes=9), "a swap limit that was not requested"
 
 
 def memory(limit: int, swap: int = 0, **more: Any) -> Resources:
@@ -221,11 +221,11 @@ PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_
     ("asked", "runs", "expected"),
     [
         pytest.param({}, {"limit": 5, "swap": 5}, memory(5), id="containerd's default"),
-        pytest.param({"memory_swap_limit_in_bytes": 5}, {"limit": 5, "swap": 5}, memory(5, 5), id="asked for"),
+        pytest.param({"memory_swap_limit_in_bytes": 5}, {"limit": 5, "swap": 5}, memory(5, 5), id="requested"),
         pytest.param({}, {"limit": 5, "swap": -1}, memory(5, -1), id="set by an update"),
         pytest.param(PAGES, {"limit": 4}, memory(4, 6, hugepage_limits={"2MB": 0}), id="not supported by the machine"),
         pytest.param(None, {}, None, id="neither"),
-        pytest.param({}, {}, Resources(), id="asked for nothing"),
+        pytest.param({}, {}, Resources(), id="nothing requested"),
     ],
 )
 def test_effective_resources(asked: object, runs: object, expected: Resources | None) -> None:
@@ -256,8 +256,8 @@ def test_envs(given: object, runs: list[str], expected: dict[str, str]) -> None:
     assert container({"config": {"envs": given}, "runtimeSpec": {"process": {"env": runs}}}).envs == expected
 
 
-def test_envs_of_a_runtime_that_tells_no_config_are_those_that_run() -> None:
-    """CRI-O does so, and does not tell which of them the image has."""
+def test_envs_without_a_config_are_those_that_run() -> None:
+    """CRI-O does so, and does not report which of them the image has."""
     assert container({"runtimeSpec": {"process": {"env": ["PATH=/bin", "A=1"]}}}).envs == {"PATH": "/bin", "A": "1"}
 
 
@@ -320,7 +320,7 @@ def test_whole_pair_and_what_only_looks_like_half_of_one_are_texts(text: str, me
 
 @pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
 @pytest.mark.parametrize("read", READERS)
-def test_status_without_an_id_is_of_what_was_asked_for(read: Callable[[bytes, str], Any], message: bytes) -> None:
+def test_status_without_an_id_has_the_requested_one(read: Callable[[bytes, str], Any], message: bytes) -> None:
     assert read(message, "asked").id == "asked"
 
 
@@ -416,7 +416,7 @@ def test_list_that_cannot_be_read(message: bytes) -> None:
             list(read(message))
 
 
-def test_item_is_read_when_it_is_asked_for() -> None:
+def test_list_item_is_parsed_when_it_is_needed() -> None:
     items = status.pods(PODS + b"\x0a\x05")
     assert [next(items).id, next(items).id] == ["p1", "p2"]
     with pytest.raises(Unreadable):

@@ -107,7 +107,7 @@ def test_container_request_has_every_field() -> None:
     assert message == api_pb2.ContainerResourceHookRequest(pod_meta=meta, **of_pod, **own, **limits)
 
 
-def test_container_under_a_parent_of_its_own_is_told_that() -> None:
+def test_request_has_the_containers_own_cgroup_parent() -> None:
     assert container_message(ContainerInfo(cgroup_parent="/mine")).pod_cgroup_parent == "/mine"
 
 
@@ -115,7 +115,7 @@ def env(key: bytes, value: bytes) -> bytes:
     return b"\x0a" + bytes((len(key),)) + key + b"\x12" + bytes((len(value),)) + value
 
 
-def test_envs_are_told_as_they_came_under_what_was_set_since() -> None:
+def test_envs_are_sent_as_received_with_later_changes() -> None:
     known = codec.envs_of([env(b"A", b"1"), env(b"B", b"2")])
     assert known is not None
     container = replace(CONTAINER, envs=changed(known, {"B": "3", "C": "4"}))
@@ -130,12 +130,12 @@ ODD_ENVS = [env(b"Z", b"\xff"), env(b"A", b"2"), env(b"Z", b"") + b"\x18\x01", b
 
 
 @pytest.mark.parametrize("odd", ODD_ENVS)
-def test_envs_that_parsers_may_take_for_others_are_not_told_as_they_came(odd: bytes) -> None:
+def test_ambiguous_envs_are_not_sent_as_received(odd: bytes) -> None:
     assert codec.envs_of([env(b"A", b"1"), odd]) is None
 
 
 def test_part_is_written_once_for_a_value() -> None:
-    """And anew for an equal one: values are cached by identity, not by equality."""
+    """And again for an equal one: values are cached by identity, not by equality."""
     pod, container = replace(POD), replace(CONTAINER)
     body = codec.encode(CONTAINER_POINT, HookRequest(pod, container))
     kept = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]

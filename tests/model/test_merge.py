@@ -89,7 +89,7 @@ RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
     "echo: cpuset changed": (SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
     "echo: map keys not named stay": (SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
     "echo: map key changed": (SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
-    # nothing sent that tells an echo: every answer is partial
+    # nothing sent by which an echo is known: every answer is partial
     "no number sent: cpuset stays": (Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
     "no number sent: empty answer": (Resources(cpuset_cpus="0-3"), Resources(), {}),
     "no message sent": (None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
@@ -229,7 +229,7 @@ def after(change: Adjustment) -> tuple[Adjustment, list[str]]:
     return good, [rule.field for rule in broken]
 
 
-def test_bad_entry_costs_that_entry_and_is_told_once_a_rule() -> None:
+def test_bad_entry_is_dropped_alone_and_reported_once_a_rule() -> None:
     pages, unified = {"": 1, "2MB": 9}, {"": "1", "cpu.weight": "9"}
     envs = {"A=B": "x", "C": "", "=": "y", "D": "\0"}
     change = Adjustment(envs=envs, resources={"hugepage_limits": pages, "unified": unified})

@@ -63,7 +63,7 @@ MADE = Subject(
         (("cpu_quota", "one"), ("cpu_shares", "two")),
     ),
 )
-"""A container as a create asks for it, with the changes of two hook servers."""
+"""A container as a create requests it, with the changes of two hook servers."""
 
 
 def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
@@ -191,10 +191,10 @@ SMALL, LARGE = Resources(cpu_shares=100, cpu_quota=1000), Resources(cpu_shares=2
 RESIZED = replace(POD, overhead=SMALL, resources=LARGE)
 """The pod after a resize: the newest sum, and an overhead."""
 IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
-    "it tells nothing": (AS_KUBELET, None, POD, POD),
-    "it tells no names and no parent": (AS_KUBELET, PodInfo(), POD, POD),
-    "Docker tells a parent alone": (AS_KUBELET, PodInfo(cgroup_parent="/new"), at("/new"), at("/new")),
-    "the kubelet's newest word": (AS_KUBELET, NEWEST, NEWEST, NEWEST),
+    "it sets nothing": (AS_KUBELET, None, POD, POD),
+    "it sets no names and no parent": (AS_KUBELET, PodInfo(), POD, POD),
+    "Docker sets a parent alone": (AS_KUBELET, PodInfo(cgroup_parent="/new"), at("/new"), at("/new")),
+    "the kubelet's newest values": (AS_KUBELET, NEWEST, NEWEST, NEWEST),
     "under what hooks have set": (AS_HOOKED, MOVED, MOVED, UNDER_HOOKS),
     "an unknown parent is filled": (PodRecord(UNKNOWN, UNKNOWN), POD, POD, POD),
     "an unknown parent that a hook has set": (PodRecord(UNKNOWN, at("/hooked")), POD, POD, at("/hooked")),
@@ -271,7 +271,7 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
     "a cleared cpuset that is clear": (running(cpuset_cpus=""), None, CLEARED, {}),
     "entries of maps": (WITH_MAPS, Resources(unified={"b": "2"}), MAPS, {"unified": {"b": "3", "c": "4"}}),
 }
-"""How the container runs, what is asked for, the changes in a whole echo (None: no answer), what differs."""
+"""How the container runs, what is requested, the changes in a whole echo (None: no answer), what differs."""
 
 
 @pytest.mark.parametrize(("runs", "asked", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)

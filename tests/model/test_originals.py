@@ -79,21 +79,21 @@ KEPT_POD = kept(PodRecord(POD, HOOKED_POD))
 KEPT_CONTAINER = kept(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
 
 
-def test_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
+def test_record_is_restored_where_hooked_values_are_reported() -> None:
     pod, again = restored_pod(HOOKED_POD, KEPT_POD), restored_container(HOOKED_CONTAINER, KEPT_CONTAINER)
     assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
     assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
     assert again.read, "its variables are not kept"
 
 
-def test_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:
+def test_unreported_value_is_as_it_was_set() -> None:
     told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
     assert restored_pod(told, KEPT_POD) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
     assert restored_container(partly, KEPT_CONTAINER) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
-def test_value_somebody_else_changed_since_stands() -> None:
+def test_value_that_somebody_else_changed_since_is_kept() -> None:
     told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
     assert restored_pod(told, KEPT_POD) == PodRecord(original, told)
@@ -104,7 +104,7 @@ def test_value_somebody_else_changed_since_stands() -> None:
     assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
 
 
-def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
+def test_reported_values_replace_kept_ones_that_changed() -> None:
     told = resources(cpu_quota=7)
     record = restored_container(told, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
     assert record.original is record.effective is told
@@ -177,7 +177,7 @@ def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooke
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
 
 
-def test_text_says_it_all_and_no_more() -> None:
+def test_text_has_all_pairs_and_only_their_owners() -> None:
     """Owners only of what was replaced."""
     record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
     assert write(kept(record)) == (

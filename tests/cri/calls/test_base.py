@@ -1,4 +1,4 @@
-"""CRI's calls through the whole core: what hooks are told, what is released, what is recorded, also without an answer.
+"""CRI's calls through the whole core: hook requests, released messages and records, also without an answer.
 
 The held stream and the runtime's status are fakes; messages are real ones.
 """
@@ -92,7 +92,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 @pytest.mark.parametrize(
     ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
 )
-async def test_update_is_read_whole_before_anything_is_asked(node: Node, operation: Operation, tail: bytes) -> None:
+async def test_update_is_parsed_whole_first(node: Node, operation: Operation, tail: bytes) -> None:
     held = node.held(operation)
     held._message += tail
     with pytest.raises(Unreadable):
@@ -117,7 +117,7 @@ async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
     assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
 
 
-async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+async def test_pod_is_edited_and_recorded_original_and_effective(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
     assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
@@ -150,6 +150,11 @@ async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(n
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
+async def test_new_pod_is_known_by_its_own_request(node: Node) -> None:
+    held = node.held(RUN_POD)
+    assert await held.read_subject(node.store) == held.subject(node.store)
+
+
 async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node: Node) -> None:
     original, effective = (
         replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
@@ -180,7 +185,7 @@ async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node)
     assert not len(node.metrics.events)
 
 
-async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+async def test_create_is_edited_and_recorded_original_and_effective(node: Node) -> None:
     request, noted = create_request(), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
@@ -260,11 +265,11 @@ BY_BEGINNING: dict[Operation, Message] = {
 
 
 @pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
-async def test_known_container_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, told: int) -> None:
+async def test_known_container_is_found_by_an_id_prefix(node: Node, operation: Operation, told: int) -> None:
     node.know(resources=Resources(cpu_shares=2048))
     node.plugins.add("a")
     await node.do(operation, BY_BEGINNING[operation])
-    assert node.backend.asked == [], "the runtime need not be asked about what is known"
+    assert node.backend.asked == [], "known subjects need no query"
     assert node.told(0).resources is not None
     assert node.told(0).resources.cpu_shares == told
     assert node.record.original.resources is not None
@@ -272,7 +277,7 @@ async def test_known_container_stands_for_the_beginning_of_its_id(node: Node, op
     assert node.store.counts() == (1, 1)
 
 
-async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> None:
+async def test_runtime_is_queried_for_an_ambiguous_id_prefix(node: Node) -> None:
     node.know()
     node.know(container=replace(CONTAINER, id="c2"))
     node.plugins.add("a", points=("PreUpdateContainerResources",))
@@ -294,7 +299,7 @@ async def test_remove_by_the_beginning_forgets(node: Node, operation: Operation,
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize("operation", [STOP_POD, CREATE])
-async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, ambiguous: bool) -> None:
+async def test_known_pod_is_found_by_an_id_prefix(node: Node, operation: Operation, ambiguous: bool) -> None:
     parents = (replace(POD, cgroup_parent="/kubelets"), POD)
     node.store.commit(Subject(PodRecord(*parents)))
     if ambiguous:
@@ -383,7 +388,7 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -
 @pytest.mark.parametrize(
     ("not_done", "state_unknown", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
 )
-async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
+async def test_container_is_reread_unless_its_update_was_not_done(
     node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
 ) -> None:
     node.know()
@@ -409,7 +414,7 @@ async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
     assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
 
 
-async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
+async def test_maps_and_annotations_of_an_update_are_edited(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
@@ -455,7 +460,7 @@ STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 @pytest.mark.parametrize(("operation", "state"), STATES)
-async def test_state_tells_whether_it_was_done(node: Node, operation: Operation, state: int, version: str) -> None:
+async def test_state_shows_if_a_lost_call_was_done(node: Node, operation: Operation, state: int, version: str) -> None:
     node.know()
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
@@ -490,7 +495,7 @@ async def test_lost_end_is_reported_once_the_subject_is_gone(
 
 
 @pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
-async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
+async def test_unsent_call_is_not_queried(node: Node, operation: Operation) -> None:
     node.know()
     held = node.held(operation)
     release = held.release
@@ -518,7 +523,7 @@ async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
     assert node.plugins.told() == [("a", "PostStopContainer")]
 
 
-async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
+async def test_update_is_recorded_over_a_read_after_a_lost_one(node: Node) -> None:
     """The fields that it names are kept, whether the rest was read before or after the update was done."""
     node.know()
     other = node.held(UPDATE, update(cpu_shares=333))
