@@ -3,13 +3,15 @@
 A message has its fields in any order and number, with unknown fields among them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
+from runtimeproxy.model.fields import ResourceValue
 from tests.fakes import cri_pb2
 
 RUNTIME = """
@@ -155,3 +157,26 @@ def random_messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
     return st.builds(
         lambda found, times, tail: found * times + tail, fields, st.sampled_from(TIMES), st.sampled_from(TAILS)
     )
+
+
+ALL_RESOURCES: dict[str, ResourceValue] = {
+    "cpu_period": 50000,
+    "cpu_quota": -1,
+    "cpu_shares": 512,
+    "memory_limit_in_bytes": 2**33,
+    "oom_score_adj": -998,
+    "cpuset_cpus": "2-3",
+    "cpuset_mems": "1",
+    "hugepage_limits": {"2MB": 2**64 - 1, "1GB": 0},
+    "unified": {"cpu.idle": "1", "": ""},
+    "memory_swap_limit_in_bytes": -1,
+}
+"""Every field of LinuxContainerResources."""
+
+
+def limits(values: Mapping[str, ResourceValue]) -> cri_pb2.LinuxContainerResources:
+    sizes = values.get("hugepage_limits", {})
+    assert isinstance(sizes, Mapping)
+    plain: dict[str, Any] = {name: value for name, value in values.items() if name != "hugepage_limits"}
+    entries = [cri_pb2.HugepageLimit(page_size=size, limit=int(limit)) for size, limit in sizes.items()]
+    return cri_pb2.LinuxContainerResources(hugepage_limits=entries, **plain)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,14 @@ async def test_container_that_is_gone_before_its_pod_is_known_is_none(runtime: F
     assert await backend.container("v1", container_id) is None
 
 
-async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
-    for ask in (backend.pod, backend.container, backend.pod_state, backend.container_state, backend.container_life):
-        assert await ask("v1", "nobody") is None
+async def test_unknown_subject_is_none(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
+    for read in (backend.pod, backend.container, backend.pod_state, backend.container_state, backend.container_life):
+        assert await read("v1", "nobody") is None
     assert list(await backend.containers("v1")) == []
+    pod_id, container_id = made(runtime)
+    assert await state.pod("nobody") is await state.container("nobody") is None
+    del runtime.state.pods[pod_id]
+    assert await state.container(container_id) is None
 
 
 async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend, version: str) -> None:
@@ -263,13 +268,6 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
     assert versions(runtime) == {"v1"}, "it has learnt it"
 
 
-async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRuntime, state: CriState) -> None:
-    lacks(runtime, "v1")
-    lacks(runtime, "v1alpha2")
-    with pytest.raises(BackendError):
-        await state.listed()
-
-
 @pytest.mark.parametrize("method", ["ListPodSandbox", "ListContainers"])
 async def test_other_error_is_no_reason_to_try_another_version(
     runtime: FakeRuntime, state: CriState, method: str
@@ -288,14 +286,6 @@ async def test_pod_of_a_container_is_that_of_the_store(runtime: FakeRuntime, bac
     assert subject is not None
     assert subject.pod == known
     assert runtime.requests("PodSandboxStatus") == []
-
-
-async def test_state_of_what_is_not_there_is_none(runtime: FakeRuntime, state: CriState) -> None:
-    pod_id, container_id = made(runtime)
-    assert await state.pod("nobody") is None
-    assert await state.container("nobody") is None
-    del runtime.state.pods[pod_id]
-    assert await state.container(container_id) is None
 
 
 @pytest.mark.parametrize(("uid", "left"), [("u-1", (1, 1)), ("", (1, 1)), ("another's", (0, 0))])
@@ -325,9 +315,11 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
 
 
 @pytest.mark.parametrize(("missing", "expected"), [((), True), (("v1",), True), (("v1", "v1alpha2"), False)])
-async def test_runtime_that_answers_version_serves_cri(
-    runtime: FakeRuntime, backend: Backend, missing: tuple[str, ...], expected: bool
+async def test_runtime_with_a_version_serves_cri_and_is_read(
+    runtime: FakeRuntime, backend: Backend, state: CriState, missing: tuple[str, ...], expected: bool
 ) -> None:
     for version in missing:
         lacks(runtime, version)
     assert [await backend.serves_cri() for _ in range(2)] == [expected] * 2
+    with nullcontext() if expected else pytest.raises(BackendError):
+        await state.listed()

@@ -16,33 +16,13 @@ from runtimeproxy.cri import api_pb2, messages
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import NO_ADJUSTMENT, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue, overlay
 from tests.cri import rest
-from tests.cri.messages import DECLARED, random_messages
+from tests.cri.messages import ALL_RESOURCES, DECLARED, limits, random_messages
 from tests.fakes import cri_pb2 as cri
 
 Changes = dict[str, ResourceValue]
 
-ALL_RESOURCES: Changes = {
-    "cpu_period": 50000,
-    "cpu_quota": -1,
-    "cpu_shares": 512,
-    "memory_limit_in_bytes": 2**33,
-    "oom_score_adj": -998,
-    "cpuset_cpus": "2-3",
-    "cpuset_mems": "1",
-    "hugepage_limits": {"2MB": 2**63, "1GB": 0},
-    "unified": {"cpu.idle": "1", "": ""},
-    "memory_swap_limit_in_bytes": -1,
-}
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 """Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
-
-
-def limits(values: Mapping[str, ResourceValue]) -> cri.LinuxContainerResources:
-    sizes = values.get("hugepage_limits", {})
-    assert isinstance(sizes, Mapping)
-    plain: dict[str, Any] = {name: value for name, value in values.items() if name != "hugepage_limits"}
-    entries = [cri.HugepageLimit(page_size=size, limit=int(limit)) for size, limit in sizes.items()]
-    return cri.LinuxContainerResources(hugepage_limits=entries, **plain)
 
 
 def changed(**resources: ResourceValue) -> Adjustment:

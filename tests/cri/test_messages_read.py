@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,32 +17,18 @@ from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.messages import read_container, read_id, read_pod, read_pod_update, read_update
 from runtimeproxy.hookapi import api_pb2 as hook_pb2
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, Envs, HookRequest, PodInfo, Resources
+from runtimeproxy.model.fields import ContainerInfo, Envs, HookRequest, PodInfo, Resources, overlay
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.wire.protobuf import varint
-from tests.cri.messages import DECLARED, random_messages
+from tests.cri.messages import ALL_RESOURCES, DECLARED, limits, random_messages
 from tests.fakes import cri_pb2 as cri
 
 Read = Callable[[bytes], object]
 PRE_CREATE = BY_NAME["PreCreateContainer"]
 
-RESOURCES = Resources(
-    cpu_period=100000,
-    cpu_quota=-1,
-    cpu_shares=2,
-    memory_limit_in_bytes=2**40,
-    oom_score_adj=-997,
-    cpuset_cpus="0-3",
-    cpuset_mems="0",
-    hugepage_limits={"2MB": 2**64 - 1, "1GB": 0},
-    unified={"memory.high": "max"},
-    memory_swap_limit_in_bytes=-1,
-)
-PAGES = [("2MB", 1), ("1GB", 0), ("2MB", 2**64 - 1)]
-LIMITS = cri.LinuxContainerResources(
-    hugepage_limits=[cri.HugepageLimit(page_size=size, limit=limit) for size, limit in PAGES],
-    **{name: getattr(RESOURCES, name) for name in RESOURCE_FIELDS if name != "hugepage_limits"},
-)
+RESOURCES: Any = overlay(None, ALL_RESOURCES)
+LIMITS = limits({"hugepage_limits": {"2MB": 1}})
+LIMITS.MergeFrom(limits(ALL_RESOURCES))  # with the limit of a page size twice
 POD_CONFIG = cri.PodSandboxConfig(
     metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=3),
     hostname="web-0",
@@ -55,18 +42,9 @@ POD_CONFIG = cri.PodSandboxConfig(
     ),
 )
 POD = PodInfo(
-    name="web",
-    uid="u-1",
-    namespace="shop",
-    attempt=3,
-    runtime_handler="kata",
-    labels={"qos": "BE"},
-    annotations={"note": "é"},
-    cgroup_parent="/kubepods/burstable/pod1",
-    overhead=Resources(cpu_quota=5),
-    resources=RESOURCES,
+    *("", "web", "u-1", "shop", 3, "kata", {"qos": "BE"}, {"note": "é"}),
+    *("/kubepods/burstable/pod1", Resources(cpu_quota=5), RESOURCES),
 )
-
 
 SHARED = ("LinuxContainerResources", "HugepageLimit")
 """Messages of the hook protocol that CRI has, too."""
