@@ -5,8 +5,7 @@ import pytest
 from runtimeproxy.core.call import DONE, PROCESS_LIMIT, UNANSWERED, HeldCall, MemoryBudget, Unreadable, read_once
 from runtimeproxy.core.store import Store
 from runtimeproxy.model.fields import NO_ADJUSTMENT
-from runtimeproxy.model.hookpoints import Operation
-from tests.fakes.calls import SUBJECT, FakeCall
+from tests.fakes.calls import SUBJECT
 
 
 class Message:
@@ -23,16 +22,6 @@ class Message:
         if not self._readable:
             raise Unreadable("broken")
         return "c1"
-
-
-def test_left_out_fields_are_noted_and_reported() -> None:
-    call, reported = FakeCall(Operation.CREATE_CONTAINER), list[tuple[object, ...]]()
-    call.call_id = "ab12-1"
-    call.leave_out((), "Docker", lambda *values: reported.append(values))
-    call.leave_out(("annotations", "unified"), "Docker", lambda *values: reported.append(values))
-    assert reported == [("CreateContainer", ("annotations", "unified"), "Docker", "ab12-1")]
-    kinds = frozenset({"annotations", "resources.unified"})
-    assert call.no_effect == (("left out: Docker cannot set it", kinds),)
 
 
 def test_readable_message_is_read_once() -> None:

@@ -37,7 +37,7 @@ REQUEST = HookRequest(PodInfo("p1", "web", namespace="n"), CONTAINER)
 OTHER_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
 CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
-FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS)
+FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS, Reason.UNIMPLEMENTED)
 GPU = {"NVIDIA_VISIBLE_DEVICES": "0"}
 SHARES = HookAnswer(resources=Resources(cpu_shares=5))
 BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
@@ -196,18 +196,6 @@ async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, capl
     assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
     assert desk.totals == (0, 2, 2)
-
-
-@pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_unserved_point_fails_always_and_is_logged_once(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
-    desk.plugins.add("a", Reason.UNIMPLEMENTED, policy=policy)
-    for _ in range(3):
-        with refused_under(policy, "'a' at PreCreateContainer: unimplemented: "):
-            await desk.before()
-    assert desk.plugins.told() == [("a", CREATE.name)]
-    assert desk.counted("a", Reason.UNIMPLEMENTED) == (3, 3 if policy is IGNORE else 0)
-    (line,) = caplog.messages
-    assert line.startswith("hook server a does not serve PreCreateContainer although its registration lists it: ")
 
 
 BAD_FIELD = "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or "

@@ -15,6 +15,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
 from runtimeproxy.relay.rpc.connection import Peer
 from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
+from tests.observe.events import shown_of
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
 CANARY = "canary-4711"
@@ -146,7 +147,7 @@ def test_each_attempt_is_counted_by_what_came_with_its_time(desk: Desk, by: Base
     assert desk.metrics.histograms["hook_call_duration_seconds", ("a",)].sum == 0.25
 
 
-def test_breaker_changes_are_logged_and_in_the_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+def test_breaker_changes_are_logged_counted_and_events(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.ask()
     assert desk.gauge is None
     desk.open()
@@ -163,6 +164,8 @@ def test_breaker_changes_are_logged_and_in_the_gauge(desk: Desk, log: pytest.Log
     ]
     assert {vars(line)["kind"] for line in log.records} == {"a"}
     assert CANARY not in log.text
+    events = [(one["kind"], one["reason"], one["hookServer"], one["hook"]) for one in shown_of(desk.metrics.events)]
+    assert events == [("breaker_open", "deadline", "a", CREATE.name), ("breaker_closed", "ok", "a", CREATE.name)]
 
 
 def test_refused_attempt_names_the_time_of_the_next_trial(desk: Desk) -> None:

@@ -27,7 +27,6 @@ from runtimeproxy.model.fields import (
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS, Metrics
-from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
@@ -296,32 +295,6 @@ async def test_values_brought_to_their_normal_form_are_counted(
     found = sorted(labels[1] for (name, labels), _ in counted if name == "values_normalised")
     assert found == [f"resources.{name}" for name in fields]
     assert core.metrics.total("values_normalised", hook_server="a") == len(fields)
-
-
-async def test_breaker_opens_and_closes_with_an_event_each(core: Recorded) -> None:
-    client = core.plugins.add("a", Reason.DEADLINE)
-    for _ in range(FAILURES_IN_A_ROW):
-        await core.run(core.call())
-    await asyncio.sleep(OPEN_SECONDS)
-    client.behaviour = HookAnswer()
-    await core.run(core.call())
-    about_breaker = [event for event in core.events() if event["kind"].startswith("breaker")]
-    at = {"hookServer": "a", **AT_CREATE}
-    assert about_breaker == [
-        {"kind": "breaker_open", "reason": "deadline", **at},
-        {"kind": "breaker_closed", "reason": "ok", **at},
-    ]
-
-
-async def test_passes_are_recorded_where_they_change_anything() -> None:
-    rig = Synced("p1")
-    async with rig.running():
-        await asyncio.sleep(3 * PASS_SECONDS)
-        rig.state.has("c1")
-        await asyncio.sleep(3 * PASS_SECONDS)
-    found = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
-    one = ("sync", "complete", "records read: 1, dropped: 0")
-    assert found == [one, one]
 
 
 @pytest.mark.parametrize("kind", [BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER])

@@ -17,6 +17,7 @@ from runtimeproxy.model.originals import OriginalValues, write
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.state import LIST, Synced, container, pod
+from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
@@ -111,6 +112,8 @@ async def test_pass_is_made_every_minute_and_logged_if_it_reads(caplog: Log) -> 
     assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
     assert rig.state.reads == ["p1", "c1"]
     assert caplog.messages == [KNOWN.format(0), KNOWN.format(1)]
+    events = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
+    assert events == [("sync", "complete", "records read: 1, dropped: 0")] * 2, "only passes that change anything"
     assert rig.metrics.gauges[("sync_seconds", ())] == 0.0
 
 

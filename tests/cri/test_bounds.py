@@ -165,11 +165,6 @@ def test_what_came_whole_before_a_broken_frame_goes_on() -> None:
     assert [type(frame) for frame in play.client.got()] == [Headers, Data, Headers]
 
 
-def test_goaway_of_the_runtime_that_is_cut_ends_the_connection() -> None:
-    with pytest.raises(WireError, match="too short"):
-        peer.greeted().runtime.sends(Raw(7, 0, 0, b"123"))
-
-
 FRAMES = st.builds(
     Raw, st.integers(0, 10), st.integers(0, 0x3F), st.sampled_from([0, 1, 3, 0x8000_0001]), st.binary(max_size=40)
 )

@@ -29,6 +29,7 @@ from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
+from tests.observe.events import shown_of
 
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
@@ -362,6 +363,10 @@ async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
         assert node.metrics.counted("fields_left_out", operation=operation.value, field=field) == 1
     text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
     assert text in caplog.text
+    (event,) = shown_of(node.metrics.events)
+    fields = {entry["field"] for entry in event["fields"]}
+    assert (event["kind"], event["text"]) == ("no_effect", "left out: an update cannot set it")
+    assert fields == {"resources.cpuset_cpus", "resources.oom_score_adj"}
 
 
 async def test_update_of_a_start_has_what_is_left_of_the_callers_time(node: Node) -> None:
