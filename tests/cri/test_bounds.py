@@ -206,38 +206,31 @@ def test_image_streams_are_limited_until_its_settings() -> None:
     assert play.client.got() == [Reset(last, 7)]
 
 
-def asked(*frames: peer.Frame) -> peer.Play:
-    play = peer.greeted(image_apart=True)
-    play.client.sends(*frames)
-    play.runtime.got()
-    return play
-
-
-def told_last_id(play: peer.Play) -> None:
+def last_id_of_runtime(play: peer.Play) -> None:
     play.runtime.sends(GoAway(1))
     play.client.got()
 
 
 @pytest.mark.parametrize(
-    ("last", "frames", "before"),
+    ("faulty", "last", "frames", "before"),
     [
-        pytest.param(5, [Headers(5, VERSION)], None, id="highest stream"),
-        pytest.param(3, [Headers(1, VERSION), Headers(3, peer.PULL)], None, id="image calls count"),
-        pytest.param(1, [Headers(1, VERSION), Headers(3, VERSION)], told_last_id, id="it never rises"),
+        pytest.param("client", 5, [Headers(5, VERSION)], None, id="highest stream"),
+        pytest.param("client", 3, [Headers(1, VERSION), Headers(3, peer.PULL)], None, id="image calls count"),
+        pytest.param("client", 1, [Headers(1, VERSION), Headers(3, VERSION)], last_id_of_runtime, id="it never rises"),
+        pytest.param("runtime", 0, [Headers(5, VERSION)], None, id="runtime"),
     ],
 )
-def test_faulty_client_gets_the_last_stream_id(last: int, frames: list[peer.Frame], before: peer.Act) -> None:
-    play = asked(*frames)
+def test_faulty_peer_gets_the_last_stream_id(
+    faulty: str, last: int, frames: list[peer.Frame], before: peer.Act | None
+) -> None:
+    play = peer.greeted(image_apart=True)
+    play.client.sends(*frames)
+    play.runtime.got()
     if before:
         before(play)
-    play.reader.leave(True, 0xB, "too much")
-    assert (play.client.got(), play.runtime.got()) == ([GoAway(last, 0xB, b"too much")], [])
-
-
-def test_faulty_runtime_gets_goaway() -> None:
-    play = asked(Headers(5, VERSION))
-    play.reader.leave(False, 0xB, "too much")
-    assert (play.client.got(), play.runtime.got()) == ([], [GoAway(0, 0xB, b"too much")])
+    play.reader.leave(faulty == "client", 0xB, "too much")
+    goaway, other = getattr(play, faulty), play.runtime if faulty == "client" else play.client
+    assert (goaway.got(), other.got()) == ([GoAway(last, 0xB, b"too much")], [])
 
 
 def inside_data(play: peer.Play) -> None:

@@ -50,15 +50,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
             + peer.raw_headers(5, b"\x20" + peer.block(peer.REPLY)),
         ),
     ],
-    "a request obeys the service's windows, DATA are reframed": [
-        *pull(ASKED, settings=Settings(((4, 10), (5, 16_384)))),
-        Step(
-            client(Data(1, b"0123456789abc", pad=4), FULL, END),
-            to_client=[Credit(1, 18), Credit(1, 16_384)],
-            to_image=[Data(1, b"0123456789")],
-        ),
-        Step(image(Credit(1, 20_000)), to_image=[Data(1, b"abc"), FULL, END]),
-    ],
     "a request is credited on the connection when it has left": [
         *pull(ASKED),
         Step(client(*[FULL] * 16), to_client=[Credit(1, 16_384)] * 16, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),

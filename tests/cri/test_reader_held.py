@@ -51,17 +51,10 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(Data(1, MESSAGE[3:-1])), to_client=[Credit(1, len(MESSAGE) - 4)]),
         Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], asks=1),
     ],
-    "A5: an end that comes later leaves with the message": [HOLD_OPEN, Step(client(Data(1, b"", end=True))), RELEASE],
-    "A5: trailers follow the message": [HOLD_OPEN, Step(client(END)), Step(peer.release, to_runtime=[OPEN, END])],
     "A5: later DATA are joined and follow the message": [
         HOLD_OPEN,
         Step(client(Data(1, b"late"), Data(1, b"r", end=True))),
         Step(peer.release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
-    ],
-    "A5: DATA and trailers follow the message": [
-        HOLD_OPEN,
-        Step(client(Data(1, b"l"), END)),
-        Step(peer.release, to_runtime=[OPEN, Data(1, b"l"), END]),
     ],
     "A5: frames after the release follow it": [
         HOLD_OPEN,
