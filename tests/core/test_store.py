@@ -57,6 +57,14 @@ def test_later_commit_replaces_the_record(store: Store) -> None:
     assert store.counts() == (2, 3)
 
 
+def test_record_committed_again_stays_the_same_object(store: Store) -> None:
+    known, owner = store.container("c1"), store.pod("p1")
+    assert owner is not None
+    store.commit(Subject(owner, known))
+    store.commit(Subject(owner))
+    assert (store.container("c1") is known, store.pod("p1") is owner) == (True, True)
+
+
 NO_ID = [
     (Subject(pod("")), "pod record without an id"),
     (Subject(pod("p9"), container("", "p9")), "container record without an id"),

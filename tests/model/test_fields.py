@@ -30,6 +30,15 @@ def test_values_are_frozen(value: Any) -> None:
         setattr(value, name, getattr(value, name))
 
 
+SWAPS = [(5, 5, 7, 7), (5, 5, 0, 0), (0, 0, 7, 7), (5, 0, 7, 0), (5, -1, 7, -1), (5, -1, 0, -1), (5, 9, 7, 9)]
+SWAPS += [(5, 5, -1, -1), (5, 9, -1, -1), (5, 0, -1, 0), (5, 9, 10, 10), (5, 9, 0, 0)]
+
+
+@pytest.mark.parametrize(("memory", "swap", "new_memory", "new_swap"), SWAPS)
+def test_swap_limit_follows_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
+    assert fields.swap_for(memory, swap, new_memory) == new_swap
+
+
 ROWS = """\
     cpu_burst: int = _field(Kind.NUMBER, *_SCORE, group="cpu")
     files: Mapping[str, str] = _field(Kind.TEXTS)
