@@ -108,7 +108,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-async def test_others_go_on_without_a_failed_one_under_ignore(desk: Desk, reason: Reason) -> None:
+async def test_other_plugins_are_called_after_a_failure_under_ignore(desk: Desk, reason: Reason) -> None:
     desk.plugins.add("a", SHARES)
     desk.plugins.add("b", reason)
     desk.plugins.add("c", HookAnswer(envs={"C": "1"}))
@@ -161,7 +161,7 @@ async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, reason
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_policy_decides_where_the_budget_is_used_up(desk: Desk, policy: FailurePolicy) -> None:
+async def test_policy_applies_when_the_budget_is_used_up(desk: Desk, policy: FailurePolicy) -> None:
     desk.plugins.add("a", SHARES, policy=policy)
     with refused_under(policy, r"'a' at PreCreateContainer: deadline: .*--hook-budget"):
         assert await desk.before(seconds=0.0) is NO_ADJUSTMENT
@@ -180,7 +180,7 @@ async def test_post_hooks_call_every_plugin_after_failures(desk: Desk) -> None:
     assert desk.totals == (1, 2, 0)
 
 
-async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog: Log) -> None:
+async def test_each_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a", Reason.UNREACHABLE)
     await desk.before()
     await desk.before(OTHER_REQUEST)
@@ -188,7 +188,7 @@ async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog:
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
 
 
-async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, caplog: Log) -> None:
+async def test_failed_counts_for_every_plugin_of_the_point(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))

@@ -138,7 +138,7 @@ def test_server_gets_the_time_left_and_no_call_without_any(desk: Desk) -> None:
     ],
     ids=str,
 )
-def test_each_attempt_is_counted_by_what_came_with_its_time(desk: Desk, by: BaseException | None, code: str) -> None:
+def test_each_attempt_is_counted_by_its_result_and_time(desk: Desk, by: BaseException | None, code: str) -> None:
     attempt = desk.begin()
     desk.now += 0.25
     end(attempt, by)

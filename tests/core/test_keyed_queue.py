@@ -47,7 +47,7 @@ async def test_waiter_whose_time_has_ended_goes_ahead(wait_seconds: float, begin
     assert not log.turns.queues, "a key without waiters takes no memory"
 
 
-async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
+async def test_abandoned_turn_lets_no_other_pass() -> None:
     log = Log()
     first, impatient, leaving, last = (
         log.start(name, "c1", wait, hold)
@@ -59,7 +59,7 @@ async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
     assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
 
 
-async def test_waiters_memory_does_not_grow_with_those_before_it() -> None:
+async def test_memory_of_waiters_is_linear() -> None:
     """Ten thousand calls may be about one container; otherwise each would hold ten thousand places."""
     log = Log()
     tracemalloc.start()

@@ -243,7 +243,7 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
-async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core, reply: Reply) -> None:
+async def test_extra_update_is_recorded_whatever_the_start_does(core: Core, reply: Reply) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
@@ -272,7 +272,7 @@ async def test_client_leaving_in_the_extra_update_leaves_no_record(core: Core) -
     assert core.store.counts() == (1, 0)
 
 
-async def test_call_under_way_brings_no_forgotten_record_back(core: Core) -> None:
+async def test_running_call_restores_no_forgotten_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     start = core.start(FakeCall(START, prepare_unsure=True, runtime_seconds=2, **BROKE_OFF))
@@ -299,7 +299,7 @@ async def test_extra_update_during_a_lost_update_keeps_no_record(core: Core) -> 
 
 
 @pytest.mark.filterwarnings("error")
-async def test_client_leaving_at_once_leaves_no_question(core: Core) -> None:
+async def test_client_that_leaves_immediately_leaves_no_query(core: Core) -> None:
     core.plugins.add("a")
     call = FakeCall(START, known=None)
     core.start(call).cancel()
@@ -347,7 +347,7 @@ READING = [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
 
 
 @pytest.mark.parametrize(("read", "seconds", "deadline", "timeouts", "released"), READING)
-async def test_reading_the_subject_is_paid_from_the_same_budget(
+async def test_reading_the_subject_uses_the_same_budget(
     core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
 ) -> None:
     """It is cut off with the budget, in time for the runtime to answer."""
@@ -438,7 +438,7 @@ async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> Non
     assert record.effective.annotations == {"A": "1"}
 
 
-async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
+async def test_wait_for_a_turn_ends_with_the_budget(core: Core) -> None:
     core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=AT_START)
     core.plugins.add("b", points=AT_UPDATE)
     first = core.start(FakeCall(START))

@@ -117,7 +117,7 @@ async def test_answer_waits_at_most_half_of_the_callers_time(
     assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
 
 
-async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
+async def test_reply_waits_not_longer_for_earlier_post_hooks(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
@@ -142,7 +142,7 @@ async def test_create_is_answered_after_its_commit(core: Core) -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
+async def test_commit_precedes_the_next_read(core: Core, told: bool) -> None:
     """If no Post hook is called the answer goes first, but the commit follows before anything else is processed."""
     if told:
         core.plugins.add("a", points=(STARTED,))
@@ -161,7 +161,7 @@ async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool
     assert known == [told, True]
 
 
-async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None:
+async def test_time_of_post_hooks_begins_with_their_turn(core: Core) -> None:
     core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
     core.plugins.add("b", points=(STOPPED,))
     first = core.start(FakeCall(START))
@@ -226,13 +226,15 @@ async def test_fields_set_are_named_with_their_hook_servers(core: Core, reply: R
 
 
 @pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
-async def test_start_shows_what_create_set(core: Core, operation: Operation, told: list[str], caplog: Log) -> None:
+async def test_failed_start_is_logged_with_the_creates_fields(
+    core: Core, operation: Operation, told: list[str], caplog: Log
+) -> None:
     known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
     await core.run(FakeCall(operation, known, reply=REFUSED))
     assert said(caplog) == told
 
 
-async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: Log) -> None:
+async def test_number_of_fields_in_a_log_line_is_bounded(core: Core, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
     (line,) = said(caplog)
@@ -360,7 +362,7 @@ async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
 
 
 @pytest.mark.parametrize("first", [UNANSWERED, AGREED])
-async def test_create_is_not_read_in_vain(core: Core, first: Reply) -> None:
+async def test_create_is_read_only_if_an_earlier_one_was_lost(core: Core, first: Reply) -> None:
     """Neither without hook servers, nor if the earlier create was answered and what it made is gone."""
     await core.run(FakeCall(CREATE, reply=first))
     core.store.drop("c1")
@@ -384,7 +386,7 @@ async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
 
 
-async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
+async def test_late_start_keeps_no_record_lost_since(core: Core) -> None:
     core.plugins.add("a", points=(STARTED,))
     await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
@@ -423,7 +425,7 @@ async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
     assert under_way == [set(), {"c1"}, set()]
 
 
-async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
+async def test_calls_are_numbered_in_the_order_of_release(core: Core) -> None:
     calls = [FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP)]
     core.plugins.add("a", points=("PreStartContainer",))
     core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
@@ -445,7 +447,7 @@ async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) ->
     assert core.lifecycle.open_calls.subjects() == set()
 
 
-async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
+async def test_end_of_a_call_invalidates_concurrent_reads(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))
         await core.run(FakeCall(STOP, None, key=Unreadable("cut")))

@@ -83,7 +83,7 @@ async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
     assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
-async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
+async def test_running_call_for_the_same_subject_is_first(rig: Rig) -> None:
     for under_way in (FakeCall(STOP), FakeCall(STOP, key=Unreadable("cut")), FakeCall(START, key="c2")):
         rig.unsettled.under_way[under_way] = asyncio.get_running_loop().create_future()
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
@@ -95,7 +95,7 @@ async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
 
 
-async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
+async def test_no_task_waits_between_two_queries(rig: Rig) -> None:
     rig.add(UNANSWERED)
     for _ in range(100):
         await asyncio.sleep(1.05)
@@ -138,7 +138,7 @@ async def test_few_queries_run_at_one_time(rig: Rig) -> None:
     assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
 
 
-async def test_oldest_of_too_many_is_given_up() -> None:
+async def test_oldest_of_too_many_is_abandoned() -> None:
     rig = Rig(most_calls=3)
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
@@ -154,7 +154,7 @@ async def test_creates_are_bounded_and_forgotten_when_answered() -> None:
     assert list(rig.unsettled.creates) == ["p1/c2/0", "p1/c4/0"]
 
 
-async def test_call_being_finished_is_not_given_up() -> None:
+async def test_call_being_finished_is_not_abandoned() -> None:
     rig = Rig(most_calls=1)
     rig.finish_seconds = 1.0
     rig.add(DONE)
@@ -164,7 +164,7 @@ async def test_call_being_finished_is_not_given_up() -> None:
     assert (rig.finished, rig.counted("agreed"), rig.counted("given_up")) == ([(1.1, "c1", DONE)], 1, 0)
 
 
-async def test_call_that_is_given_up_waits_for_no_question() -> None:
+async def test_abandoned_call_waits_for_no_query() -> None:
     """The task of a question that waits for its turn refers to the call, and that to its request."""
     rig = Rig(most_calls=2 * MOST_QUESTIONS)
     for _ in range(10):
@@ -175,7 +175,7 @@ async def test_call_that_is_given_up_waits_for_no_question() -> None:
     await rig.unsettled.stop()
 
 
-async def test_nothing_is_left_or_taken_after_the_stop(rig: Rig) -> None:
+async def test_nothing_is_left_or_accepted_after_the_stop(rig: Rig) -> None:
     rig.finish_seconds = 1.0
     finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.2)

@@ -81,7 +81,7 @@ async def ids_of_originals(path: Path, *ids: str) -> None:
     await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
 
 
-async def test_replaced_values_are_there_for_the_next_process(path: Path) -> None:
+async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
     path = path.parent / "made" / "a"
     async with Process(path) as first:
         assert not first.store.read_pod(POD).read, "what is not kept is the kubelet's own"
@@ -102,7 +102,7 @@ async def test_replaced_values_are_there_for_the_next_process(path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [None, b"noise"], ids=["no file", "a broken file"])
-async def test_nobody_knows_what_earlier_hooks_have_set_without_a_file(path: Path, content: bytes | None) -> None:
+async def test_earlier_hooks_values_are_unknown_without_a_file(path: Path, content: bytes | None) -> None:
     if content is not None:
         path.write_bytes(content)
     async with Process(path if content is not None else None) as process:
@@ -125,7 +125,7 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_row_goes_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
+async def test_row_is_removed_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
     """Which changes of the Store are reported is tested in test_store.py."""
     async with Process(path) as process:
         process.commit("c1")
@@ -216,7 +216,7 @@ async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
     assert process.failures("broken") == 1
 
 
-async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
+async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
@@ -237,9 +237,7 @@ async def test_failed_write_is_done_as_soon_as_it_can(path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("spoil", "failures"), [(Path.unlink, 0), (noise, 1)])
-async def test_file_spoilt_in_use_is_written_again_whole(
-    path: Path, spoil: Callable[[Path], Any], failures: int
-) -> None:
+async def test_file_damaged_in_use_is_rewritten_whole(path: Path, spoil: Callable[[Path], Any], failures: int) -> None:
     async with Process(path) as process:
         process.commit("c1", "c2")
         await ids_of_originals(path, "c1", "c2")

@@ -163,7 +163,7 @@ OTHER_FORMS = [
 
 
 @pytest.mark.parametrize("row", OTHER_FORMS)
-def test_broken_row_costs_itself_alone(file: File, row: bytes) -> None:
+def test_broken_row_is_lost_alone(file: File, row: bytes) -> None:
     file.write(SOME)
     with open(file.path, "ab") as opened:
         opened.write(row)

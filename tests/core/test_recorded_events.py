@@ -192,7 +192,7 @@ NO_EVENT = [
 
 
 @pytest.mark.parametrize("fields", NO_EVENT)
-async def test_call_that_goes_well_unchanged_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
+async def test_unchanged_call_that_succeeds_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(**fields))
     assert core.events() == []
 

@@ -88,7 +88,7 @@ FORGOTTEN = [
 
 
 @pytest.mark.parametrize(("gone", "left", "of_p2"), FORGOTTEN)
-def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
+def test_id_is_forgotten_alone(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
     """A pod's containers stay: no runtime reports what the kubelet requested for them where a hook replaced it."""
     before = store.snapshot()
     store.forget(gone)
@@ -97,7 +97,7 @@ def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: 
     assert store.counts() == (len(left & {"p1", "p2"}), len(left - {"p1", "p2"}))
 
 
-def test_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
+def test_container_that_changes_its_pod_is_in_the_new_one(store: Store) -> None:
     store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
     assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
     store.tombstone("p2")
@@ -117,7 +117,7 @@ def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
     assert [*known, bool(store.changed_parents)] == [False, True, False, True, False, True, False]
 
 
-def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
+def test_whole_id_is_found_by_an_unambiguous_prefix() -> None:
     store = Store()
     for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
         store.commit(of(container_id, pod_id))
@@ -131,7 +131,7 @@ def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
 
 
-def test_buried_record_does_not_come_back(store: Store) -> None:
+def test_record_with_a_tombstone_is_not_stored(store: Store) -> None:
     for one in ("c1", "unknown"):
         store.tombstone(one)
     store.tombstone("p2")
@@ -144,7 +144,7 @@ def test_buried_record_does_not_come_back(store: Store) -> None:
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
 
 
-def test_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
+def test_id_with_a_tombstone_is_reused_by_a_later_call(store: Store) -> None:
     earlier = store.moment()
     store.tombstone("p2")
     store.tombstone("c1")
@@ -154,7 +154,7 @@ def test_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
     assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2"))
 
 
-def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BURIED", 2)
     store = Store()
     for pod_id in ("p1", "p2", "p3"):
@@ -239,7 +239,7 @@ def test_store_reports_what_else_to_keep(hooked: Store, told: list[str], change:
     assert told == expected
 
 
-def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
+def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> None:
     for one in ("p9", "c9", "c8"):
         hooked.forget(one)
     assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})

@@ -230,7 +230,7 @@ async def test_subject_of_a_call_is_left_to_a_soon_pass(
     await update
 
 
-async def test_unreadable_call_holds_up_nothing() -> None:
+async def test_unreadable_call_delays_no_pass() -> None:
     error = Unreadable("cut")
     async with unasked("p1", "c1").running() as rig:
         await asyncio.sleep(0.5)
@@ -315,7 +315,7 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, LATE])
-async def test_runtime_that_is_away_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
+async def test_unavailable_runtime_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
     """And nothing is logged: the first retry is soon again after a pass."""
     rig = Synced("p1", "c1")
     async with rig.running():
@@ -332,7 +332,7 @@ async def test_runtime_that_is_away_is_tried_up_to_once_a_second(error: BackendE
     assert syncs(rig, "failed") >= 16
 
 
-async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None:
+async def test_returning_runtime_is_listed_at_most_once_a_second() -> None:
     async with Synced("p1").running() as rig:
         for _ in range(50):
             rig.sync.soon()
@@ -340,7 +340,7 @@ async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None
     assert 4 <= len(rig.state.lists) <= 6
 
 
-async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
+async def test_failed_read_cancels_only_the_other_reads() -> None:
     """A cancel that is left over ends the sync at its next wait (Python 3.11.2), permanently and without notice."""
     rig = Synced("p1", "p2")
     rig.state.errors["p1"] = AWAY
@@ -350,7 +350,7 @@ async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
         assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
 
 
-async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
+async def test_nothing_is_skipped_when_the_runtime_goes_away() -> None:
     rig = Synced("p1", *(f"c{number}" for number in range(8)))
     rig.state.read_seconds = 1
     async with rig.running():
@@ -365,7 +365,7 @@ async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
 
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
-async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None:
+async def test_unavailable_subject_does_not_stop_other_reads(one: str) -> None:
     """At first the runtime itself may be away; the second time its list has succeeded in between."""
     rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
     rig.state.read_seconds = 0.01
@@ -383,7 +383,7 @@ async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None
         assert rig.sync._maybe_unavailable == set()
 
 
-async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
+async def test_hanging_subject_does_not_stop_other_reads(caplog: Log) -> None:
     rig = Synced("p1", "p2", "c1", "c2")
     rig.state.errors["p1"] = rig.state.errors["c2"] = LATE
     async with rig.running():
@@ -400,7 +400,7 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: Log) -> None:
 
 @pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
 @pytest.mark.parametrize("one", ["p2", "c2"])
-async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
+async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
     one: str, error: Exception | None, caplog: Log
 ) -> None:
     """So is a subject that is gone by the time it is read."""
@@ -423,7 +423,7 @@ async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
 
 
 @pytest.mark.parametrize("error", [ODD, AWAY])
-async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendError) -> None:
+async def test_failed_subject_that_is_gone_is_forgotten(error: BackendError) -> None:
     rig = Synced("p1", "c1")
     rig.state.errors["c1"] = error
     async with rig.running():
@@ -456,7 +456,7 @@ async def test_failing_list_is_retried_up_to_once_a_minute(error: Exception, cap
 
 
 @pytest.mark.parametrize("where", [LIST, "c1"])
-async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
+async def test_internal_error_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
     rig = Synced("p1", "c1", "c2")
     rig.state.errors[where] = OUR_OWN
     async with rig.running():

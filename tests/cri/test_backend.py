@@ -78,7 +78,7 @@ async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, b
     assert (listed.filter.id, listed.filter.pod_sandbox_id) == (container_id, "")
 
 
-async def test_container_whose_pod_nobody_names_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
+async def test_container_without_a_pod_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
     runtime.state.verbose = False
     runtime.state.containers[container_id].pod_id = ""
@@ -120,7 +120,7 @@ async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Back
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
-async def test_runtime_may_say_anything_of_what_is_gone(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
+async def test_any_error_may_mean_a_missing_subject(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, details="No such container"))

@@ -154,7 +154,7 @@ def test_frames_without_cost_wait_in_bounded_numbers() -> None:
         play.runtime.sends(*[Headers(1, peer.TRAILERS)] * 16_384)
 
 
-def test_what_came_whole_before_a_broken_frame_goes_on() -> None:
+def test_frames_before_a_broken_one_pass() -> None:
     play = peer.greeted()
     play.runtime.sends(Headers(3, peer.REPLY))
     play.client.got()

@@ -180,7 +180,7 @@ def writes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(scene, monkeypatch)
 
 
-async def test_what_goes_on_while_it_is_read_leaves_in_one_write(scene: Scene, writes: Writes) -> None:
+async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, writes: Writes) -> None:
     scene.do = lambda held: held.send_request(None)
     scene.answers = True
     other = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]

@@ -196,7 +196,7 @@ def test_message_without_edits_is_not_parsed() -> None:
     assert messages.edit_update(broken, {}, {}) is broken
 
 
-def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
+def test_envs_keep_order_duplicates_and_bytes() -> None:
     envs = [("A", b"1"), ("B", b"\xff"), ("A", b"2"), ("C", b"3")]
     config = cri.ContainerConfig(envs=[cri.KeyValue(key=key, value=value) for key, value in envs])
     message = cri.CreateContainerRequest(pod_sandbox_id="p", config=config).SerializeToString()
@@ -210,7 +210,7 @@ def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
     assert not after.config.HasField("linux")
 
 
-def test_entry_keeps_what_nobody_knows_in_it() -> None:
+def test_entry_keeps_its_unknown_fields() -> None:
     """As in containerd's parser; protobuf's Python parser does not accept such an entry as one of the map."""
     before, after = (b"\x22\x0b\x0a\x01a" + b"\xa2\x06\x02\xff\xfe" + b"\x12\x01" + value for value in (b"1", b"2"))
     request = b"\x0a\x01c" + before

@@ -136,7 +136,7 @@ def test_plain_envs_are_sent_as_received(entries: tuple[bytes, ...]) -> None:
 
 
 @pytest.mark.parametrize(("odd", "means"), ODD_ENVS.values(), ids=ODD_ENVS)
-def test_odd_env_has_all_of_them_looked_into(odd: list[bytes], means: dict[str, str]) -> None:
+def test_odd_env_has_all_envs_parsed(odd: list[bytes], means: dict[str, str]) -> None:
     container = created(*PLAIN, *odd)
     assert type(container.envs) is dict
     assert container.envs == {**MEANT, **means}
@@ -144,7 +144,7 @@ def test_odd_env_has_all_of_them_looked_into(odd: list[bytes], means: dict[str, 
 
 @settings(deadline=None)
 @given(random_messages(DECLARED["CreateContainerRequest"]))
-def test_container_is_the_same_whether_its_envs_are_looked_into_or_not(message: bytes) -> None:
+def test_container_is_the_same_with_parsed_envs(message: bytes) -> None:
     def read() -> tuple[ContainerInfo, PodInfo | None] | str:
         try:
             return read_container(message)

@@ -316,7 +316,7 @@ def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
     assert sorted(play.reader.streams) == [3, 5]
 
 
-def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
+def test_a8_plain_data_pass_up_to_other_frames() -> None:
     play = peer.greeted()
     play.client.sends(ASK, Headers(3, peer.VERSION))
     play.runtime.got()
@@ -362,7 +362,7 @@ def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[peer.Frame]) -> 
     ],
     ids=repr,
 )
-def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: peer.Frame) -> None:
+def test_a9_other_frames_pass_byte_by_byte(frame: peer.Frame) -> None:
     play = peer.greeted()
     play.client.sends(frame)
     play.runtime.sends(frame)
@@ -437,7 +437,7 @@ def test_a9_pings(moves: Moves, from_client: bool) -> None:
             assert (side.got_bytes() if isinstance(expected, bytes) else side.got()) == expected
 
 
-def test_a9_peer_counts_as_heard_of_for_a_second() -> None:
+def test_a9_peer_counts_as_alive_for_a_second() -> None:
     play = peer.greeted()
     play.now = ALIVE_SECONDS - 0.001
     play.client.sends(ASKED)
@@ -445,7 +445,7 @@ def test_a9_peer_counts_as_heard_of_for_a_second() -> None:
 
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
-def test_a9_acks_stand_outside_of_header_blocks(from_client: bool) -> None:
+def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
     asker, other = sides(peer.greeted(), from_client)
     fields = peer.block(peer.REPLY) if from_client else BLOCK
     other.sends(peer.raw_headers(1, fields[:3], whole=False))

@@ -141,7 +141,7 @@ def test_pod() -> None:
     )
 
 
-def test_updated_resources_of_a_pod_stand_before_those_of_its_config() -> None:
+def test_updated_resources_of_a_pod_precede_its_config() -> None:
     info = {**POD_INFO, "overhead": {"linux": {"cpu_shares": 6}}, "resources": {"linux": {"cpu_quota": 7}}}
     assert (pod(info).overhead, pod(info).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
 
@@ -331,7 +331,7 @@ def named(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:
 
 
 @pytest.mark.parametrize("read", [*STATES, *map(named, READERS)])
-def test_what_is_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
+def test_bytes_that_are_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
     with pytest.raises(Unreadable) as raised:
         read(b"\x0a\x05canary")
     assert "canary" not in str(raised.value)
@@ -399,7 +399,7 @@ def test_containers_are_named_by_id_pod_and_metadata() -> None:
     assert list(status.pods(b"")) == list(status.containers(b"")) == []
 
 
-def test_text_that_is_not_utf_8_where_nobody_looks_disturbs_nobody() -> None:
+def test_unused_text_need_not_be_utf_8() -> None:
     item = CONTAINER.SerializeToString() + b"\x42\x08\x0a\x01k\x12\x03\xff\xfe\xfd"  # a label
     assert [found.id for found in status.containers(b"\x0a" + bytes((len(item),)) + item)] == ["c1"]
 

@@ -149,7 +149,7 @@ def test_part_is_written_once_for_a_value() -> None:
     assert id(asked) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
 
 
-def test_messages_that_are_not_known_stay_unset() -> None:
+def test_unknown_messages_stay_unset() -> None:
     assert set_fields(pod_message(PodInfo())) == {"pod_meta"}
     assert set_fields(container_message(ContainerInfo(), PodInfo())) == {"pod_meta", "container_meta"}
 
@@ -182,7 +182,7 @@ def test_bytes_of_an_answer_are_read(point: HookPoint, body: bytes, answer: Hook
 
 
 @POINTS
-def test_small_answer_that_came_before_is_known_and_nobody_can_change_it(point: HookPoint) -> None:
+def test_small_answer_is_cached_and_immutable(point: HookPoint) -> None:
     answer = codec.decode(point, codec.encode_answer(point, ANSWER))
     assert codec.decode(point, codec.encode_answer(point, ANSWER)) is answer
     limits: Any = answer.resources
@@ -266,14 +266,14 @@ ANSWERS = st.builds(HookAnswer, ENTRIES, ENTRIES, ENTRIES, TEXT, ANY_RESOURCES)
 
 
 @given(PODS, CONTAINERS)
-def test_any_request_comes_back(pod: PodInfo, container: ContainerInfo) -> None:
+def test_any_request_is_decoded_as_encoded(pod: PodInfo, container: ContainerInfo) -> None:
     assert back(POD_POINT, HookRequest(pod)) == HookRequest(pod)
     told = replace(pod, runtime_handler="", overhead=None)
     assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(told, container)
 
 
 @given(ANSWERS)
-def test_any_answer_comes_back(answer: HookAnswer) -> None:
+def test_any_answer_is_decoded_as_encoded(answer: HookAnswer) -> None:
     assert answered(POD_POINT, answer) == replace(answer, envs={})
     assert answered(CONTAINER_POINT, answer) == replace(answer, labels={})
 

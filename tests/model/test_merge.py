@@ -239,7 +239,7 @@ def test_bad_entry_is_dropped_alone_and_reported_once_a_rule() -> None:
 
 
 @pytest.mark.parametrize("bad", PARTNERS)
-def test_field_that_belongs_to_a_bad_one_is_lost_and_confirmed_no_more(bad: str) -> None:
+def test_partner_of_a_bad_field_is_dropped(bad: str) -> None:
     change = Adjustment(resources={bad: -7}, confirmed=frozenset({PARTNERS[bad], "cpu_shares"}))
     assert after(change) == (Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"])
     change = Adjustment(resources={bad: -7, PARTNERS[bad]: 1000, "cpu_shares": 5})

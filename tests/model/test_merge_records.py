@@ -145,7 +145,7 @@ def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, 
 
 
 @pytest.mark.parametrize("adjustment", [fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
-def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
+def test_unhooked_record_is_one_object(adjustment: Adjustment) -> None:
     pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
     assert pod.original is pod.effective
     asked = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
@@ -300,7 +300,7 @@ REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 @pytest.mark.parametrize(
     ("confirmers", "taken_back"), [({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)]
 )
-def test_plugin_that_repeats_takes_back_only_what_it_set(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
+def test_plugin_that_repeats_withdraws_only_its_changes(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
     by = frozenset((field, name) for name in confirmers for field in REPEATED)
     assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
 

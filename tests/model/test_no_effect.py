@@ -45,7 +45,7 @@ USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("ignored", "sent", "differs"), USED)
-def test_used_part_lacks_what_has_no_effect(
+def test_used_part_lacks_fields_without_effect(
     ignored: set[str], sent: Mapping[str, Any], differs: Mapping[str, Any]
 ) -> None:
     used, lost = no_effect.used(Adjustment(**sent), frozenset(ignored))

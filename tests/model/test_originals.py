@@ -137,7 +137,7 @@ def test_resources_a_runtime_does_not_use_stay_unused(
     assert again.reported is None or write(kept(again)) == text
 
 
-def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
+def test_resources_set_only_by_hooks_are_not_original() -> None:
     bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
     assert restored_container(hooked, kept(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
@@ -165,7 +165,7 @@ VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "re
 
 
 @given(asked=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
-def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooked: Any, labels: Any) -> None:
+def test_any_subject_is_restored_from_its_text(asked: Any, hooked: Any, labels: Any) -> None:
     pod = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
     container = ContainerRecord(replace(CONTAINER, **asked), replace(CONTAINER, **hooked))
     again: PodRecord | ContainerRecord
@@ -210,6 +210,6 @@ BROKEN: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
-def test_text_that_nobody_wrote_is_broken(text: bytes, why: str) -> None:
+def test_other_text_is_broken(text: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read(text)

@@ -50,7 +50,7 @@ def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerRes
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("operation", list(Operation))
-async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, operation: Operation, hooked: bool) -> None:
+async def test_unchanged_call_is_released_as_received(node: Node, operation: Operation, hooked: bool) -> None:
     node.know()
     if hooked:
         node.plugins.add("a")
@@ -246,7 +246,9 @@ async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject
 
 @pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
 @pytest.mark.parametrize("knows_container", [False, True])
-async def test_what_the_runtime_lacks_has_no_hooks(node: Node, operation: Operation, knows_container: bool) -> None:
+async def test_subject_unknown_to_the_runtime_has_no_hooks(
+    node: Node, operation: Operation, knows_container: bool
+) -> None:
     node.plugins.add("a", policy=FAIL)
     node.backend.known_containers = {"c1": CONTAINER} if knows_container else {}
     held = await node.do(operation)
@@ -292,7 +294,9 @@ async def test_runtime_is_queried_for_an_ambiguous_id_prefix(node: Node) -> None
 
 
 @pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
-async def test_remove_by_the_beginning_forgets(node: Node, operation: Operation, counts: tuple[int, int]) -> None:
+async def test_remove_by_an_id_prefix_drops_the_record(
+    node: Node, operation: Operation, counts: tuple[int, int]
+) -> None:
     node.know()
     await node.do(operation, BY_BEGINNING[operation])
     assert node.store.counts() == counts
@@ -315,7 +319,7 @@ async def test_known_pod_is_found_by_an_id_prefix(node: Node, operation: Operati
     assert len(node.plugins.asked) == 1
 
 
-async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Node) -> None:
+async def test_resources_of_a_start_are_set_before_and_recorded(node: Node) -> None:
     node.know()
     node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))
     held = await node.run(node.held(START, version="v1alpha2"))
@@ -341,7 +345,7 @@ async def test_unlimited_memory_that_a_request_spells_0_is_counted(node: Node, o
     ("operation", "message", "released"),
     [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
 )
-async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
+async def test_impossible_changes_of_an_update_are_left_out(
     node: Node,
     operation: Operation,
     message: Message | None,
