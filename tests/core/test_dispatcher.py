@@ -184,7 +184,7 @@ async def test_each_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) 
     desk.plugins.add("a", Reason.UNREACHABLE)
     await desk.before()
     await desk.before(OTHER_REQUEST)
-    assert [line.partition(", for ")[2] for line in caplog.messages] == [REQUEST.name, OTHER_REQUEST.name]
+    assert [line.partition(", for ")[2] for line in caplog.messages] == ["n/web/main", "n/other"]
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
 
 
