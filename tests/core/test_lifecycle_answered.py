@@ -117,14 +117,18 @@ async def test_answer_waits_at_most_half_of_the_callers_time(
     assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
 
 
-async def test_reply_waits_not_longer_for_earlier_post_hooks(core: Core) -> None:
+@pytest.mark.parametrize(("deadline", "runtime_seconds", "answer"), [(2.5, 1.0, 2.0), (0.7, 0.5, 2.5)])
+async def test_reply_waits_for_earlier_post_hooks(
+    core: Core, deadline: float, runtime_seconds: float, answer: float
+) -> None:
+    """At most half of the caller's time; once the deadline has passed, until the earlier call is done."""
     core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
-    behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
-    await core.run(behind)
+    later = FakeCall(REMOVE, deadline=deadline, runtime_seconds=runtime_seconds)
+    await core.run(later)
     await first
-    assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
+    assert (later.steps, later.over_at) == ([(0.5, "release"), (answer, "answer")], answer)
 
 
 async def test_create_is_answered_after_its_commit(core: Core) -> None:
