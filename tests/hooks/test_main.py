@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import re
 import runpy
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,34 +23,10 @@ from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import configured, node
-from tests.hooks.sdk.processes import running
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
 KNOWN = ", ".join(NAMES)
-POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
-STARTED, STOPPED = "PostStartContainer", "PostStopPodSandbox"
-POINTS = {
-    "batchresource": [POD, CREATE, UPDATE],
-    "coresched": [STARTED, STOPPED],
-    "cpunormalization": [CREATE, UPDATE],
-    "cpuset": [POD, CREATE, UPDATE],
-    "gpu": [CREATE],
-    "groupidentity": [POD],
-    "oomscoreadj": [CREATE],
-    "rdt": [POD, CREATE, STARTED, STOPPED],
-}
-
-
-def test_each_hook_has_its_name_and_points() -> None:
-    hooks = [hosting.load(name) for name in NAMES]
-    assert {hook_name(hook): [point.name for point in hook.points] for hook in hooks} == POINTS
-
-
-def test_every_hook_in_the_folder_stands_in_the_table() -> None:
-    files = Path(str(hosting.__file__)).parent.glob("servers/*.py")
-    served = {file.stem for file in files if "    main(" in file.read_text()}
-    assert served == set(NAMES)
 
 
 SERVED = [
@@ -104,13 +79,10 @@ def test_wrong_name_is_one_line(capsys: Out, words: list[str], line: str) -> Non
     assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
 
 
-RDT_SAYS = ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys/fs/resctrl)")
 HELPS = [
-    *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
+    ("__main__", "-h", f"hooks: {KNOWN}\n"),
     ("__main__", "--version", f"runtimeproxy-hooks {VERSION}"),
     ("__main__", "all --help", "/all.sock"),
-    ("servers.coresched", "--help", "/run/runtimeproxy/coresched.json"),
-    *(("servers.rdt", "--help", said) for said in RDT_SAYS),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 
@@ -169,12 +141,3 @@ def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -
         ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
         ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; said once only"),
     ]
-
-
-async def test_hooks_words_at_its_start_are_logged_like_all_else(tmp_path: Path) -> None:
-    program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
-    with running(tmp_path, program=program, file="rdt.json") as server:
-        said = next(line for line in server.log.splitlines() if "rdt:" in line)
-    assert re.match(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING runtimeproxy_hooks.servers.rdt: no RDT on this node", said
-    )

@@ -114,13 +114,6 @@ def test_weight_of_shares_is_runcs(shares: int, expected: int) -> None:
     assert weight(shares) == expected
 
 
-def test_file_is_found_by_its_controller(v1: Cgroups) -> None:
-    inside = v1.root / CPU
-    assert v1.file(POD, "cpu", "cpu.bvt_warp_ns", "other") == inside / "cpu.bvt_warp_ns"
-    assert v1.file(f"{POD}//c1/.", "cpuacct", "cpuacct.usage", "other") == inside / "c1/cpuacct.usage"
-    assert v1.file(POD, "net_cls", "net_cls.classid", "other") == v1.root / "net_cls/kubepods/podx/net_cls.classid"
-
-
 def test_nothing_is_ever_made(cgroups: Cgroups) -> None:
     before = sorted(cgroups.root.rglob("*"))
     for path in ("/kubepods/gone", f"{POD}/c1"):

@@ -86,15 +86,6 @@ SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.P
 PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WITHOUT.get(part) is not point.subject]
 
 
-@POINTS
-def test_answer_without_edits_is_an_echo_without_resources(point: HookPoint) -> None:
-    assert context_at(point).answer() == unedited(point)
-
-
-def test_every_part_that_has_an_effect_can_be_edited() -> None:
-    assert {(point, part) for point in HOOK_POINTS for part in point.applies} <= set(PARTS)
-
-
 @pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
 def test_part_can_be_edited_where_that_has_an_effect(point: HookPoint, part: Part) -> None:
     name, edit, change = EDITS[part]

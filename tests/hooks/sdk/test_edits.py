@@ -183,10 +183,6 @@ def test_clearing_a_cpuset_that_was_not_sent_is_no_edit(sent: Resources | None) 
     assert edited(sent, ("cpuset_cpus", ""), update=True, alone=True).answer is None
 
 
-def test_update_can_say_again_what_was_sent() -> None:
-    assert edited(Resources(oom_score_adj=5), ("oom_score_adj", 5), update=True).answer == Resources(oom_score_adj=5)
-
-
 def test_fixed_resources_say_why() -> None:
     edits = (("cpu_shares", 2), ("cpu_shares", 0), ("cpuset_cpus", ""))
     for name, value in (*edits, ("unified", {"a": "b"}), ("hugepage_limits", {"2MB": 1})):
@@ -289,15 +285,6 @@ def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, 
     else:
         spared = TEXT_FIELDS if is_echo(before, Resources(**done)) else set()
         assert confirmed <= as_sent | spared
-
-
-@pytest.mark.parametrize("sent", [None, Resources(), SENT])
-@pytest.mark.parametrize("update", [False, True])
-def test_nothing_set_is_no_message(sent: Resources | None, update: bool) -> None:
-    resources = EditableResources(sent, update=update)
-    assert resources.cpu_shares != 2  # reading sets nothing
-    assert dict(resources.unified) == (sent.unified if sent else {})
-    assert resources.answer is None
 
 
 SET = {"cpu_quota": -1, "cpu_shares": SENT.cpu_shares, "cpuset_cpus": "7"}

@@ -118,13 +118,3 @@ def test_missing_grpcio_is_one_line_that_says_what_to_install(capsys: Out) -> No
     assert exited.value.code == 1
     words = "the Python package grpc is missing, which serves gRPC; install runtimeproxy with its extra: "
     assert capsys.readouterr().err == f"obedient: error: {words}'runtimeproxy[hooks]'\n"
-
-
-def test_help_names_every_flag_and_default(capsys: Out) -> None:
-    with pytest.raises(SystemExit) as exited:
-        parser("gpu").parse_args(["--help"])
-    assert not exited.value.code
-    said = " ".join(capsys.readouterr().out.split())
-    flags = ("--endpoint SOCKET", "--register-dir FOLDER", "--order NUMBER", "--timeout TIME", "--unregister remove")
-    for words in (*flags, "--log-level", "gpu.sock)", "hookserver.d); ", "(default Ignore)", "0 to 99", "default info"):
-        assert words in said

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy_hooks.sdk.socket_path import SocketPath, listens, place
+from runtimeproxy_hooks.sdk.socket_path import listens, place
 
 
 class Servers(ExitStack):
@@ -88,16 +88,6 @@ def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Serve
         assert beside(path) == ["a.sock.lock"]
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_end_leaves_what_another_made(path: Path, serve: Servers, made: bool) -> None:
-    placed = place(str(path), serve)
-    path.unlink()
-    if made:
-        stale(path)
-    placed.close()
-    assert path.is_socket() == made
-
-
 def test_socket_that_cannot_be_removed_stays_with_a_warning(
     serve: Servers, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,15 +102,6 @@ def test_socket_that_cannot_be_removed_stays_with_a_warning(
     assert caplog.messages == [stays]
     serve.close()
     place(str(path), serve).close()  # the lock was released, and nothing listens
-
-
-def test_second_hook_server_is_refused(path: Path, serve: Servers) -> None:
-    placed = place(str(path), serve)
-    words = rf"another hook server \(pid {os.getpid()}\) listens on .* wait for its end, or choose another --endpoint"
-    with pytest.raises(ConfigError, match=words):
-        place(str(path), serve)
-    assert listens(str(path))
-    placed.close()
 
 
 def test_file_that_comes_up_meanwhile_is_not_touched(path: Path, serve: Servers) -> None:
@@ -145,20 +126,6 @@ def test_server_that_cannot_start_leaves_and_holds_nothing(path: Path, serve: Se
         place(str(path), failing)
     assert beside(path) == ["a.sock.lock"]
     place(str(path), serve).close()
-
-
-def test_several_in_one_directory_do_not_meet(path: Path, serve: Servers) -> None:
-    other, inner = path.with_name("b.sock"), list[SocketPath]()
-
-    def nested(bound: str) -> None:
-        serve(bound)
-        inner.append(place(str(other), serve))
-
-    outer = place(str(path), nested)
-    assert listens(str(path))
-    assert listens(str(other))
-    for placed in (outer, *inner):
-        placed.close()
 
 
 def test_dead_socket_is_replaced_also_one_without_its_name(path: Path, serve: Servers) -> None:

@@ -44,12 +44,6 @@ class Innocent(Hook):
     def pre_create_container(self, container: ContainerContext) -> None: ...
 
 
-class Foreign(Hook):
-    """Has a method from another module, so that no line of its own module is in the traceback."""
-
-    pre_create_container = staticmethod(int)  # type: ignore[assignment]
-
-
 def answered(*hooks: Hook) -> tuple[int, str]:
     """Return the status of what the hooks raise."""
     try:
@@ -102,11 +96,6 @@ def test_traceback_at_debug_level_has_places_and_no_text(caplog: Log) -> None:
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG"]
     assert "raise self.error" in caplog.messages[1]
     assert SECRET not in caplog.text
-
-
-def test_place_is_the_innermost_where_no_line_is_the_hooks_own(caplog: Log) -> None:
-    answered(Foreign())
-    assert f"foreign at PreCreateContainer: TypeError at {ask.__code__.co_filename}:" in caplog.text
 
 
 def test_error_that_no_hook_raised_is_the_servers(caplog: Log) -> None:

@@ -205,14 +205,10 @@ def test_cgroup_that_cannot_be_written_stops_no_pod(make: Make, parent: str, cap
 
 
 UNREADABLE = [
-    *("{", "canary", "[]", "3", '"0-3"'),
-    *({"cpuset": cpuset} for cpuset in (3, ["0-3"], True)),
-    *({"numaNodeResources": given} for given in ({}, "canary", ["canary"], [3])),
-    *({"numaNodeResources": [{"node": number}]} for number in ("0", 0.5, True)),
-    *({"numaNodeResources": [{"resources": {"cpu": 4}}, {"resources": resources}]} for resources in ([], "canary")),
-    *({"numaNodeResources": [{"resources": {"cpu": amount}}]} for amount in ("canary", True)),
+    *("canary", {"cpuset": 3}, {"numaNodeResources": ["canary"]}, {"numaNodeResources": [{"node": "canary"}]}),
+    {"numaNodeResources": [{"resources": {"cpu": 4}}, {"resources": "canary"}]},
     {"numaNodeResources": [{"resources": {"kubernetes.io/batch-cpu": []}}]},
-    {"cpuset": "0-3", "numaNodeResources": [{"resources": {"cpu": ""}}]},
+    {"cpuset": "0-3", "numaNodeResources": [{"resources": {"cpu": "canary"}}]},
 ]
 
 
@@ -225,7 +221,7 @@ def test_unreadable_status_is_malformed_at_every_point(make: Make, value: Any) -
         assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["canary", "3-0", "0-", "0,a", " ", ","])
+@pytest.mark.parametrize("text", ["canary", "3-0", " "])
 def test_bad_cpuset_is_malformed_and_changes_nothing(text: str) -> None:
     pod, sent = PodInfo(annotations=status({"cpuset": text})), Resources(cpu_quota=200000)
     container = ContainerContext(BY_NAME["PreCreateContainer"], HookRequest(pod, ContainerInfo(resources=sent)))

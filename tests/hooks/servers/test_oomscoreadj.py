@@ -39,12 +39,8 @@ def test_nothing_asked_is_nothing_changed(annotations: dict[str, str], caplog: L
     assert not caplog.records
 
 
-SPECS = (
-    *("{", "[77123]", "77123", '{"main": 77123}', '{"main": 77123.0}', '{"main": true}', '{"main": 1e2}'),
-    *('{"main": 5, "other": "77123"}', '{"main": ' + "77123" * 2000 + "}", "[" * 100_000),
-)
 UNREADABLE = [
-    *(({SPEC: text}, SPEC) for text in SPECS),
+    *(({SPEC: text}, SPEC) for text in ("{", "[77123]", '{"main": 77123}', '{"main": 5, "other": "77123"}')),
     *(({SPEC: text, POD: "100"}, SPEC) for text in ('{"main": 1001}', '{"main": "77123"}')),
     *(({POD: text}, POD) for text in ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")),
     ({SPEC: '{"other": 5}', POD: "x77123"}, POD),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import (
-    MAP_FIELDS,
     NUMBER_FIELDS,
     TEXT_FIELDS,
     ContainerInfo,
@@ -124,16 +123,6 @@ def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str)
     with pytest.raises(ConfigError) as caught:
         request.read(str(file))
     assert str(caught.value) == f"{file}:{words}"
-
-
-def test_example_sets_every_resource_and_has_maps_of_several_entries() -> None:
-    """That it has every field is tested in test_trials.py."""
-    asked = request.example()
-    assert asked.container is not None
-    resources = asdict(asked.container)["resources"]
-    assert all(resources.values())
-    maps = [asked.pod.labels, asked.pod.annotations, asked.container.annotations, asked.container.envs]
-    assert all(len(entries) >= 2 for entries in [*maps, *(resources[name] for name in MAP_FIELDS)])
 
 
 @pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
