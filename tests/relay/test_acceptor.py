@@ -54,7 +54,7 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_connections_are_handed_on_behind_a_pause_for_each_failure(listener: Listener, failures: int) -> None:
+async def test_connections_are_handed_on_after_a_pause_per_failure(listener: Listener, failures: int) -> None:
     loop, failed = asyncio.get_running_loop(), list[float]()
     listener.failures, listener.failed = failures, lambda: failed.append(loop.time())
     accepts = listener.connect(3)
@@ -81,7 +81,7 @@ async def test_stop_in_the_pause_accepts_no_more(listener: Listener) -> None:
     assert not listener.accepted
 
 
-async def test_accept_takes_a_batch_of_who_waits_at_once(listener: Listener) -> None:
+async def test_accept_takes_one_batch_of_waiting_clients(listener: Listener) -> None:
     accepts, counts = listener.connect(3), []
     for _ in range(3):
         accepts.accept()

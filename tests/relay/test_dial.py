@@ -74,7 +74,7 @@ async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, ConnectionRefusedError])
-async def test_missing_listener_is_told_at_once(tmp_path: Path, error: type[OSError]) -> None:
+async def test_missing_listener_fails_immediately(tmp_path: Path, error: type[OSError]) -> None:
     path = str(tmp_path / "none.sock")
     if error is ConnectionRefusedError:
         with socket.socket(socket.AF_UNIX) as dead:
@@ -132,7 +132,7 @@ def test_socket_that_others_could_make_is_not_dialled(served: Path, spoil: Calla
 
 
 @as_root
-def test_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: Path) -> None:
+def test_socket_of_root_with_another_listener_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hooks.sock"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
@@ -148,7 +148,7 @@ def test_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: P
             assert accepted.recv(1) == b""
 
 
-def test_missing_listener_is_no_matter_of_trust(served: Path) -> None:
+def test_missing_listener_is_not_distrusted(served: Path) -> None:
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))
@@ -156,7 +156,7 @@ def test_missing_listener_is_no_matter_of_trust(served: Path) -> None:
 
 @pytest.mark.parametrize("above", [0o755, 0o1777])
 def test_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path, above: int) -> None:
-    """Whoever can write above it; a full backlog is reported."""
+    """The mode of the directory above does not count. A full backlog is reported."""
     served.parent.parent.chmod(above)
     made = dial_trusted(str(served))
     assert made is not None

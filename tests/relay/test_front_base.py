@@ -152,7 +152,7 @@ async def test_client_waits_behind_a_full_backlog(rig: Rig) -> None:
         ("backlog is full", "it accepts no connection: its backlog stays full"),
     ],
 )
-async def test_client_is_told_in_time_and_who_is_to_blame(
+async def test_unreachable_backend_is_reported_with_its_cause(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, why: str
 ) -> None:
     monkeypatch.setattr(front_base, "DIAL_SECONDS", 0.03)
@@ -169,30 +169,24 @@ async def test_client_is_told_in_time_and_who_is_to_blame(
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
 
-async def test_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.front.look()
-    assert await read(rig.backend()) == b""
-    rig.fill()
-    rig.front.look()
-    with no_descriptors():
-        rig.front.look()
-    assert caplog.records == []
-
-
-async def test_backend_that_takes_no_connection_is_no_runtime(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_checks_of_the_backend_leave_no_connection(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     assert rig.front.backend_fault() == ""
     assert await read(rig.backend()) == b""
+    rig.front.look()
+    assert await read(rig.backend()) == b""
     with no_descriptors():
-        assert rig.front.backend_fault() == "", "that is the proxy's own want"
+        assert rig.front.backend_fault() == "", "the proxy itself lacks descriptors"
+        rig.front.look()
     rig.fill()
+    rig.front.look()
     assert rig.front.backend_fault() == f"{path}: its backlog is full"
     rig.listener.close()
     assert rig.front.backend_fault() == f"{path}: Connection refused"
     assert (caplog.records, rig.events()) == ([], [])
 
 
-async def test_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_backend_that_is_back_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()
     rig.front.look()
@@ -224,7 +218,7 @@ async def test_end_closes_every_connection(rig: Rig) -> None:
     assert rig.events() == [("drain", "begun", None), ("drain", "ended", "every call is answered")]
 
 
-async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
+async def test_end_serves_a_request_that_waited_to_be_paired(rig: Rig) -> None:
     waiting = rig.fill()
     client = rig.client(b"question")
     stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
@@ -240,7 +234,7 @@ async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(r
 
 
 @pytest.mark.parametrize("ending", [False, True])
-async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending: bool) -> None:
+async def test_waiting_client_is_answered_when_the_backend_goes(rig: Rig, ending: bool) -> None:
     rig.fill()
     client = rig.client(b"question")
     stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS)) if ending else None
@@ -252,7 +246,7 @@ async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
+async def test_end_does_not_wait_for_a_client_without_requests(rig: Rig, leaves: bool) -> None:
     """No request is lost on its way either: the client's send fails."""
     rig.client(), rig.backend()
     rig.front.unfinished = Unfinished(calls=1)
@@ -272,7 +266,7 @@ async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, l
     assert leaves or await read(client) == b""
 
 
-async def test_end_cancels_what_does_not_finish_and_waits_no_longer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_base, "CANCEL_SECONDS", 0.03)
     rig.fill()
     client, freed = rig.client(), asyncio.Event()

@@ -63,7 +63,7 @@ def test_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
         assert has_hung_up(near)
 
 
-async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> None:
+async def test_full_close_is_reported_once_and_a_half_close_is_not(watch: Watch) -> None:
     (one, near, far), _ = watch.add(), watch.add()
     far.shutdown(socket.SHUT_WR)
     await watch.tells()
@@ -75,15 +75,19 @@ async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> 
     assert near.recv(20) == gone.recv(20) == b"last words", "they are still there"
 
 
-async def test_forgotten_peer_is_not_told(watch: Watch) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+async def test_forgotten_peer_is_not_reported(watch: Watch, closed: bool) -> None:
     _, near, far = watch.add()
-    watch.hangups.forget(near)
-    watch.hangups.forget(near)
+    if closed:
+        watch.hangups.close()
+    for _ in range(2):
+        watch.hangups.forget(near)
     far.close()
     await watch.tells()
+    watch.hangups = Hangups(asyncio.get_running_loop()) if closed else watch.hangups
 
 
-async def test_peer_that_is_forgotten_by_another_ones_hang_up_is_not_told(watch: Watch) -> None:
+async def test_peer_forgotten_by_another_callback_is_not_reported(watch: Watch) -> None:
     """Both hang up within one iteration of the loop, and the first one's end closes the second."""
     (_, _, first), (_, _, second) = watch.add(), watch.add()
 
@@ -99,7 +103,7 @@ async def test_peer_that_is_forgotten_by_another_ones_hang_up_is_not_told(watch:
     await watch.tells(7)
 
 
-async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> None:
+async def test_reused_descriptor_is_another_socket(watch: Watch) -> None:
     number, near, far = watch.add()
     far.close()
     await watch.tells(number)
@@ -111,12 +115,3 @@ async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> N
     await watch.tells(number)
     far.close()
     await watch.tells(number, again)
-
-
-async def test_hang_up_behind_the_end_is_not_told(watch: Watch) -> None:
-    _, near, far = watch.add()
-    watch.hangups.close()
-    far.close()
-    await watch.tells()
-    watch.hangups.forget(near)
-    watch.hangups = Hangups(asyncio.get_running_loop())

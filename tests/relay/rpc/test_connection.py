@@ -161,7 +161,7 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
     assert requests == [len(fibers), len(fibers)]
 
 
-async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
+async def test_server_gets_the_deadline_and_the_cancel(path: str, client: UnaryClient) -> None:
     left: list[float] = []
     cancelled: list[bool] = []
 
@@ -185,7 +185,7 @@ async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client
         await until(lambda: cancelled)
 
 
-async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, client: UnaryClient) -> None:
+async def test_calls_wait_for_the_servers_settings(path: str, client: UnaryClient) -> None:
     """grpcio resets calls above its limit, with an error that does not say why."""
     async with grpc_server(path, echo, ("grpc.max_concurrent_streams", 10)):
         messages = [str(number).encode() * 1000 for number in range(60)]
@@ -201,7 +201,7 @@ async def test_call_without_time_left_dials_nobody(path: str, seconds: float) ->
 
 
 @pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
-async def test_missing_peer_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
+async def test_missing_peer_fails_immediately(path: str, client: UnaryClient, reason: str) -> None:
     if reason == "Connection refused":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(path)
@@ -236,7 +236,7 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         assert client.peer() == Peer(second.socket, 0)
         call, connection, _ = await asked(client, server)
         await client.close()
-        assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials anew"
+        assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
         await ended(connection)
         await answered(client, server)
     assert client.peer() == Peer(None, 0)
@@ -267,22 +267,15 @@ async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: Una
     assert client.absence() == f"{path}: Connection refused"
 
 
-async def test_server_that_must_not_be_asked_is_absent(path: str) -> None:
+async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
     def dialler(path: str) -> socket.socket:
         raise UntrustedSocket("user 7 listens there")
 
-    Path(path).touch()
-    assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
-
-
-async def test_server_is_not_absent_when_the_proxy_lacks_descriptors(client: UnaryClient, server: Server) -> None:
-    with no_descriptors():
-        assert client.absence() == ""
-
-
-async def test_server_is_absent_when_its_backlog_is_full(path: str, client: UnaryClient) -> None:
     async with full_backlog(path):
         assert client.absence() == f"{path}: {SILENT}"
+        assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
+        with no_descriptors():
+            assert client.absence() == "", "the proxy itself lacks descriptors"
 
 
 async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
@@ -334,7 +327,7 @@ async def test_shortage_is_waited_for(path: str, server: Server, number: int, mo
     await client.close()
 
 
-async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(client: UnaryClient, server: Server) -> None:
+async def test_lasting_shortage_is_the_proxys_own(client: UnaryClient, server: Server) -> None:
     with no_descriptors():
         there = client.peer()
         assert there.socket is not None
@@ -383,7 +376,7 @@ async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client
         assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
 
 
-async def test_peer_that_asks_and_never_reads_is_no_longer_read(client: UnaryClient, server: Server) -> None:
+async def test_peer_that_pings_and_never_reads_is_no_longer_read(client: UnaryClient, server: Server) -> None:
     pings = 100_000
     call = start(client)
     connection = await server.connection()
@@ -404,7 +397,7 @@ async def test_peer_that_asks_and_never_reads_is_no_longer_read(client: UnaryCli
 
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
-async def test_call_that_the_peer_did_nothing_for_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
+async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
     """RFC 9113, 8.7."""
     call, connection, stream = await asked(client, server)
     if by == "reset":
@@ -418,7 +411,7 @@ async def test_call_that_the_peer_did_nothing_for_is_sent_again(client: UnaryCli
     assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
 
 
-async def test_calls_take_turns_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
     """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
     first, connection, stream = await asked(client, one_at_a_time)
     await told(connection)
@@ -435,7 +428,7 @@ async def test_calls_take_turns_in_order_and_none_wakes_in_vain(client: UnaryCli
     assert (stream, one_at_a_time.accepted) == (11, 1)
 
 
-async def test_calls_that_wait_go_on_when_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_waiting_calls_continue_after_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
     first, connection, _ = await asked(client, one_at_a_time)
     await told(connection)
     waiting = start(client)
@@ -447,7 +440,7 @@ async def test_calls_that_wait_go_on_when_the_connection_ends(client: UnaryClien
     assert await waiting == b"x"
 
 
-async def test_call_that_gives_up_hands_its_turn_on(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at_a_time: Server) -> None:
     first, connection, stream = await asked(client, one_at_a_time)
     await told(connection)
     second, third = start(client), start(client)

@@ -1,17 +1,16 @@
-"""Unary calls on one connection, against a peer that is written out frame by frame.
-
-What all connections of the proxy's own have in common is tested in tests/wire/test_connection.py.
-"""
+"""Unary calls on one connection, against a peer that is written out frame by frame."""
 
 import gzip
 
 import pytest
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.rpc.framing import CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
+from runtimeproxy.relay.rpc.framing import HEADER_LIMIT, CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
 from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
+from tests.relay.peers import answer
 
 LIMIT = 1000
 PATH = "/package.Service/Method"
@@ -46,10 +45,6 @@ def data(stream: int, payload: bytes, end: bool = False) -> bytes:
     return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload)
 
 
-def answer(stream: int, message: bytes) -> bytes:
-    return block(stream, HEAD) + data(stream, grpc.message(message)) + block(stream, GOOD_END, end=True)
-
-
 def outcome(calls: Calls) -> Outcome:
     ((_, result),) = calls.ended
     calls.ended.clear()
@@ -80,6 +75,91 @@ def test_request_on_the_wire() -> None:
     assert body == (http2.DATA, http2.END_STREAM, 1, grpc.message(b"message"))
 
 
+def test_connection_opens_with_preface_settings_and_window() -> None:
+    settings, window = http2.FrameBuffer().feed(b"".join(Calls(LIMIT).out).removeprefix(http2.PREFACE))
+    room = LIMIT + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE
+    push, table = (0x2, 0), (http2.HEADER_TABLE_SIZE, 0)
+    assert http2.read_settings(settings[3]) == [push, (http2.INITIAL_WINDOW_SIZE, room), table]
+    assert window == (http2.WINDOW_UPDATE, 0, 0, (2**20 - 65_535).to_bytes(4))
+
+
+def test_request_waits_for_the_windows_that_settings_and_updates_open() -> None:
+    calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
+    narrow, wider = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (0, 10))
+    calls.receive(narrow)
+    calls.out.clear()
+    calls.open(PATH, message, 1.0)
+    calls.receive(wider + narrow)  # what is left once all is read counts
+    assert http2.DATA not in [kind for kind, *_ in sent(calls)]
+    calls.receive(wider)
+    parts = [frame for frame in sent(calls) if frame[0] == http2.DATA]
+    assert sum(len(payload) for *_, payload in parts) == 10
+    calls.receive(http2.window_update(1, 2**30) + http2.window_update(0, 2**30))
+    parts += sent(calls)
+    assert b"".join(payload for *_, payload in parts) == grpc.message(message)
+    assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
+
+
+def test_settings_are_acknowledged_and_limit_the_streams() -> None:
+    calls = Calls(LIMIT)
+    assert calls.room == 1
+    calls.open(PATH, b"", 1.0)
+    assert calls.room == 0
+    calls.out.clear()
+    calls.receive(http2.settings({http2.MAX_FRAME_SIZE: 20_000}))
+    assert sent(calls) == [(http2.SETTINGS, http2.ACK, 0, b"")]
+    assert (calls.room > 1_000_000, calls.sender.max_frame) == (True, 20_000), "no limit is the default"
+    for _ in range(2):
+        calls.open(PATH, b"", 1.0)
+    calls.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 2}) + http2.settings({}))
+    assert calls.room == 0
+    for stream, room in ((3, 0), (1, 1)):
+        calls.cancel(stream)
+        assert calls.room == room
+
+
+def test_header_blocks_are_joined_and_decoded_until_the_ack() -> None:
+    """The server's table is followed until it acknowledged the size of 0; later blocks stand alone."""
+    calls, encoder = Calls(LIMIT), Encoder()
+    streams = [calls.open(PATH, b"", 1.0) for _ in range(2)]
+    calls.receive(http2.settings({}))
+    for stream in streams:
+        head = encoder.encode(HEAD)
+        calls.receive(http2.frame(http2.HEADERS, 0, stream, head[:1]))
+        calls.receive(http2.frame(http2.CONTINUATION, http2.END_HEADERS, stream, head[1:]))
+        calls.receive(data(stream, REPLY))
+    calls.receive(http2.SETTINGS_ACK + b"".join(block(stream, GOOD_END, end=True) for stream in streams))
+    assert calls.ended == [(stream, b"ok") for stream in streams]
+    with pytest.raises(WireError):
+        calls.receive(http2.header_frames(5, encoder.encode(HEAD), end=True))
+
+
+CUT = http2.frame(http2.HEADERS, 0, 1, headers.build(HEAD))
+BROKEN = {
+    "lone continuation": (http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1), "out of place"),
+    "interleaved": (CUT + http2.frame(http2.DATA, 0, 1, b"x"), "out of place"),
+    "other stream": (CUT + http2.frame(http2.CONTINUATION, 0, 3), "another stream"),
+    "endless block": (CUT + http2.frame(http2.CONTINUATION, 0, 1) * (HEADER_LIMIT // http2.HEAD_BYTES), "too long"),
+    "push": (http2.frame(http2.PUSH_PROMISE, http2.END_HEADERS, 1, bytes(4)), "push is off"),
+    "short ping": (http2.frame(http2.PING, 0, 0, b"short"), "PING frame whose length is not 8"),
+    "long frame": (http2.frame(http2.DATA, 0, 1, bytes(http2.DEFAULT_FRAME_SIZE + 1)), "longer than the receiver"),
+    "long reset": (http2.frame(http2.RST_STREAM, 0, 5, bytes(14)), "RST_STREAM frame whose length is not 4"),
+    "long update": (http2.frame(http2.WINDOW_UPDATE, 0, 5, bytes(5)), "length is not 4"),
+}
+
+
+@pytest.mark.parametrize(("received", "problem"), BROKEN.values(), ids=BROKEN)
+def test_server_that_breaks_the_protocol_is_named(received: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        connected().receive(received)
+
+
+@pytest.mark.parametrize("first", [http2.SETTINGS_ACK, http2.frame(http2.PING, 0, 0, bytes(8))])
+def test_first_frame_is_settings(first: bytes) -> None:
+    with pytest.raises(WireError, match="SETTINGS"):
+        Calls(LIMIT).receive(first)
+
+
 def test_stream_ids_can_be_used_up() -> None:
     calls = connected()
     calls._next_stream = http2.MAX_STREAM_ID - 2
@@ -89,53 +169,23 @@ def test_stream_ids_can_be_used_up() -> None:
     assert calls.closing
 
 
-def test_request_waits_for_the_peers_windows() -> None:
-    calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
-    calls.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10}))
-    calls.out.clear()
-    calls.open(PATH, message, 1.0)
-    parts = sent(calls)[1:]
-    assert sum(len(payload) for *_, payload in parts) == 10
-    calls.receive(http2.window_update(1, 2**30) + http2.window_update(0, 2**30))
-    parts += sent(calls)
-    assert b"".join(payload for *_, payload in parts) == grpc.message(message)
-    assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
-
-
-def test_number_of_streams_obeys_the_peer() -> None:
-    calls = Calls(LIMIT)
-    assert calls.room == 1
-    calls.open(PATH, b"", 1.0)
-    assert calls.room == 0
-    calls.receive(http2.settings({}))
-    assert calls.room > 1_000_000
-    calls.open(PATH, b"", 1.0)
-    calls.open(PATH, b"", 1.0)
-    calls.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 2}))
-    assert calls.room == 0
-    calls.cancel(3)
-    calls.receive(http2.settings({}))
-    assert calls.room == 0
-    calls.cancel(1)
-    assert calls.room == 1
-
-
 def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
     calls = connected(b"")
     calls.cancel(1)
     calls.cancel(1)
     assert sent(calls) == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
-    calls.receive(data(1, bytes(16384)) * 20)
+    calls.receive(http2.frame(http2.DATA, http2.PADDED, 1, b"\xff" + bytes(16383)) * 20)  # its padding is credited, too
     calls.receive(block(1, HEAD) + block(1, GOOD_END, end=True) + http2.rst_stream(1, http2.CANCEL))
+    calls.receive(http2.frame(0x42, 0, 0, b"of an unknown type"))
     assert calls.ended == []
     assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
 
 
-def test_few_pings_are_acknowledged_with_the_next_write_and_many_at_once() -> None:
+def test_few_pings_wait_for_a_write_and_many_do_not() -> None:
     calls = connected()
     pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(Calls.waiting_acks + 1)]
     acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
-    calls.receive(b"".join(pings[:-1]))
+    calls.receive(acks[0] + b"".join(pings[:-1]))
     assert (calls.out, calls.acks) == ([], acks[:-1])
     calls.receive(pings[-1])
     assert (calls.out, calls.acks) == (acks, [])
@@ -176,6 +226,7 @@ CANCELLED = [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
 REPLY = b"\0\0\0\0\2ok"
 BEGUN, ENDED = block(1, HEAD), block(1, GOOD_END, end=True)
 NO_STATUS, NOT_ONE = "the answer ends without grpc-status", "not exactly one whole gRPC message"
+RESET = "the peer reset the call (HTTP/2 error"
 CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"503": 14, b"418": 2, b"": 2}
 TOO_LONG = (b"\0" + (LIMIT + 1).to_bytes(4), grpc.message(b"x" * LIMIT) + b"x")
 UNPROCESSED = (http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0))
@@ -194,7 +245,8 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
     (BEGUN + data(1, REPLY, end=True), 13, Kind.BROKEN, NO_STATUS, []),
     (BEGUN + BEGUN, 13, Kind.BROKEN, "the answer has headers after its message", CANCELLED),
     (data(1, b"x"), 13, Kind.BROKEN, "the answer begins without headers", CANCELLED),
-    (http2.rst_stream(1, 2), 13, Kind.BROKEN, "the peer reset the call (HTTP/2 error 2)", []),
+    (http2.rst_stream(1, 2), 13, Kind.BROKEN, f"{RESET} 2)", []),
+    (http2.frame(http2.RST_STREAM, 0, 1, b"\x88\0\0\1"), 13, Kind.BROKEN, f"{RESET} {0x88000001})", []),
     (block(1, [HEAD[0], (b"content-type", b"text/html")]), 2, Kind.BROKEN, "the answer is not gRPC", CANCELLED),
     *(
         (http_status(value, end), code, Kind.BROKEN, f"HTTP status '{value.decode()}' in place of an answer", after)
@@ -217,7 +269,7 @@ def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[
     assert isinstance(failed, TooLong) == (code == 8)
 
 
-def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
+def test_early_answer_cancels_the_rest_of_the_request() -> None:
     calls = connected(b"m" * 100_000)
     calls.receive(block(1, [*HEAD, (b"grpc-status", b"8")], end=True))
     assert failure(calls).code == 8
@@ -226,7 +278,7 @@ def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
     assert calls.out == []
 
 
-def test_calls_end_in_any_order_and_by_goaway_the_later_ones() -> None:
+def test_calls_end_in_any_order_and_later_ones_by_goaway() -> None:
     calls = connected(b"", b"", b"", b"")
     calls.receive(answer(5, b"5") + http2.goaway(3, 0) + answer(3, b"3") + answer(1, b"1"))
     assert calls.closing
