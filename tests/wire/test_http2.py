@@ -42,14 +42,6 @@ def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: orac
     assert built == expected.serialize()
 
 
-@given(st.integers(0, 300), st.integers(0, 9), st.integers(0, 255), CODES)
-def test_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
-    framed = b"--" + http2.frame(kind, flags, stream, bytes(size))
-    high, low, *rest = http2.read_head(framed, 2)
-    assert (high << 8 | low, *rest) == (size, kind, flags, stream)
-    assert len(framed) == 2 + http2.HEAD_BYTES + size
-
-
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("size", [0, 1, LONGEST - 1, LONGEST, LONGEST + 1, 2 * LONGEST, 2 * LONGEST + 1])
 def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:

@@ -71,22 +71,6 @@ def test_fields_tile_the_message(parts: list[bytes]) -> None:
     assert [message[field.start : field.end] for field in protobuf.fields(message)] == parts
 
 
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        (b"\x08\x96\x01", protobuf.Field(1, protobuf.VARINT, 0, 1, 3)),
-        (b"\x12\x07testing", protobuf.Field(2, protobuf.LENGTH_DELIMITED, 0, 2, 9)),
-        (b"\x12\x80\x00", protobuf.Field(2, protobuf.LENGTH_DELIMITED, 0, 3, 3)),
-        (b"\x19" + bytes(8), protobuf.Field(3, protobuf.FIXED64, 0, 1, 9)),
-        (b"\x25" + bytes(4), protobuf.Field(4, protobuf.FIXED32, 0, 1, 5)),
-        (b"\x2b\x0b\x08\x01\x0c\x2c", protobuf.Field(5, protobuf.START_GROUP, 0, 1, 6)),
-        (b"\xf8\xff\xff\xff\x0f\x00", protobuf.Field(2**29 - 1, protobuf.VARINT, 0, 5, 6)),
-    ],
-)
-def test_field(message: bytes, field: protobuf.Field) -> None:
-    assert list(protobuf.fields(message)) == [field]
-
-
 MALFORMED = {
     "number out of range": [b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00"],
     "varint": [b"\x80", b"\x08", b"\x08" + b"\x80" * 10 + b"\x00", b"\x0a", b"\x0b"],
@@ -150,11 +134,6 @@ def test_nothing_behind_the_limit_is_looked_at() -> None:
     assert protobuf.has_more_fields(message, 49, {})
     with pytest.raises(WireError):
         protobuf.has_more_fields(message, 50, {})
-
-
-@given(INT64)
-def test_varint_is_the_parsers(value: int) -> None:
-    assert b"\x08" * bool(value) + varint(value) * bool(value) == Resources(cpu_period=value).SerializeToString()
 
 
 def number(value: int) -> dict[int, Edit]:
@@ -311,12 +290,6 @@ def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str,
     expected.unified.update(unified)
     assert known(Resources.FromString(result)) == known(expected)
     assert without(result, {2, 6, 9}) == without(message, {2, 6, 9})
-
-
-@given(scattered())
-def test_setting_what_stands_there_changes_nothing(message: bytes) -> None:
-    now = Resources.FromString(message)
-    assert rewrite(message, number(now.cpu_quota) | text(now.cpuset_cpus) | texts(now.unified)) is message
 
 
 @given(st.lists(scattered(), max_size=3), INT64)

@@ -48,11 +48,9 @@ CPUSETS = (("0-1", "0-1"), ("0", "0"), ("010", "010"), ("08,09", "08,09"), ("''"
         *((f"kubelet-cpu-manager-policy: {word}", "kubelet_cpu_manager_policy", word) for word in ("static", "none")),
         *((f"system-cpuset: {text}", "system_cpuset", cpuset) for text, cpuset in CPUSETS),
         ("unset-cpu-quota: false", "unset_cpu_quota", False),
-        *((text, "rdt", RDT) for text in ("rdt: {}", "rdt: {BE: {}}", "rdt: {BE: }")),
-        ("rdt: {BE: {enable: true}}", "rdt", RDT | {"BE": RdtClass(True, (0, 30), 100)}),
+        ("rdt: {BE: }", "rdt", RDT),
         (TWO_CLASSES, "rdt", TWO_TAKEN),
-        ("group-identity: {enable: true}", "group_identity", GroupIdentities(True, 2, 2, -1)),
-        ("group-identity: {LSR: 1, LS: 0, BE: -1}", "group_identity", GroupIdentities(False, 1, 0, -1)),
+        ("group-identity: {enable: true, LSR: 1, LS: 0}", "group_identity", GroupIdentities(True, 1, 0, -1)),
     ],
 )
 def test_key_sets_its_setting_and_no_other(text: str, attribute: str, expected: Any) -> None:
@@ -71,11 +69,8 @@ MAPPING = f"must be a mapping with some of the keys {SETTINGS_KEYS}"
 
 
 NO_RATIOS = ("0", "-1", ".inf", ".nan", "x", "true", "[1]", "1:30", "1:30.5", "1_0", "1_0.5", "010", f"1{'0' * 400}")
-NO_CPUSETS = (
-    *("a", "0-", "-1", "0 1", "'0,'", "1.5", "[0]", "true", "2024-01-01", '"0\\n"', "'\u0663'", "7-0", "0-12345678901"),
-    *("12345678901", "0,3-2", "1:30", "0_1", "0x1", "+1"),
-)
-NO_PERCENTS = ("30", "[30]", "[0, 5, 9]", "[a, b]", "[0, 3.0]", "[-1, 5]", "[5, 101]", "[5, 5]", "[9, 5]", "[false, 5]")
+NO_CPUSETS = ("0-", "[0]", "2024-01-01", '"0\\n"', "'\u0663'", "7-0", "0-12345678901", "1:30", "0_1", "0x1", "+1")
+NO_PERCENTS = ("30", "[0, 5, 9]", "[a, b]", "[0, 3.0]", "[-1, 5]", "[5, 101]", "[5, 5]", "[false, 5]")
 NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0x32", "0:50", "5_0")
 
 
@@ -89,28 +84,18 @@ NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0x32", "0:50", "5_0")
         *((f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS) for value in NO_PERCENTS),
         *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in NO_MB),
         ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
-        ("unset-cpu-quota: 'no'", "unset-cpu-quota must be true or false"),
         ("shared-pools: {}", "shared-pools must be a list of socket, node, cpuset"),
         ("shared-pools: [0-3]", "shared-pools[0] must be a mapping with some of the keys socket, node, cpuset"),
         ("shared-pools: [{}, {cpuset: x}]", f"shared-pools[1].cpuset {CPUS}"),
         ("shared-pools: [{node: -1}]", f"shared-pools[0].node must be a whole number from 0 to {2**31 - 1}"),
-        ("shared-pools: [{socket: true}]", f"shared-pools[0].socket must be a whole number from 0 to {2**31 - 1}"),
         ("be-shared-pools: [{cpus: 1}]", "unknown key 'be-shared-pools[0].cpus'; did you mean cpuset?"),
-        ("rdt: [BE]", "rdt must be a mapping with some of the keys LSR, LS, BE"),
         ("rdt: {BE: true}", "rdt.BE must be a mapping with some of the keys enable, l3, mb"),
-        ("rdt: {BE: {enable: 1}}", "rdt.BE.enable must be true or false"),
         ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
-        ("rdt: {LSE: {}}", "unknown key 'rdt.LSE'; did you mean LS?"),
         ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
-        ("group-identity: {BE: -2}", "group-identity.BE must be a whole number from -1 to 2"),
-        ("group-identity: {enabled: true}", "unknown key 'group-identity.enabled'; did you mean enable?"),
-        ("shared_pools: []", "unknown key 'shared_pools'; did you mean shared-pools?"),
-        ("zzz: 1", f"unknown key 'zzz'; there are {SETTINGS_KEYS}"),
         ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
         (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
         ("rdt: {}\n\nrdt: {}", "'rdt' stands in line 1 and in line 3: remove one"),
-        ("rdt: {BE: {mb: 5, mb: 6}}", "'mb' stands in line 1 and in line 1: remove one"),
-        *((text, f"the file {MAPPING}") for text in ("- rdt", "rdt", "&a [*a]")),
+        ("&a [*a]", f"the file {MAPPING}"),
         ("[" * 50, "more than 10 levels deep; the settings have three"),
         ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),
     ],
@@ -124,9 +109,8 @@ def test_broken_rule_is_an_error_with_file_key_and_rule(text: str, error: str) -
 
 @pytest.mark.parametrize(
     "content",
-    [b"{", b"a: b: c", b"\xff\xfe\xfd", b"\x00", b"system-cpuset: !!int ''", b"rdt: !!timestamp x", b"rdt: !!bool x",
-     b"!!python/object/apply:os.getcwd []", b"? {a: b}\n: 1", b"rdt: *gone", b"a: 1\n--- \nb: 2"],
-)  # fmt: skip
+    [b"{", b"\xff\xfe\xfd", b"\x00", b"rdt: !!bool x", b"!!python/object/apply:os.getcwd []", b"rdt: *gone"],
+)
 def test_text_that_is_no_yaml_is_an_error_of_one_line(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^node: this is not YAML: [^\n]+$"):
         parse(content, "node")

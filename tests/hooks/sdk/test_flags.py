@@ -33,9 +33,6 @@ def test_flag_gives_its_value_over_the_defaults(flag: str, value: dict[str, obje
     assert vars(parser("gpu").parse_args([flag])) == DEFAULTS | value
 
 
-UNPLACED = ("100", "-1", "\N{SUPERSCRIPT TWO}")
-
-
 @pytest.fixture(autouse=True)
 def without_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make sure that no server can be started."""
@@ -73,21 +70,16 @@ class Fileless(Obedient):
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 
 
-HELP = "; --help lists the flags"
 TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --{0}: conflicting option string: --{0}; rename"
 NO_FILE_NAME = "cannot be in a file's name; use letters, digits, '.', '_' and '-'"
 WRONG_FLAGS = [
     ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
     ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
-    *(
-        (f"--order={text}", f"argument --order: '{text}' is not a place: write a number from 0 to 99")
-        for text in UNPLACED
-    ),
+    ("--order=100", "argument --order: '100' is not a place: write a number from 0 to 99"),
+    ("--order=\u00b2", "argument --order: '\u00b2' is not a place: write a number from 0 to 99"),
     ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
     ("--timeout=1h", "--timeout: '1h' is not a duration: write one like 500ms, 2s, 1m, or a number of seconds"),
-    ("--log-level=trace", "argument --log-level: invalid choice: 'trace' (choose from "),
-    *((text, f"unrecognized arguments: {text}{HELP}") for text in ("--log=debug", "obedient", "--mark=x")),
-    ("--order", f"argument --order: expected one argument{HELP}"),
+    ("--log=debug", "unrecognized arguments: --log=debug; --help lists the flags"),
 ]
 WRONG_LINES: list[tuple[list[Any], str, list[str], str]] = [
     *(([Obedient()], "", [flag], f"obedient: error: {line}") for flag, line in WRONG_FLAGS),

@@ -76,7 +76,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("name", ["LSE", "LSR", "LS", "BE", "SYSTEM", "", "other"])
+@pytest.mark.parametrize("name", ["LSR", "LS", "BE", "SYSTEM", ""])
 @pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
 def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, name: str) -> None:
     for sent, parent in ((None, GUARANTEED), ({}, BEST_EFFORT), (SENT, BURSTABLE)):
@@ -97,7 +97,6 @@ RULES = [
     ("no rule, NUMA", "", "", GUARANTEED, numa(0, cpu=1), NOTHING),
     # 1. NUMA nodes with CPUs.
     ("cpu as text", POOLS, "LS", BURSTABLE, numa(0, cpu="4"), POOL_0),
-    ("cpu as number", POOLS, "LS", BURSTABLE, numa(0, cpu=4), POOL_0),
     ("hardly any cpu", POOLS, "LS", BURSTABLE, numa(0, cpu="1n"), POOL_0),
     ("cpu other than 0", POOLS, "LS", BURSTABLE, numa(0, cpu=-1), POOL_0),
     ("cpu 0", POOLS, "LS", BURSTABLE, numa(0, cpu="0"), ALL),
@@ -110,11 +109,9 @@ RULES = [
     ("one entry with cpu counts all nodes", POOLS, "LS", BURSTABLE, SECOND_HAS_CPU, ALL),
     ("key case", POOLS, "LS", BURSTABLE, NODE_IN_OTHER_CASE, POOL_1),
     ("no node is node 0, as in Go", POOLS, "LS", BURSTABLE, NO_NODE, POOL_0),
-    ("no label", POOLS, "", GUARANTEED, numa(1, cpu=4), POOL_1),
     ("before static", POOLS + STATIC, "", GUARANTEED, numa(1, cpu=4), POOL_1),
     ("before best effort", POOLS, "", BEST_EFFORT, numa(1, cpu=4), POOL_1),
     ("before SYSTEM", POOLS + SYSTEM, "SYSTEM", GUARANTEED, numa(0, cpu=4), POOL_0),
-    ("LSR", POOLS, "LSR", GUARANTEED, numa(0, cpu=4), POOL_0),
     ("a node without a pool", POOLS, "LS", BURSTABLE, numa(7, cpu=4), CLEARED),
     ("a pool without CPUs", ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
     ("all taken", EMPTY_POOL, "LS", BURSTABLE, numa(0, cpu=4), CLEARED),
@@ -146,7 +143,6 @@ RULES = [
     ("static, LSR without CPUs of its own", POOLS + STATIC, "LSR", GUARANTEED, {}, NOTHING),
     ("static, BE", POOLS + STATIC, "BE", BURSTABLE, {}, NOTHING),
     ("not static", POOLS, "", GUARANTEED, {}, ALL),
-    ("an unknown class", POOLS, "other", BURSTABLE, {}, ALL),
     ("no cgroup parent", POOLS, "LSE", "", {}, ALL),
     ("the annotation is null", POOLS, "", GUARANTEED, status("null"), ALL),
     ("an entry is null", POOLS, "", GUARANTEED, status({"numaNodeResources": [None]}), ALL),

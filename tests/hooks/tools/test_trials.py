@@ -39,13 +39,11 @@ def resources(**fields: Any) -> HookAnswer:
 MIXTURES = [
     ("nothing", HookAnswer(), [], []),
     ("an echo", merge.echo(SENT), [], []),
-    ("an empty message", resources(), [], []),
     ("changes only", resources(cpu_quota=-1), [], []),
     ("what was not sent only", resources(cpu_period=1000), [], []),
     ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7), [], []),
     ("an echo that clears the cpuset", resources(cpu_quota=5000, cpu_shares=7), [], []),
     ("one entry of two", HookAnswer(labels={"b": "2"}), [], []),
-    ("one number of two", resources(cpu_shares=7), ["cpu_shares"], ["cpu_quota"]),
     ("one number of two, and another", resources(cpu_shares=7, cpu_period=1000), ["cpu_shares"], ["cpu_quota"]),
 ]
 
