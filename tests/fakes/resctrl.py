@@ -31,14 +31,11 @@ class Hardware:
     l3_ids: tuple[int, ...] = (0, 1)
     cbm_mask: int = 0x7FF
     min_cbm_bits: int = 1
-    cdp: bool = False
     mb_ids: tuple[int, ...] = (0, 1)
 
     @property
     def l3_names(self) -> tuple[str, ...]:
-        if not self.l3_ids:
-            return ()
-        return ("L3DATA", "L3CODE") if self.cdp else ("L3",)
+        return ("L3",) if self.l3_ids else ()
 
     def full(self) -> dict[str, dict[int, int]]:
         """Return the values of a group without limits, by resource and cache id."""

@@ -169,9 +169,8 @@ def resctrl(tmp_path: Path) -> StandIn:
     return StandIn(tmp_path / "resctrl")
 
 
-WIDE = Hardware(cdp=True, mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
-WIDE_MACHINE = Machine({"L3CODE": Cache((0, 1), 20, 2), "L3DATA": Cache((0, 1), 20, 2)})
-TREES = [(Hardware(), FULL), (Hardware(l3_ids=(), mb_ids=()), Machine()), (WIDE, WIDE_MACHINE)]
+WIDE = Hardware(mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
+TREES = [(Hardware(), FULL), (Hardware(l3_ids=(), mb_ids=()), Machine()), (WIDE, Machine({"L3": Cache((0, 1), 20, 2)}))]
 
 
 @pytest.mark.parametrize(("hardware", "machine"), TREES)

@@ -71,15 +71,6 @@ def test_text_of_a_difference_is_like_yaml() -> None:
     assert str(Difference()) == "nothing is changed"
 
 
-def test_hooks_are_asked_in_order_and_each_call_stands_for_itself() -> None:
-    def add(letter: str) -> Everywhere:
-        return Everywhere(lambda container: container.env.update(A=container.env.get("A", "") + letter))
-
-    tester = HookTester(add("1"), Hook(), add("2"))
-    assert tester.pre_create_container().env == {"A": "12"}
-    assert tester.pre_create_container(env={"A": "0"}).env == {"A": "012"}
-
-
 POD_FACTS: dict[str, Any] = {
     **{"pod": "web", "namespace": "shop", "uid": "u-1", "labels": {"l": "1"}, "annotations": {"a": "2", "b": "\udcff"}},
     **{"cgroup_parent": "/x", "pod_attempt": 3, "pod_resources": {"cpu_shares": 2}},

@@ -20,22 +20,16 @@ ASKED = [
     *(({SPEC: '{"main": -500, "other": 200}'}, -500), ({SPEC: '{"main": 200}', POD: "100"}, 200)),
     *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"other": 200}', '{"MAIN": 200}', '{"other": null}')),
     *(({SPEC: spec, POD: "100"}, 100) for spec in ("{}", "null", "")),
+    *((none, None) for none in ({}, {POD: ""}, {SPEC: ""}, {SPEC: '{"other": 5}'})),
     *(({POD: "+7"}, 7), ({POD: "00000007"}, 7), ({POD: "-" + "0" * 5000 + "5"}, -5)),
 ]
 
 
 @pytest.mark.parametrize(("annotations", "value"), ASKED)
-def test_asked_value_is_set(annotations: dict[str, str], value: int, caplog: Log) -> None:
+def test_requested_value_is_set(annotations: dict[str, str], value: int | None, caplog: Log) -> None:
     for before in (None, {}, {"oom_score_adj": 968, "cpu_shares": 2}):
         changed = HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=before)
-        assert changed.resources == {"oom_score_adj": value}
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("annotations", [{}, {POD: ""}, {SPEC: ""}, {SPEC: '{"other": 5}'}])
-def test_nothing_asked_is_nothing_changed(annotations: dict[str, str], caplog: Log) -> None:
-    resources = {"oom_score_adj": 968}
-    assert not HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=resources)
+        assert changed.resources == ({} if value is None else {"oom_score_adj": value})
     assert not caplog.records
 
 
