@@ -467,6 +467,14 @@ async def test_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
     await watching.until("closed")
 
 
+async def test_backend_is_read_without_a_watch(rig: Rig) -> None:
+    await rig.fill(rig.client)
+    rig.client.close()
+    for _ in range(64):
+        assert rig.backend.send(b"y" * 1024) == 1024
+        await asyncio.sleep(0.001)
+
+
 async def test_another_backend_replaces_one_that_ended(rig: Rig) -> None:
     """The client had to wait for the first one."""
     rig.pair.keeps = True

@@ -154,6 +154,12 @@ async def test_client_that_connects_meanwhile_is_waited_for_too(front: Front) ->
     assert late[0].told
 
 
+def test_unfinished_work_is_summed_and_true_if_there_is_any() -> None:
+    assert drain.total([Unfinished(1, 2, 3), Unfinished(10, 20, 30)]) == Unfinished(11, 22, 33)
+    assert [bool(Unfinished(**{kind: 1})) for kind in ("calls", "answers", "streams")] == [True] * 3
+    assert not drain.total([])
+
+
 @virtual_time
 async def test_answers_are_waited_for_while_all_are_served(front: Front) -> None:
     """Nobody is asked to leave; calls, endless streams, and answers that begin later are not waited for."""

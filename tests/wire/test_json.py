@@ -103,6 +103,13 @@ def test_member_of_another_type_cannot_be_read(kind: type, text: str) -> None:
         read_members(parse(f'{{"Member": {text}}}'.encode()), {"value": ("Member", kind)})
 
 
+@pytest.mark.parametrize("before", ["{}", '{"l": [ ]}', '{"l": ["a"]}', '{"l": null}'])
+def test_element_to_change_must_exist(before: str) -> None:
+    assert parse(before.encode()), "an object without members is a value, too"
+    with pytest.raises(WireError, match="without the element"):
+        rewrite(before.encode(), Members({"l": Elements({1: "b"})}))
+
+
 BROKEN = [
     *((text, "Expecting value at character 0") for text in (b"", b"\xef\xbb\xbf{}")),
     (b"  ", "Expecting value at character 2"),

@@ -86,6 +86,11 @@ def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Serve
         placed.close()
         placed.close()
         assert beside(path) == ["a.sock.lock"]
+    placed = place(str(path), serve)
+    path.unlink()
+    stale(path)
+    placed.close()
+    assert path.is_socket(), "another one's socket stays"
 
 
 def test_socket_that_cannot_be_removed_stays_with_a_warning(
