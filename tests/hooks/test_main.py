@@ -130,7 +130,7 @@ def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.Log
     assert hooks[0].node.settings.system_cpuset == "0-1"
 
 
-def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
     one, two = GroupIdentity(), Cpuset()
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: one.warn_once("file", "%s is not there", "x"), range(200)))

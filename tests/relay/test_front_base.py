@@ -136,7 +136,7 @@ async def test_client_is_paired_at_once(rig: Rig) -> None:
     assert await read(client) == b"answer"
 
 
-async def test_client_waits_behind_a_full_backlog(rig: Rig) -> None:
+async def test_client_waits_for_a_full_backlog(rig: Rig) -> None:
     waiting = rig.fill()
     rig.client(b"question")
     assert rig.count("connections") == 0

@@ -266,7 +266,7 @@ CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHERS)]
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
-def test_directory_stays_with_a_warning_if_the_group_cannot_enter(
+def test_directory_that_the_group_cannot_enter_is_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
 ) -> None:
     os.chown(folder, -1, group)
@@ -340,7 +340,7 @@ def test_lock_is_not_handed_to_children(folder: Path) -> None:
         child.terminate()
 
 
-def test_withdrawn_socket_accepts_earlier_clients_and_keeps_its_lock(folder: Path) -> None:
+def test_withdrawn_socket_serves_earlier_clients_and_is_locked(folder: Path) -> None:
     path = str(folder / "a.sock")
     listener = listen(path)
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:

@@ -33,7 +33,7 @@ def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -
 @pytest.mark.parametrize(
     ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
 )
-def test_message_tells_how_much_it_lacks_within_the_limit(framed: bytes, lacks: int) -> None:
+def test_missing_bytes_of_a_message_are_counted(framed: bytes, lacks: int) -> None:
     assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
     with pytest.raises(grpc.TooLong, match="longer than the limit"):
         grpc.missing(b"\0\0\0\0\3", 2)

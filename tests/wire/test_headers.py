@@ -50,7 +50,7 @@ def find_path(block: bytes) -> bytes:
 
 
 @given(MARKED, st.booleans(), st.booleans())
-def test_block_that_stands_alone_is_read_as_hpack_reads_it(fields: Marked, coded: bool, updated: bool) -> None:
+def test_standalone_block_is_read_as_hpack_reads_it(fields: Marked, coded: bool, updated: bool) -> None:
     encoder = Encoder()
     encoder.header_table_size = 0
     block = encoder.encode(fields, huffman=coded)
@@ -68,7 +68,7 @@ def test_arbitrary_bytes_are_read_as_hpack_reads_them_or_raise_wire_errors(block
         assert headers.read(block) == decode(block)
 
 
-def test_integer_may_have_four_bytes_behind_its_first() -> None:
+def test_integer_may_have_four_bytes_after_its_first() -> None:
     assert headers.read(b"\x00\x01n\x7f\x80\x80\x80\x00" + b"v" * 127) == [(b"n", b"v" * 127)]
 
 
@@ -83,7 +83,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("problem", "blocks"), REFUSED.items())
-def test_block_that_does_not_stand_alone_is_refused(problem: str, blocks: list[bytes]) -> None:
+def test_block_that_is_not_standalone_is_refused(problem: str, blocks: list[bytes]) -> None:
     for block, reader in product(blocks, (headers.check, headers.read, find_path)):
         with pytest.raises(WireError, match=problem) as caught:
             reader(block)

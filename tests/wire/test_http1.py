@@ -96,7 +96,7 @@ def test_every_rule_has_a_form_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("rule", Rule)
-def test_refusal_tells_its_rule_and_its_status(rule: Rule) -> None:
+def test_refusal_has_its_rule_and_its_status(rule: Rule) -> None:
     refusal = BadMessage(rule)
     assert (refusal.rule, refusal.status, str(refusal)) == (rule, STATUSES.get(rule, 400), rule.text)
 

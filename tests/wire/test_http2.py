@@ -109,7 +109,7 @@ def test_31_bits_are_read_at_an_offset_without_the_reserved_one(value: int, offs
     st.booleans(),
     st.sampled_from([oracle.HeadersFrame, oracle.PushPromiseFrame]),
 )
-def test_block_is_split_from_what_stands_around_it(
+def test_block_is_split_from_the_fields_around_it(
     block: bytes, padding: int | None, priority: bool, make: type[oracle.HeadersFrame] | type[oracle.PushPromiseFrame]
 ) -> None:
     flags = ["PADDED"] * (padding is not None) + ["PRIORITY"] * (priority and make is oracle.HeadersFrame)

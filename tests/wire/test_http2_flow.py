@@ -64,7 +64,7 @@ def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
     assert (len(sender.out), sender.waiting) == (3, False)
 
 
-def test_settings_lessen_on_sight_and_raise_behind_their_ack() -> None:
+def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
     sender = started()
     sender.stream_windows[1] = 0
     sender.send_data(1, bytes(100_000), True, None, 0)

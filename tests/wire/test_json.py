@@ -60,7 +60,7 @@ def test_get_folds_keys_and_map_does_not() -> None:
 
 
 @pytest.mark.parametrize("twin", ["Cpus", "cPUS", f"cpu{LONG_S}", "\\u0063pus"])
-def test_key_that_stands_twice_after_folding_cannot_be_read(twin: str) -> None:
+def test_key_that_is_twice_after_folding_cannot_be_read(twin: str) -> None:
     value = parse(f'{{"Cpus": 1, "other": 2, "{twin}": null}}'.encode())
     assert value.get("other") == 2
     with pytest.raises(WireError, match="the key CPUS twice"):
@@ -222,7 +222,7 @@ def test_edit(before: str, edit: Edit, after: str) -> None:
 
 @pytest.mark.parametrize("twin", ["Memory", "MEMORY", "\\u004demory"])
 @pytest.mark.parametrize("between", ["", '"x":1,', '"x":{},'])
-def test_key_to_edit_must_not_stand_twice(twin: str, between: str) -> None:
+def test_key_to_edit_must_not_be_there_twice(twin: str, between: str) -> None:
     text = f'{{"Memory":7,{between}"{twin}":7}}'.encode()
     with pytest.raises(WireError, match="the key Memory twice"):
         rewrite(text, Members({"Memory": Put(7)}))

@@ -129,7 +129,7 @@ def test_fields_are_counted_where_the_shape_has_messages(message: bytes, fields:
     assert protobuf.has_more_fields(message, fields - 1, CONFIG) is (len(message) > 2 * (fields - 1))
 
 
-def test_nothing_behind_the_limit_is_looked_at() -> None:
+def test_nothing_after_the_limit_is_read() -> None:
     message = b"\x08\x00" * 50 + b"\x0f"
     assert protobuf.has_more_fields(message, 49, {})
     with pytest.raises(WireError):
@@ -232,7 +232,7 @@ INSIDE |= {"number": b"\x10\x80", "tag": b"\x10\x01\x80", "group": b"\x13\x08"}
 
 
 @pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
-def test_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> None:
+def test_field_longer_than_its_message_is_cut_short(inside: bytes) -> None:
     behind = b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
         rewrite(message_of(8, inside) + behind, PARENT)
@@ -240,7 +240,7 @@ def test_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> No
         protobuf.has_more_fields(message_of(8, inside) + behind, 2, {8: {}})
 
 
-def test_rest_of_a_message_is_copied_once_however_deep_it_stands() -> None:
+def test_rest_of_a_nested_message_is_copied_once() -> None:
     message = message_of(8, message_of(8, message_of(1, bytes(4 << 20)) + b"\x10\x01"))
     edits = {8: message_field({8: message_field({2: varint_field(2), 9: entries_field({"k": string_field("v")})})})}
     tracemalloc.start()

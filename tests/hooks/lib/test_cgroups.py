@@ -90,7 +90,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("setting", "value", "before", "in_version_2"), WRITTEN)
-def test_version_1_takes_values_as_cri_has_them_and_2_has_its_own_words(
+def test_value_is_written_in_the_form_of_each_version(
     cgroups: Cgroups, setting: str, value: int | str, before: str, in_version_2: str
 ) -> None:
     v2_name = f"kubepods/podx/{SETTINGS[setting].v2_name}"

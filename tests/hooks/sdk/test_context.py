@@ -116,7 +116,7 @@ EXISTING = [
 
 @pytest.mark.parametrize("score", [0, -998])
 @pytest.mark.parametrize(("operation", "name", "value", "why"), EXISTING)
-def test_container_that_exists_can_be_told_less(operation: str, name: str, value: Any, why: str, score: int) -> None:
+def test_existing_container_accepts_fewer_edits(operation: str, name: str, value: Any, why: str, score: int) -> None:
     point = BY_NAME[f"Pre{operation}"]
     sent = Resources(cpu_quota=50_000, cpuset_cpus="0-3", cpuset_mems="0", oom_score_adj=score)
     request = HookRequest(replace(POD, resources=sent), replace(CONTAINER, resources=sent))
@@ -173,7 +173,7 @@ def test_bad_cgroup_parent_is_refused(sent: str, path: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("odd", ["kubepods", "/kubepods/../x"])
-def test_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
+def test_odd_cgroup_parent_of_the_kubelet_can_be_repeated(odd: str) -> None:
     pod = with_parent(odd)
     pod.cgroup_parent = "/other"
     pod.cgroup_parent = odd
@@ -198,14 +198,14 @@ def said_again(answer: HookAnswer) -> HookAnswer:
 
 
 @pytest.mark.parametrize("answer", GOOD, ids=range(len(GOOD)))
-def test_answer_that_the_proxy_takes_can_be_said(answer: HookAnswer) -> None:
+def test_answer_that_the_proxy_accepts_can_be_made(answer: HookAnswer) -> None:
     said = said_again(answer)
     assert (said.resources or Resources()) == (answer.resources or Resources())
     assert replace(said, resources=None) == replace(answer, resources=None)
 
 
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
-def test_answer_that_the_proxy_refuses_cannot_be_said(field: str, answer: HookAnswer) -> None:
+def test_answer_that_the_proxy_refuses_cannot_be_made(field: str, answer: HookAnswer) -> None:
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
         said_again(answer)

@@ -62,7 +62,7 @@ def test_map_reads_as_what_was_sent_with_the_changes_over_it() -> None:
         labels["d"]
 
 
-def test_key_set_back_to_what_was_sent_is_said_again() -> None:
+def test_key_set_back_to_the_sent_value_is_repeated() -> None:
     labels = entries(a="1", b="2")
     for value in ("2", "1"):
         labels["a"] = value
@@ -93,7 +93,7 @@ UNSAYABLE = [
 
 
 @pytest.mark.parametrize(("kind", "key", "value", "why"), UNSAYABLE)
-def test_entry_that_cannot_be_said_is_refused(kind: Any, key: Any, value: Any, why: str) -> None:
+def test_entry_that_cannot_be_encoded_is_refused(kind: Any, key: Any, value: Any, why: str) -> None:
     editable = kind[0]({}, kind[1], "map")
     with pytest.raises(NotSayable, match=rf"^map: {why}") as raised:
         editable[key] = value
@@ -110,14 +110,14 @@ def test_huge_page_limit_is_an_unsigned_number_or_what_was_sent(limit: Any, said
 
 
 @pytest.mark.parametrize("entry", [{"a": "1"}, {"a": "2"}, {"b": "1"}, {}])
-def test_fixed_map_says_why(entry: dict[str, str]) -> None:
+def test_fixed_map_names_the_reason(entry: dict[str, str]) -> None:
     labels: Entries[str] = Entries({"a": "1"}, str, "labels", "not here")
     with pytest.raises(NotSayable, match=r"^labels: not here$"):
         labels.update(entry) if entry else labels.clear()
     assert dict(labels) == {"a": "1"}
 
 
-def test_odd_entry_of_the_kubelet_can_be_said_again() -> None:
+def test_odd_entry_of_the_kubelet_can_be_repeated() -> None:
     env = Environment({"A=B": "x\0", "": "y"}, str, "env")
     env.update(dict(env))
     assert env.said == {"A=B": "x\0", "": "y"}
@@ -143,7 +143,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "value", "why"), BAD_VALUES)
-def test_value_that_cannot_be_said_is_refused_and_not_shown(name: str, value: Any, why: str) -> None:
+def test_invalid_value_is_refused_and_not_shown(name: str, value: Any, why: str) -> None:
     resources = EditableResources(SENT)
     with pytest.raises(NotSayable, match=rf"^{name}: {why}") as raised:
         setattr(resources, name, value)
@@ -162,7 +162,7 @@ ODD = [("cpu_quota", 5), ("cpu_quota", -7), ("cpu_shares", -3), ("cpu_period", 1
 
 
 @pytest.mark.parametrize(("name", "odd"), [*ODD, ("cpuset_cpus", "0-3,"), ("cpuset_cpus", "3-1")])
-def test_odd_value_of_the_kubelet_can_be_said_again(name: str, odd: int | str) -> None:
+def test_odd_value_of_the_kubelet_can_be_repeated(name: str, odd: int | str) -> None:
     assert edited(one(name, odd), (name, odd)).answer == one(name, odd)
 
 
@@ -183,7 +183,7 @@ def test_clearing_a_cpuset_that_was_not_sent_is_no_edit(sent: Resources | None) 
     assert edited(sent, ("cpuset_cpus", ""), update=True, alone=True).answer is None
 
 
-def test_fixed_resources_say_why() -> None:
+def test_fixed_resources_name_the_reason() -> None:
     edits = (("cpu_shares", 2), ("cpu_shares", 0), ("cpuset_cpus", ""))
     for name, value in (*edits, ("unified", {"a": "b"}), ("hugepage_limits", {"2MB": 1})):
         with pytest.raises(NotSayable, match=rf"^{name}: not here$"):

@@ -76,7 +76,7 @@ def test_made_directories_are_its_owners_only_whatever_the_umask(tmp_path: Path)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
-def test_file_takes_the_place_of_an_old_one_whole(file: Path, unwritten: Registration, tmp_path: Path) -> None:
+def test_file_replaces_an_old_one_atomically(file: Path, unwritten: Registration, tmp_path: Path) -> None:
     file.write_bytes(b"old")
     (tmp_path / "mine").write_text("mine")
     (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
@@ -115,7 +115,7 @@ DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("disturb", "said"), DISTURBED.values(), ids=DISTURBED)
-def test_disturbed_file_is_left_at_the_end_and_written_again_before(
+def test_changed_file_is_rewritten_but_left_at_the_end(
     file: Path, registration: Registration, caplog: Log, disturb: Callable[[Path], None], said: str
 ) -> None:
     file.unlink()
@@ -232,7 +232,7 @@ def test_file_that_does_not_name_its_socket_stays(file: Path, unwritten: Registr
     assert not caplog.records
 
 
-def test_file_that_stays_is_told_of(file: Path, registration: Registration, caplog: Log) -> None:
+def test_file_that_stays_is_logged(file: Path, registration: Registration, caplog: Log) -> None:
     registration.leave()
     assert file.read_bytes() == CONTENT
     stays = f"{file} stays, for its policy is Fail: calls are refused until this server is back"
@@ -251,7 +251,7 @@ REFUSALS: list[tuple[str, OSError, Act, str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "act", "words"), REFUSALS)
-def test_system_that_refuses_is_told_of(
+def test_failed_system_call_is_logged(
     file: Path, unwritten: Registration, caplog: Log, call: str, error: OSError, act: Act, words: str
 ) -> None:
     for name in ("a.json", "b.json"):

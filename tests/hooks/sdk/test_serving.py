@@ -143,7 +143,9 @@ def test_interceptors_see_each_call_first(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(("hook", "raised"), [(Obedient(), "SystemExit"), (Dreamy(), "RuntimeError")])
-def test_exception_becomes_a_status_and_the_server_goes_on(serve: Serve, caplog: Log, hook: Hook, raised: str) -> None:
+def test_exception_becomes_a_status_and_the_server_continues(
+    serve: Serve, caplog: Log, hook: Hook, raised: str
+) -> None:
     caplog.set_level(logging.DEBUG)
     path, name = serve(hook), type(hook).__name__.lower()
     told = f"{name} at PreCreateContainer raised {raised}; its log says where"
@@ -226,7 +228,7 @@ def test_method_whose_caller_has_gone_already_is_cut_off(serve: Serve, caplog: L
     eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
 
 
-async def test_threads_serve_at_once_and_who_leaves_while_all_hang_is_not_served(told: Told, path: str) -> None:
+async def test_call_cancelled_while_all_threads_hang_is_not_served(told: Told, path: str) -> None:
     async with channel(path) as opened:
         for pause in (0.1, 1, 10):  # until the server has noticed who left, which a busy machine may be late with
             told.release.clear()
@@ -251,7 +253,7 @@ async def test_threads_serve_at_once_and_who_leaves_while_all_hang_is_not_served
 
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
-def test_watcher_of_its_health_is_told_of_the_end(path: str, service: str) -> None:
+def test_health_watcher_is_notified_of_the_end(path: str, service: str) -> None:
     server = started(path, Obedient())
     with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)

@@ -219,7 +219,7 @@ NO_STATE = (
 
 
 @pytest.mark.parametrize("content", NO_STATE)
-def test_state_of_something_else_is_told_and_replaced(machine: Machine, content: bytes, caplog: Log) -> None:
+def test_unreadable_state_is_logged_and_replaced(machine: Machine, content: bytes, caplog: Log) -> None:
     machine.state.parent.mkdir()
     machine.state.write_bytes(content)
     cookie = machine.start(11, BLUE)
@@ -231,7 +231,7 @@ def test_state_of_something_else_is_told_and_replaced(machine: Machine, content:
     assert machine.start(13, BLUE) == cookie  # the file is valid again
 
 
-def test_state_that_cannot_be_written_is_told_once(machine: Machine, caplog: Log) -> None:
+def test_state_that_cannot_be_written_is_logged_once(machine: Machine, caplog: Log) -> None:
     machine.state.mkdir(parents=True)
     cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
     assert len(cookies) == 1
@@ -277,7 +277,7 @@ def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: Log)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
-def test_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: Log) -> None:
+def test_kernel_without_core_scheduling_is_logged_once(machine: Machine, number: int, caplog: Log) -> None:
     machine.kernel.refuses = number
     for pid in (11, 12):
         assert machine.start(pid, BLUE) == 0
@@ -287,7 +287,7 @@ def test_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: L
     assert message.startswith(words)
 
 
-def test_container_without_processes_is_told(machine: Machine, caplog: Log) -> None:
+def test_container_without_processes_is_logged(machine: Machine, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     machine.processes("podp/c11")
     for pid in (11, 12):
@@ -297,7 +297,7 @@ def test_container_without_processes_is_told(machine: Machine, caplog: Log) -> N
     assert not machine.state.exists()
 
 
-def test_absent_cgroups_are_said_once_and_seen_when_they_are_mounted(machine: Machine, caplog: Log) -> None:
+def test_absent_cgroups_are_logged_once_and_found_later(machine: Machine, caplog: Log) -> None:
     cookie = machine.start(11, BLUE)
     hidden = machine.root.rename(machine.root.with_name("hidden"))
     machine.start_server()

@@ -163,7 +163,7 @@ def test_nothing_set_is_nothing_cleared(make: Make, sent: Any, caplog: pytest.Lo
     assert not caplog.records
 
 
-def test_clearing_that_the_wire_cannot_say_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_clearing_that_cannot_be_encoded_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     hook = make(STATIC)
     for _ in range(3):
         assert changed(hook, cgroup_parent=BEST_EFFORT, resources=cpus("0-15")) == NOTHING

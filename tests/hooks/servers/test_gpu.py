@@ -82,7 +82,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("resources", "env"), rows(SHARES))
-def test_hami_core_is_told_the_share(resources: dict[str, Any], env: dict[str, str]) -> None:
+def test_hami_core_gets_the_share(resources: dict[str, Any], env: dict[str, str]) -> None:
     tester, annotations = HookTester(Gpu()), gpus(gpu(**resources))
     assert tester.pre_create_container(annotations=annotations, labels=HAMI) == Difference(env=env)
     for provider in ("", "hami-core", "other"):  # the label's value must match exactly

@@ -87,7 +87,7 @@ def test_path_that_leads_elsewhere_fails_the_call_and_no_path_does_not(top: Path
     assert not caplog.records
 
 
-def test_kernel_without_the_file_is_said_once(top: Path, caplog: Log) -> None:
+def test_kernel_without_the_file_is_logged_once(top: Path, caplog: Log) -> None:
     for pod in (POD, BURSTABLE, BESTEFFORT):
         (top / pod[1:] / FILE).unlink()
     assert not hook(top, OFF).pre_run_pod_sandbox(cgroup_parent=POD)

@@ -52,7 +52,7 @@ def test_unreadable_value_is_logged_and_not_shown(annotations: dict[str, str], k
 
 
 @pytest.mark.parametrize("annotations", [{POD: "0"}, {POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
-def test_zero_cannot_be_asked_for(annotations: dict[str, str], caplog: Log) -> None:
+def test_zero_cannot_be_requested(annotations: dict[str, str], caplog: Log) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's own, and stays so
     assert not caplog.records

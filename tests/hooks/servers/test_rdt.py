@@ -108,7 +108,7 @@ def test_unreadable_annotation_is_an_error_without_its_value(node: Node, said: o
     assert node.groups() == []
 
 
-def test_unknown_cache_ids_are_told_once_a_pod(node: Node, caplog: Log) -> None:
+def test_unknown_cache_ids_are_logged_once_a_pod(node: Node, caplog: Log) -> None:
     call: dict[str, Any] = {"annotations": annotated(llc(_1=[20, 50], _77=[20, 50])), "namespace": "shop"}
     tester = node.hook()
     tester.pre_run_pod_sandbox(**call, pod="cart")
@@ -318,7 +318,7 @@ def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> No
     assert resctrl.exists(POD_GROUP)
 
 
-def test_classes_that_have_run_out_are_told_once(node: Node, caplog: Log) -> None:
+def test_exhausted_classes_are_logged_once(node: Node, caplog: Log) -> None:
     tester, uids = node.hook(classes=EVERY_CLASS), [f"pod-{number}" for number in range(5)]
     for uid in uids:
         tester.pre_run_pod_sandbox(**ASKED, uid=uid)
@@ -346,7 +346,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refused", "methods", "groups", "words"), REFUSALS)
-def test_refusal_of_the_kernel_is_told_once(
+def test_refusal_of_the_kernel_is_logged_once(
     node: Node, caplog: Log, refused: tuple[str, ...], methods: str, groups: list[str], words: str
 ) -> None:
     tester = node.hook(resctrl=Refusing(node.root, *refused))
@@ -386,7 +386,9 @@ NO_CGROUPS = "{0}/nothing holds no cgroups: mount the node's there, or set --cgr
 
 
 @pytest.mark.parametrize(("root", "words"), [("cgroup", ENDED), ("nothing", NO_CGROUPS)])
-def test_container_without_cgroup_is_told_once(node: Node, tmp_path: Path, caplog: Log, root: str, words: str) -> None:
+def test_container_without_cgroup_is_logged_once(
+    node: Node, tmp_path: Path, caplog: Log, root: str, words: str
+) -> None:
     tester = node.hook(f"--cgroup-root={tmp_path}/{root}")
     for parent in (GUARANTEED, "/elsewhere"):
         tester.post_start_container(**ASKED, cgroup_parent=parent)

@@ -64,7 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
-def test_fault_is_told_with_line_and_key_and_without_the_value(text: str, words: str) -> None:
+def test_error_names_line_and_key_and_no_value(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         request.parse(text, "f")
     assert str(caught.value).startswith(words)
@@ -121,7 +121,7 @@ def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str)
 
 
 @pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
-def test_told_request_is_told_whole(point: Any) -> None:
+def test_request_at_a_hook_point_is_sent_whole(point: Any) -> None:
     asked = request.at_point(point, request.example())
     assert asked.pod.name == request.example().pod.name
     assert (asked.container is None) == (point.subject is SubjectKind.POD)
@@ -142,11 +142,11 @@ LOST = [
 
 
 @pytest.mark.parametrize(("point", "text", "lost"), LOST)
-def test_part_that_the_proxy_does_not_tell_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
+def test_part_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
     assert request.unsent(point, request.parse(text, "f")) == lost
 
 
-def test_containers_cgroup_parent_is_told_in_place_of_its_pods() -> None:
+def test_containers_cgroup_parent_replaces_its_pods() -> None:
     asked = HookRequest(PodInfo(cgroup_parent="/b"), ContainerInfo(cgroup_parent="/a"))
     assert request.at_point(PRE_START, asked).pod.cgroup_parent == "/a"
 

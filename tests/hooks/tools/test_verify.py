@@ -116,7 +116,7 @@ async def test_any_number_may_be_repeated_in_an_update(tmp_path: Path) -> None:
     assert found["echo"].mark is Mark.KEPT
 
 
-async def test_server_that_refuses_other_numbers_cannot_be_told_from_an_echo(tmp_path: Path) -> None:
+async def test_refusal_of_other_numbers_skips_the_echo_rule(tmp_path: Path) -> None:
     plain = hookanswers.echo(lambda response: response.container_resources.ClearField("oom_score_adj"))
     refuse = hookanswers.BY_NAME["refuse"]()
 
@@ -143,7 +143,7 @@ async def test_server_that_is_gone_is_blamed_once(tmp_path: Path) -> None:
     assert (after[-1], found["deadline"].mark) == ("deadline", Mark.KEPT)
 
 
-async def test_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
+async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> None:
     hanging: list[bool] = []
 
     async def answer(call: hookanswers.HookCall) -> bytes:

@@ -83,7 +83,7 @@ def test_connection_opens_with_preface_settings_and_window() -> None:
     assert window == (http2.WINDOW_UPDATE, 0, 0, (2**20 - 65_535).to_bytes(4))
 
 
-def test_request_waits_for_the_windows_that_settings_and_updates_open() -> None:
+def test_request_waits_for_the_peers_windows() -> None:
     calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
     narrow, wider = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (0, 10))
     calls.receive(narrow)
