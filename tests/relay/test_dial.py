@@ -4,7 +4,6 @@ Also who may be at the other end of a hook server's socket (fault matrix X6).
 """
 
 import asyncio
-import errno
 import os
 import re
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.dial import SCARCE, UntrustedSocket, dial, dial_now, dial_trusted, why
+from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
 
 LONG_SECONDS = 60.0
 """Most seconds to wait; far longer than immediate events take on a busy machine."""
@@ -73,32 +72,9 @@ async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
         sock.close()
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, ConnectionRefusedError])
-async def test_missing_listener_fails_immediately(tmp_path: Path, error: type[OSError]) -> None:
-    path = str(tmp_path / "none.sock")
-    if error is ConnectionRefusedError:
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(path)
-    with pytest.raises(error):
-        await asyncio.wait_for(dial(path, LONG_SECONDS), LONG_SECONDS / 2)
-
-
 NOBODY = 65534
 as_root = pytest.mark.engine
 """Only root can give a file to another user."""
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
-        (TimeoutError(), "it accepts no connection: its backlog stays full"),
-        (OSError(), "OSError"),
-        *((OSError(number, "scarce"), "the proxy itself lacks what it needs: scarce") for number in SCARCE),
-    ],
-)
-def test_shortage_here_is_no_fault_of_the_listener(error: OSError, words: str) -> None:
-    assert why(error) == words
 
 
 def link(path: Path) -> None:

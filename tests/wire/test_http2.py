@@ -69,17 +69,6 @@ def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
     assert first.body_len == LONGEST, "the priority counts toward the frame's length"
 
 
-def test_push_promise_is_split_at_16384_bytes_and_built_like_headers() -> None:
-    original = oracle.PushPromiseFrame(1, 2, pattern(16_381), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
-    prefix, fragment = http2.split_block(http2.PUSH_PROMISE, original[4], original[http2.HEAD_BYTES :])
-    assert (prefix, fragment) == (b"\0\0\0\2", pattern(16_381))
-    first, last = (
-        frame for frame, _ in parse(http2.block_frames(http2.PUSH_PROMISE, original[4], 1, prefix, fragment))
-    )
-    assert (first.type, len(first.data)) == (http2.PUSH_PROMISE, 16_380)
-    assert (last.type, len(last.data)) == (http2.CONTINUATION, 1)
-
-
 @given(st.lists(st.tuples(st.integers(0, 2**16 - 1).filter(lambda i: i not in (4, 5)), CODES), max_size=8))
 def test_settings_read_back_in_order_with_doubles_and_unknown_ones(entries: list[tuple[int, int]]) -> None:
     assert http2.read_settings(http2.settings_payload(entries)) == entries

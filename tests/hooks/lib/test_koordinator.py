@@ -215,16 +215,6 @@ def test_quantity_is_the_least_whole_number_that_reaches_it(number: Any, suffix:
 
 
 @settings(max_examples=examples())
-@given(text=st.text(alphabet="0123456789+-.eEinumkKMGTP xé\u0663", max_size=80))
-def test_any_text_is_a_number_of_64_bits_or_malformed(text: str) -> None:
-    for reads in (quantity, milli):
-        try:
-            assert abs(reads(text, "x")) <= MAX_INT64
-        except Malformed:
-            pass  # the other outcome
-
-
-@settings(max_examples=examples())
 @given(text=st.text() | st.text(alphabet='{}[]":,0123456789eE+-.\\utruefalsn \n'))
 def test_any_annotation_is_read_or_malformed(text: str) -> None:
     try:

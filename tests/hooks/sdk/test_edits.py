@@ -109,26 +109,10 @@ def test_huge_page_limit_is_an_unsigned_number_or_what_was_sent(limit: Any, said
     assert type(limits["2MB"]) is int
 
 
-@pytest.mark.parametrize("entry", [{"a": "1"}, {"a": "2"}, {"b": "1"}, {}])
-def test_fixed_map_names_the_reason(entry: dict[str, str]) -> None:
-    labels: Entries[str] = Entries({"a": "1"}, str, "labels", "not here")
-    with pytest.raises(NotSayable, match=r"^labels: not here$"):
-        labels.update(entry) if entry else labels.clear()
-    assert dict(labels) == {"a": "1"}
-
-
 def test_odd_entry_of_the_kubelet_can_be_repeated() -> None:
     env = Environment({"A=B": "x\0", "": "y"}, str, "env")
     env.update(dict(env))
     assert env.said == {"A=B": "x\0", "": "y"}
-
-
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *CPUSETS])
-def test_field_reads_as_its_value_or_none(name: str) -> None:
-    sent = replace(SENT, oom_score_adj=-998, memory_swap_limit_in_bytes=-1)
-    assert getattr(EditableResources(sent), name) == getattr(sent, name)
-    for nothing in (None, Resources()):
-        assert getattr(EditableResources(nothing), name) is EditableResources(nothing).get(name) is None
 
 
 NOT_SET, NO_LIST = "must be a whole number, .*0 and None say 'not set'", "must be empty or a list of n and n-m"

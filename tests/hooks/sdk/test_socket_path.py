@@ -70,14 +70,6 @@ def test_socket_is_narrow_and_served_before_it_has_its_name(path: Path, serve: S
     placed.close()
 
 
-def test_long_names_and_those_of_urls_work(tmp_path: Path, serve: Servers) -> None:
-    folder = tmp_path / "a b%41?#"
-    path = str(folder / ("s" * (107 - len(os.fsencode(folder)) - 1)))
-    placed = place(path, serve)
-    assert listens(path)
-    placed.close()
-
-
 def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Servers) -> None:
     for _ in range(2):
         placed = place(str(path), serve)

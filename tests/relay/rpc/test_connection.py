@@ -278,24 +278,6 @@ async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryCli
             assert client.absence() == "", "the proxy itself lacks descriptors"
 
 
-async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
-    async with full_backlog(path) as listener:
-        before = client.peer()
-        assert (client.peer(), before.connection) == (before, 0)
-        call = start(client)
-        await asyncio.sleep(SHORT_SECONDS)
-        listener.accept()[0].close()
-        listener.settimeout(20)
-        accepted, _ = await asyncio.to_thread(listener.accept)
-        with accepted:
-            accepted.settimeout(20)
-            assert (await asyncio.to_thread(accepted.recv, 100)).startswith(http2.PREFACE)
-            after = client.peer()
-        assert after.socket not in (None, before.socket)
-        assert after.connection == 1
-        assert (await failing(call)).kind is Kind.BROKEN
-
-
 async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
     async with serve(path) as old:
         earlier, first, stream = await asked(client, old)
