@@ -308,6 +308,18 @@ async def test_short_pieces_count_for_more_than_their_bytes(rig: Rig) -> None:
     assert endpoint.waiting - already == pieces * len(b"a line\n")
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["closed before", "closed while watched"])
+async def test_closed_endpoint_reports_no_hang_up(rig: Rig, before: bool) -> None:
+    endpoint = rig.pair._client
+    if before:
+        endpoint.close()
+    endpoint.watch(rig.hangups, rig.pair.client_gone)
+    endpoint.close()
+    rig.client.close()
+    await asyncio.sleep(0.02)
+    assert rig.pair.events == []
+
+
 async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
     sent = await rig.send_until_some_waits(rig.backend)
     rig.backend.close()

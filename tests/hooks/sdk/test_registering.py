@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def test_file_is_written_left_alone_and_removed(file: Path, registration: Regist
     assert os.listdir(file.parent) == ["a.json"]
     registration.remove()
     assert os.listdir(file.parent) == []
+
+
+def test_created_directories_are_ours_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
 def test_file_replaces_an_old_one_atomically(file: Path, unwritten: Registration, tmp_path: Path) -> None:
