@@ -168,6 +168,13 @@ def test_each_kind_of_failed_write_is_logged_once(tester: HookTester, files: lis
     assert len(caplog.records) == 3, "another kind of error is another line"
 
 
+def test_path_of_no_pod_is_not_written_and_fails_no_call(tester: HookTester, tmp_path: Path, caplog: Log) -> None:
+    [shares] = tree(tmp_path, {"cpu/cpu.shares": "old"})
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
+    assert shares.read_text() == "old"
+    assert len(caplog.records) == 3
+
+
 def test_malformed_pod_is_not_written_in_part(tester: HookTester, files: list[Path]) -> None:
     with pytest.raises(Malformed):
         tester.pre_run_pod_sandbox(labels=BE, annotations=spec(a=HALF, b=amounts(memory="x")), cgroup_parent=POD)

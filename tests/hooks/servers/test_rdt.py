@@ -17,9 +17,9 @@ from runtimeproxy_hooks.lib.resctrl import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import UID, Difference, HookTester
 from runtimeproxy_hooks.servers import rdt
-from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS
+from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
 from tests.fakes.resctrl import Hardware, StandIn
-from tests.hooks.nodes import qos, rows
+from tests.hooks.nodes import configured, qos, rows
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
@@ -243,6 +243,11 @@ def test_annotation_is_left_out_where_the_flag_requires_it(node: Node) -> None:
         node.container(*tids)
         tester.post_start_container(labels=qos("LS"))
         assert node.resctrl.tasks("LS") == set(tids)
+
+
+def test_flag_names_the_root() -> None:
+    for flags, root in (((), "/sys/fs/resctrl"), (("--resctrl-root=/here",), "/here")):
+        assert configured(Rdt(), *flags).resctrl.root == Path(root)
 
 
 def test_group_is_created_again_after_a_late_stop(node: Node) -> None:

@@ -18,6 +18,7 @@ from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind
+from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
 from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench, percentile
@@ -76,6 +77,19 @@ def test_text_that_names_no_server_is_an_error(tmp_path: Path, text: str, words:
 )
 def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: str) -> None:
     assert hook_client.words(failure) == words
+
+
+def test_every_status_has_its_name() -> None:
+    for status in grpc.StatusCode:
+        number, _ = status.value
+        if number not in (0, 7, 12):  # these have texts of their own, or are no failure
+            assert hook_client.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
+
+
+def test_time_limit_is_the_proxys_own() -> None:
+    assert ("hook-timeout", f"{hook_client.DEFAULT_TIMEOUT_SECONDS:g}s") in {
+        (each.name, each.default) for each in OPTIONS
+    }
 
 
 async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
