@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import re
 import runpy
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import configured, node
+from tests.hooks.sdk.processes import running
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
@@ -141,3 +143,10 @@ def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture)
         ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
         ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; said once only"),
     ]
+
+
+async def test_hooks_lines_at_its_start_have_the_log_format(tmp_path: Path) -> None:
+    program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
+    with running(tmp_path, program=program, file="rdt.json") as server:
+        line = next(line for line in server.log.splitlines() if "rdt:" in line)
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z WARNING runtimeproxy_hooks.servers.rdt: no RDT on this node", line)

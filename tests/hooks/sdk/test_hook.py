@@ -102,6 +102,17 @@ def test_methods_of_all_parents_are_hook_points() -> None:
         made(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
 
 
+def test_arguments_of_the_class_statement_reach_other_parents() -> None:
+    class Tagged:
+        def __init_subclass__(cls, tag: str, **more: Any) -> None:
+            super().__init_subclass__(**more)
+            cls.tag = tag
+
+    class Mixed(Hook, Tagged, tag="x"): ...
+
+    assert Mixed.tag == "x"
+
+
 def test_no_other_hook_is_called_after_one_that_raised() -> None:
     refusing = made(pre_create_container=lambda self, container: reject("not today"))()
     after = made(pre_create_container=lambda self, container: pytest.fail("it was asked"))()
