@@ -87,10 +87,6 @@ def test_each_unreachable_plugin_is_shown_once() -> None:
     assert found["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
-def test_each_check_has_a_case() -> None:
-    assert {name for _, name, _ in FAILING + SHOWN} == set(CHECKS)
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "line"),
     [

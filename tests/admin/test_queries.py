@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from runtimeproxy.admin import queries
-from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.admin.protocol import Refused
-from runtimeproxy.admin.queries import LONGEST_PAGE, PAGE
+from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
-from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import HOOK_SERVERS
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.asked import CANARY, Asked
-from tests.fakes.plugins import FAIL, IGNORE
+from tests.fakes.plugins import FAIL
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
 
@@ -46,43 +44,6 @@ def test_configuration_has_each_key_with_its_value_and_origin() -> None:
 
 
 # -- health ----------------------------------------------------------------------------------------------------------
-
-
-def test_who_answers_is_alive() -> None:
-    assert Asked().ask("livez") == {"checks": [{"name": "loop", "state": "ok", "reason": ""}]}
-
-
-def test_proxy_without_a_fault_is_ready() -> None:
-    asked = Asked()
-    asked.manager.add("a", policy=FAIL)
-    assert [check["name"] for check in asked.ask("readyz")["checks"]] == list(CHECKS)
-    assert asked.checks() == {}
-
-
-def test_faults_of_the_parts_reach_their_checks() -> None:
-    asked = Asked()
-    asked.listening_fault, asked.runtime_fault, asked.draining = "removed", "Connection refused", True
-    asked.manager.read, asked.manager.complaint = False, "/d hangs"
-    asked.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
-    asked.sync.filling = True
-    asked.watchdog.last_stall = Stall(99.0, 0.5)
-    asked.manager.add("a", policy=FAIL)
-    asked.manager.add("b", policy=IGNORE)
-    asked.manager.add("c", policy=FAIL)
-    asked.reach.absences = {"a": Absence(60.0, "gone"), "b": Absence(60.0, "refused"), "other": Absence(1.0, "?")}
-    asked.open("c", 91.0)
-    assert asked.checks() == {
-        "listening": ("failed", "removed"),
-        "registrations_read": ("failed", "/d hangs"),
-        "runtime": ("failed", "Connection refused"),
-        "not_draining": ("failed", "the proxy is stopping"),
-        "fail_plugins": ("failed", "policy Fail and unreachable: a for 41 s (gone)"),
-        "plugins": ("degraded", "unreachable: b (refused)"),
-        "breakers": ("degraded", "not asked, as they keep failing: c (tried again in 20 s)"),
-        "invalid_files": ("degraded", "rejected: x.json"),
-        "store": ("degraded", "the runtime's pods and containers are still being read"),
-        "loop": ("degraded", "it hung for 0.50 s, 2 s ago"),
-    }
 
 
 def test_runtime_that_does_not_answer_passes_is_told() -> None:
@@ -212,12 +173,6 @@ def test_hook_server_beyond_the_names_in_labels_has_no_figures() -> None:
     assert hooks[-1]["failures"] is None
 
 
-def test_rejected_files_are_told_with_their_reason() -> None:
-    asked = Asked()
-    asked.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
-    assert asked.ask("hooks")["invalid"] == [{"file": "x.json", "reason": "x.json: not JSON (yet?)"}]
-
-
 # -- disabled hook servers -------------------------------------------------------------------------------------------
 
 SHOWN = {"reason": "hangs", "by": "uid 0", "since": "1970-01-01T00:00:00.000Z", "until": None}
@@ -301,12 +256,6 @@ async def test_switch_that_cannot_be_is_refused(
     assert not proxy.manager.disabled
 
 
-def test_mask_that_cannot_be_used_is_told() -> None:
-    asked = Asked()
-    asked.manager.mask_fault = "/state/a.json is not JSON"
-    assert asked.checks() == {"disabled_plugins": ("degraded", "/state/a.json is not JSON")}
-
-
 # -- store -----------------------------------------------------------------------------------------------------------
 
 
@@ -375,11 +324,6 @@ def test_pages_have_each_id_once_in_order(monkeypatch: pytest.MonkeyPatch, limit
     assert [one for page in pages for one in page] == [f"{number:02}" for number in range(10)]
     assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
     assert pages[-1]
-
-
-def test_page_of_nothing_is_the_last_one() -> None:
-    answer = Asked().ask("store")
-    assert (ids(answer), answer["next"]) == ([], None)
 
 
 def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
@@ -518,7 +462,3 @@ def test_each_part_is_made_by_few_calls(monkeypatch: pytest.MonkeyPatch, name: s
             break
         calls.append(0)
     assert max(calls) < MOST_CALLS
-
-
-def test_page_has_a_length_unless_told() -> None:
-    assert len(ids(full().ask("store"))) == PAGE

@@ -43,10 +43,6 @@ def test_events_after_a_number_are_in_order(params: dict[str, Any], found: list[
     assert numbers(evented(120).ask("events", **params)["events"]) == found
 
 
-def test_events_have_a_number_unless_requested() -> None:
-    assert len(evented(queries.EVENTS + 1).ask("events")["events"]) == queries.EVENTS
-
-
 def test_lost_events_are_a_gap_whatever_is_selected() -> None:
     asked = evented(MOST_EVENTS + 600)
     found = asked.ask("events", since=10, limit=3)["events"]

@@ -117,12 +117,6 @@ async def test_connection_serves_requests_in_order(tmp_path: Path) -> None:
                 assert await next_line(client, bytearray()) == {"id": number, "end": END}
 
 
-async def test_requests_after_wrong_ones_are_answered(tmp_path: Path) -> None:
-    octets = b"\n" + line(method="no") + b"[]\n" + line(id=1, method="none")
-    async with Site(tmp_path, METHODS) as site:
-        assert (await site.send(octets))[-1] == {"id": 1, "end": END}
-
-
 async def test_last_line_needs_no_newline(tmp_path: Path) -> None:
     async with Site(tmp_path, METHODS) as site:
         assert await site.send(line(id=1, method="none") + b'{"id":2,"method":"none"}') == [
@@ -130,14 +124,6 @@ async def test_last_line_needs_no_newline(tmp_path: Path) -> None:
             {"id": 2, "end": END},
         ]
         assert await site.send(b"") == []
-
-
-async def test_requests_at_the_same_time_have_their_own_answers(tmp_path: Path) -> None:
-    calls = [(method, params, answer) for method, params, answer in ANSWERS] * 20
-    async with Site(tmp_path, METHODS) as site:
-        found = await asyncio.gather(*(site.call(method, **params) for method, params, _ in calls))
-    for lines, (_, _, answer) in zip(found, calls, strict=True):
-        assert lines[: len(answer)] == [{"id": 1, **each} for each in answer]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.admin import queries, server
+from runtimeproxy.admin import server
 from runtimeproxy.admin.protocol import REQUEST_BYTES, Part, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method
-from runtimeproxy.observe.events import MOST_EVENTS, EventKind
+from runtimeproxy.observe.events import EventKind
 from tests.admin.asked import Asked
 from tests.admin.site import Site, next_line, parts, rest
 from tests.patience import SECONDS, until
@@ -364,49 +364,6 @@ class Follower:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(server, "POLL_SECONDS", 0.001)
     return Asked()
-
-
-async def test_follower_gets_events_to_come_and_gaps(tmp_path: Path, asked: Asked) -> None:
-    asked.metrics.events.add(EventKind.DRAIN)
-    async with Site(tmp_path, asked.methods) as site:
-        follower = Follower(site)
-        assert [event["number"] for event in await follower.next()] == [1]
-        for number in range(2, 10):
-            asked.metrics.events.add(EventKind.DRAIN)
-            assert [event["number"] for event in await follower.next()] == [number]
-        for _ in range(MOST_EVENTS + 5):
-            asked.metrics.events.add(EventKind.DRAIN)
-        first, event, *_ = await follower.next()
-        assert (first, event["number"]) == ({"kind": "gap", "from": 10, "to": 14}, 15)
-        follower.client.close()
-        await until(lambda: not site.server.clients)
-
-
-async def test_followers_have_a_bound_and_free_their_places(tmp_path: Path, asked: Asked) -> None:
-    asked.metrics.events.add(EventKind.DRAIN)
-    text = "16 clients follow already; try again without follow, or later"
-    async with Site(tmp_path, asked.methods) as site:
-        for _ in range(3):
-            followers = [Follower(site) for _ in range(queries.FOLLOWERS)]
-            for follower in followers:
-                await follower.next()
-            late = Follower(site)
-            assert await late.next() == {"status": 503, "text": text}
-            late.client.send(request("events", {}))
-            assert len(await late.next()) == 1
-            for follower in [*followers, late]:
-                follower.client.close()
-            await until(lambda: not site.server.clients)
-
-
-async def test_followers_at_one_time_have_the_same_bound(tmp_path: Path, asked: Asked) -> None:
-    asked.metrics.events.add(EventKind.DRAIN)
-    async with Site(tmp_path, asked.methods) as site:
-        followers = [Follower(site) for _ in range(CONNECTIONS)]
-        found = await asyncio.gather(*(follower.next() for follower in followers))
-        assert sum(isinstance(each, list) for each in found) == queries.FOLLOWERS
-        for follower in followers:
-            follower.client.close()
 
 
 async def test_follower_that_does_not_read_is_closed(

@@ -1,14 +1,16 @@
 """The table of metrics keeps Prometheus' rules, and every call site keeps to the table."""
 
 import ast
+import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import runtimeproxy
-from runtimeproxy.observe.metric_table import METRICS, ROWS, Kind, Metric
+from runtimeproxy.observe.metric_table import METRICS, ROWS, SECONDS, Histogram, Kind, Metric, quantile
 
 PACKAGE = Path(runtimeproxy.__file__).parent
 METHODS = {
@@ -61,23 +63,22 @@ def test_rows_keep_the_rules_of_prometheus(row: Metric) -> None:
     assert row.help.endswith(".")
 
 
-@pytest.mark.parametrize("subject", ["pod", "namespace", "image", "id", "container", "name", "uid", "path"])
-def test_no_label_names_a_subject(subject: str) -> None:
-    assert not [row.name for row in ROWS if subject in row.labels]
-
-
-def test_the_hook_server_is_the_first_label() -> None:
-    assert {row.labels.index("hook_server") for row in ROWS if "hook_server" in row.labels} == {0}
-
-
-def test_no_two_rows_have_a_name() -> None:
-    assert len(METRICS) == len(ROWS)
-
-
-def test_labels_of_a_series_have_the_runtime_in_its_place() -> None:
-    assert METRICS["build_info"].labelled(["0.2.0", "3.11.2"], "containerd") == {
-        "version": "0.2.0",
-        "python": "3.11.2",
-        "runtime": "containerd",
-    }
-    assert METRICS["ready"].labelled([], "containerd") == {}
+@pytest.mark.parametrize(
+    ("values", "share", "found"),
+    [
+        ([], 0.5, None),
+        ([0.003] * 4, 0.5, 0.0035),
+        ([0.003] * 4, 0.25, 0.00275),
+        ([0.003] * 4, 1.0, 0.005),
+        ([0.0001], 0.5, 0.00025),
+        ([0.003] * 99 + [1.0], 0.99, 0.005),
+        ([0.003] * 98 + [1.0] * 2, 0.99, 1.25),
+        ([1000.0], 0.5, math.inf),
+        ([0.003, 1000.0], 0.99, math.inf),
+    ],
+)
+def test_quantile_is_read_off_the_buckets(values: list[float], share: float, found: float | None) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.counts[bisect_left(SECONDS, value)] += 1
+    assert quantile(SECONDS, histogram.counts, share) == (None if found is None else pytest.approx(found))

@@ -37,13 +37,6 @@ def test_counters_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
     assert shown(metrics, "hook_refusals") == figures, "reading a counter makes none"
 
 
-def test_counters_without_labels_are_shown_from_the_start(metrics: Metrics) -> None:
-    assert shown(metrics, "loop_stalls") == ["loop_stalls_total 0"]
-    metrics.count("loop_stalls")
-    metrics.counted_elsewhere("log_lines_dropped", 12_345_678)
-    assert shown(metrics, "lo") == ["loop_stalls_total 1", "log_lines_dropped_total 12345678"]
-
-
 def test_gauges_have_their_last_value(metrics: Metrics) -> None:
     for value in (3, 1.5):
         metrics.gauge("held_oldest_seconds", value)
@@ -51,11 +44,6 @@ def test_gauges_have_their_last_value(metrics: Metrics) -> None:
     assert metrics.gauges["held_oldest_seconds", ()] == 1.5
     assert shown(metrics, "held") == ["held_oldest_seconds 1.5"]
     assert shown(metrics, "config_last") == ["config_last_reload_timestamp_seconds 1764000000.25"]
-
-
-def test_a_label_of_the_whole_process_is_added_where_it_is_shown(metrics: Metrics) -> None:
-    metrics.gauge("build_info", 1, "1.0", "3.11")
-    assert shown(metrics, "build") == ['build_info{version="1.0",python="3.11",runtime="docker"} 1']
 
 
 def test_label_values_are_escaped(metrics: Metrics) -> None:
@@ -165,23 +153,11 @@ def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:
     assert metrics.counted("hook_breaker_openings", hook_server="a") == 1
 
 
-def test_gauges_of_a_hook_server_without_a_name_vanish_too(metrics: Metrics) -> None:
-    for number in range(HOOK_SERVERS + 1):
-        metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
-    metrics.forget(f"h{HOOK_SERVERS}")
-    assert set(metrics.gauges) == {("hook_breaker_open", (f"h{number}",)) for number in range(HOOK_SERVERS)}
-
-
 def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics) -> None:
     for _ in range(RECENT_CALLS + 1):
         times = metrics.call("StopContainer")
         assert (times.operation, times.released, times.answered, times.done) == ("StopContainer", None, None, None)
     assert [times.held for times in metrics.calls] == list(range(1, RECENT_CALLS + 1))
-
-
-def test_calls_with_equal_times_are_two() -> None:
-    metrics = Metrics(lambda: 0.0)
-    assert metrics.call("StartContainer") != metrics.call("StartContainer")
 
 
 @pytest.mark.parametrize(

@@ -146,19 +146,6 @@ async def test_socket_others_could_replace_is_not_dialled(client: HookClient, se
     assert await ask(client) == HookAnswer()
 
 
-async def test_server_that_sends_every_call_back_is_a_deadline(client: HookClient, path: str) -> None:
-    async with serve(path) as peer:
-        call, times = asyncio.ensure_future(failing(client, 1)), 0
-        connection = await peer.connection()
-        with suppress(TimeoutError, EOFError):
-            while not call.done():
-                async with asyncio.timeout(1.2):
-                    connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
-                times += 1
-        assert (await call).reason is Reason.DEADLINE
-        assert 2 < times < 30, "each pause is twice as long as the one before"
-
-
 async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
     client: HookClient, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,12 +26,6 @@ def test_known_name_that_is_gone_is_left_out(tmp_path: Path, folder: str) -> Non
     assert directory.read(str(tmp_path / folder), {"a.json"}) == {}
 
 
-def test_file_in_place_of_the_directory_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
-        directory.read(str(tmp_path / "file"))
-
-
 NO_FILE = "not a regular file; a registration is one small JSON file"
 UNREADABLE = {
     **{f"{kind}.json": NO_FILE for kind in ("folder", "fifo", "link", "device", "socket")},

@@ -13,7 +13,6 @@ from runtimeproxy.plugins.disabling import (
     check_name,
     check_seconds,
     mask_file,
-    parse,
     read,
     written,
 )
@@ -87,11 +86,6 @@ def test_content_that_the_proxy_does_not_write_is_refused(file: StateFile, conte
     with pytest.raises(MaskError) as raised:
         read(file)
     assert str(raised.value) == f"{file.path} {why}"
-
-
-def test_entry_without_an_end_is_for_good() -> None:
-    del (content := json.loads(entry()))["disabled"]["a"]["until"]
-    assert parse(json.dumps(content).encode())["a"].until is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "a" * 201, "two\nlines", "\x1b[31m", "\ud800"])

@@ -517,14 +517,6 @@ async def test_disabled_stays_disabled_in_the_next_process(rig: Rig) -> None:
     assert rig.manager.mask_fault == ""
 
 
-async def test_mask_that_cannot_be_used_disables_nobody(rig: Rig) -> None:
-    (rig.folder.parent / "state").mkdir(mode=0o700)
-    (rig.folder.parent / "state" / "mask.json").write_text("{")
-    await rig.start("a")
-    assert rig.names() == ["a"]
-    assert rig.manager.mask_fault.startswith(f"{rig.folder.parent}/state/mask.json is not JSON: ")
-
-
 async def test_old_clients_of_a_disabled_plugin_are_abandoned_too(rig: Rig) -> None:
     """A call may wait for an answer at the endpoint that the file named before."""
     await rig.start("a")

@@ -4,12 +4,21 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.plugins.registration import MAX_BYTES, FailurePolicy, Registration, parse, plugin_name
+from runtimeproxy.plugins.registration import (
+    MAX_BYTES,
+    Change,
+    ChangeKind,
+    Content,
+    FailurePolicy,
+    Registration,
+    Registry,
+    UnreadableFile,
+    parse,
+    plugin_name,
+)
 
 SOCKET = "/run/plugin.sock"
 POINT = "PreCreateContainer"
@@ -19,17 +28,6 @@ def read(**entry: object) -> Registration:
     """Parse a file that is valid except for what is given (names with - spelt _)."""
     keys = {key.replace("_", "-"): value for key, value in entry.items()}
     return parse("a.json", json.dumps({"remote-endpoint": SOCKET, "runtime-hooks": [POINT], **keys}).encode())
-
-
-def test_documented_file_is_read() -> None:
-    text = b"""{"remote-endpoint": "/var/run/koordlet/koordlet.sock", "failure-policy": "Ignore",
-               "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer"]}"""
-    assert parse("koordlet.json", text) == Registration(
-        "koordlet.json",
-        "/var/run/koordlet/koordlet.sock",
-        FailurePolicy.IGNORE,
-        frozenset({"PreRunPodSandbox", "PreCreateContainer"}),
-    )
 
 
 def test_file_as_koordlet_writes_it_is_read() -> None:
@@ -141,19 +139,6 @@ def test_broken_values(key: str, value: object, cause: str) -> None:
     assert len(str(raised.value)) < 1000
 
 
-_VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
-_KEYS = ("remote-endpoint", "failure-policy", "timeout", "runtime-hooks")
-
-
-@given(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _VALUES)))
-def test_any_values_are_read_or_rejected(entry: dict[str, object]) -> None:
-    try:
-        outcome = parse("a.json", json.dumps({"remote-endpoint": SOCKET, **entry}).encode()).endpoint
-    except ConfigError as error:
-        outcome = str(error)
-    assert outcome.startswith(("/", "a.json: "))
-
-
 def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
     hooks = ["PreRunPodSandbox", "Unknown", POINT, "Other"]
     registration = read(zeta=1, runtime_hooks=hooks, alpha={"secret": "canary"})
@@ -164,3 +149,69 @@ def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
 @pytest.mark.parametrize(("file", "name"), [("koordlet.json", "koordlet"), ("a.json.json", "a.json")])
 def test_hook_server_has_the_name_of_its_file(file: str, name: str) -> None:
     assert plugin_name(file) == name
+
+
+def content(endpoint: str) -> bytes:
+    return json.dumps({"remote-endpoint": endpoint, "runtime-hooks": ["PreCreateContainer"]}).encode()
+
+
+GOOD, OTHER = content("/run/a.sock"), content("/run/b.sock")
+RESPELT = GOOD + b"\n"
+HALF = GOOD[:20]
+UNREADABLE = UnreadableFile("a.json: permission denied")
+ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.RESTORED
+REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("contents", "kind", "good"),
+    [
+        ([GOOD], ADDED, GOOD),
+        ([GOOD, GOOD], None, GOOD),
+        ([GOOD, RESPELT], None, GOOD),
+        ([GOOD, OTHER], CHANGED, OTHER),
+        ([GOOD, None], REMOVED, None),
+        ([GOOD, None, None], None, None),
+        ([GOOD, HALF], REJECTED, GOOD),
+        ([GOOD, HALF, HALF], None, GOOD),
+        ([HALF, b""], REJECTED, None),
+        ([GOOD, HALF, GOOD], RESTORED, GOOD),
+        ([GOOD, HALF, GOOD, RESPELT], None, GOOD),
+        ([GOOD, HALF, OTHER], CHANGED, OTHER),
+        ([HALF, GOOD], ADDED, GOOD),
+        ([HALF, None], None, None),
+        ([HALF, None, HALF], REJECTED, None),
+        ([GOOD, UNREADABLE], REJECTED, GOOD),
+        ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
+    ],
+)
+def test_content_makes_this_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
+    registry = Registry()
+    change = [registry.update("a.json", what) for what in contents][-1]
+    registration = None if good is None else parse("a.json", good)
+    if kind is None:
+        assert change is None
+    else:
+        assert change is not None
+        assert (change.kind, change.name, change.registration) == (kind, "a.json", registration)
+        assert bool(change.reason) == (kind is REJECTED)
+    assert registry.registrations == (() if registration is None else (registration,))
+    assert len(registry.rejected) == (contents[-1] in (HALF, b"", UNREADABLE))
+
+
+def test_whole_directory_at_once_in_the_order_of_the_names() -> None:
+    registry = Registry()
+    registry.replace({"keep.json": GOOD, "go.json": GOOD, "alter.json": GOOD, "9.json": GOOD})
+    changes = registry.replace(
+        {"new.json": GOOD, "B.json": GOOD, "10.json": GOOD, "alter.json": OTHER, "bad.json": HALF, "keep.json": GOOD}
+        | {"a.json": UNREADABLE}
+    )
+    assert [(change.name.removesuffix(".json"), change.kind) for change in changes] == [
+        *(("10", ADDED), ("9", REMOVED), ("B", ADDED), ("a", REJECTED), ("alter", CHANGED), ("bad", REJECTED)),
+        *(("go", REMOVED), ("new", ADDED)),
+    ]
+    registered = ["10.json", "B.json", "alter.json", "keep.json", "new.json"]
+    assert [entry.name for entry in registry.registrations] == registered
+    assert registry.names == {*registered, "a.json", "bad.json"}
+    assert changes[3] == Change(REJECTED, "a.json", None, UNREADABLE.reason)
+    assert "not JSON" in changes[5].reason

@@ -3,18 +3,17 @@
 What an earlier version does not know is fault matrix P10.
 """
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError
 
 import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.config import Config, Findings, Mode, Setting
+from runtimeproxy.settings.config import Config, Mode, Setting
 from runtimeproxy.settings.options import OPTIONS, SETTINGS, Option
 
 FILE = "/etc/x.yaml"
 IMAGE, IMAGE_VARIABLE = "remote-image-service-endpoint", "RUNTIMEPROXY_REMOTE_IMAGE_SERVICE_ENDPOINT"
-MODE_VARIABLE = "RUNTIMEPROXY_BACKEND_RUNTIME_MODE"
 TIMEOUT, TIMEOUT_VARIABLE = "hook-timeout", "RUNTIMEPROXY_HOOK_TIMEOUT"
 RUNTIME, LISTEN = "remote-runtime-service-endpoint", "koord-runtimeproxy-endpoint"
 
@@ -50,12 +49,6 @@ def test_nothing_given_is_containerd_on_its_default_socket() -> None:
     assert loaded == Config(**{field: VALUES[option.name][0] for field, option in SETTINGS}, warnings=())
     with pytest.raises(FrozenInstanceError):
         loaded.socket_mode = 0o666  # type: ignore[misc]
-
-
-def test_each_option_but_the_file_sets_a_field_of_its_own() -> None:
-    assert [f.name for f in fields(Config)] == [field for field, _ in SETTINGS] + ["warnings", "settings"]
-    assert [option.name for option in OPTIONS] == [option.name for _, option in SETTINGS] + ["config"]
-    assert config.load({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == config.load({}, {})
 
 
 @pytest.mark.parametrize(("field", "option"), SETTINGS, ids=[option.name for _, option in SETTINGS])
@@ -112,11 +105,6 @@ def test_error_is_one_line_that_names_its_origin(sources: Sources, line: str) ->
         config.load(*sources, FILE)
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "# nothing here\n", "---\n", "--- {}\n"])
-def test_file_that_says_nothing_changes_nothing(text: str) -> None:
-    assert config.load({}, {}, text, FILE) == config.load({}, {})
 
 
 ENDPOINTS = [
@@ -302,21 +290,6 @@ def test_check_tells_all_errors_at_once(sources: Sources, lines: list[str]) -> N
     errors = config.check(*others, FILE, find_group=find_group, flags=flags).errors
     assert len(errors) == len(lines)
     assert all(error.startswith(line) for error, line in zip(errors, lines, strict=True))
-
-
-IN_DOCKER_MODE = {MODE_VARIABLE: "Docker"}
-CHECKED_WARNINGS: list[tuple[dict[str, str], str | None, str]] = [
-    (IN_DOCKER_MODE | {IMAGE_VARIABLE: "?"}, None, IMAGE_VARIABLE),
-    (IN_DOCKER_MODE, f"{IMAGE}: /i", f"{FILE}: {IMAGE}"),
-    ({"RUNTIMEPROXY_ZZ": "secret"}, None, "RUNTIMEPROXY_ZZ"),
-]
-
-
-@pytest.mark.parametrize(("environ", "text", "origin"), CHECKED_WARNINGS)
-def test_check_tells_warnings_apart(environ: dict[str, str], text: str | None, origin: str) -> None:
-    found = config.check(environ, text, FILE)
-    assert found == Findings((), found.warnings)
-    assert [warning.startswith(f"{origin} is ignored: ") for warning in found.warnings] == [True]
 
 
 NEW = "state-dir: /s\nhook-timeout: 3s"

@@ -12,12 +12,6 @@ BY_NAME = {option.name: option for option in OPTIONS}
 ENDPOINT, TIMEOUT, PAUSE, SIZE = "koord-runtimeproxy-endpoint", "hook-timeout", "drain-timeout", "hook-answer-limit"
 
 
-def test_option_tells_its_spellings_and_its_default() -> None:
-    option = BY_NAME[ENDPOINT]
-    assert (option.flag, option.variable) == (f"--{ENDPOINT}", "RUNTIMEPROXY_KOORD_RUNTIMEPROXY_ENDPOINT")
-    assert (option.shown_default, BY_NAME["socket-group"].shown_default) == (option.default, "none")
-
-
 TIMES = [("2s", 2), ("500ms", 0.5), ("1m", 60), ("3", 3), ("0.5", 0.5), ("1.5s", 1.5), (" 2s ", 2), ("0.25m", 15)]
 VALUES: list[tuple[str, str, object]] = [
     *[(ENDPOINT, f"{scheme}/run/a.sock", "/run/a.sock") for scheme in ("", "unix:", "unix://")],

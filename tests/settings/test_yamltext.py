@@ -52,21 +52,3 @@ def test_error_is_one_line_with_place_and_remedy_but_no_value(text: str, line: s
     with pytest.raises(ConfigError) as caught:
         texts(text)
     assert str(caught.value) == line
-
-
-COLLECTED = [
-    (
-        "a: 1\n? [canary]\n: 1\na: canary\nb: 2",
-        ["a", "b"],
-        ["f:2: a key is one text", "f:4: a: is there twice: remove"],
-    ),
-    ("[]", [], ["f:1: write 'key: value' lines here"]),
-]
-
-
-@pytest.mark.parametrize(("text", "keys", "lines"), COLLECTED)
-def test_faults_are_collected_where_a_list_is_given(text: str, keys: list[str], lines: list[str]) -> None:
-    root, faults = compose(text, "f"), list[ConfigError]()
-    assert root is not None
-    assert [key for key, _ in pairs(root, Place("f"), faults)] == keys
-    assert all(str(fault).startswith(line) for fault, line in zip(faults, lines, strict=True))

@@ -158,20 +158,6 @@ async def test_fault_of_the_proxy_is_one_line(
     assert [record.levelname for record in caplog.records if record.exc_info] == []
 
 
-FAULTS_OF_PAGES = [
-    ("/readyz", "null"),
-    *[(path, fault) for path in ("/hooks", "/events") for fault in ("closes", "HTTP")],
-]
-
-
-@pytest.mark.parametrize(("path", "fault"), FAULTS_OF_PAGES)
-async def test_other_pages_report_a_fault_too(proxy: FakeProxy, path: str, fault: str) -> None:
-    proxy.answer = FAULTS[fault][0]
-    async with exporting(proxy.path, everything=True) as port:
-        answered = await ask(port, f"GET {path} HTTP/1.1")
-    assert answered.startswith("HTTP/1.1 502 ")
-
-
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
 async def test_proxy_that_hangs_is_not_well(proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(exporter, "HEALTH_SECONDS", 0.05)

@@ -21,7 +21,7 @@ from runtimeproxy.errors import ConfigError
 from tests.fakes.exporting import FIGURES, GET_METRICS, FakeProxy, ask, exporting, reply
 from tests.patience import SECONDS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
