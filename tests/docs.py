@@ -5,7 +5,6 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.rst").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.rst")}
 HOOKS, HOOK_API, KOORDLET = DOCS["hooks"], DOCS["hook-api"], DOCS["koordlet"]
 

@@ -1,8 +1,7 @@
-"""The blocks of the documents, and who shows that each is true.
+"""The pages of the documentation, and their literal blocks.
 
-A block that begins with ``$`` is written by a script, with its outputs. One with a language is read by the
-tests. Every other one is run by tests/soak/test_documented.py as it is on its page, or BLOCKS names what runs it, or
-that it is nothing to run.
+A block that begins with ``$`` is written by tests/outputs.py or tests/soak, with its output. Another one without a
+language is run by tests/soak.
 """
 
 from collections.abc import Iterator
@@ -19,16 +18,6 @@ PAGES = {
     **{name: (ROOT / name).read_text() for name in ("README.rst", "CHANGELOG.rst", "CONTRIBUTING.rst", "SECURITY.rst")},
     **{f"docs/{name}.rst": text for name, text in sorted(DOCS.items())},
 }
-PICTURE = "a picture, a list of names, or an output that is not shown whole"
-NAMED = "names the commands that others run"
-NOT_RUN = (PICTURE, NAMED)
-CLUSTER = "tests/soak/test_cluster.py::test_chart_is_rolled_out_and_removed"
-"""It runs each block of kubectl and helm, too."""
-SIGNED = "tests/building/test_sign.py::test_signed_release_is_verified_by_the_public_key"
-UNITS = "tests/machines/node.py::_put_units"
-WRITTEN = {"docs/commands.rst": "tests/outputs.py", "docs/migration.rst": "tests/soak/test_migration.py"}
-"""The pages with outputs, and what writes them."""
-FRESH = "tests/soak/test_fresh.py::test_readme_works_in_environment"
 
 
 class Block(NamedTuple):
@@ -41,10 +30,6 @@ class Block(NamedTuple):
     @property
     def first(self) -> str:
         return self.text.partition("\n")[0]
-
-    @property
-    def needs_a_cluster(self) -> bool:
-        return all(line.startswith(("kubectl ", "helm ")) for line in self.lines)
 
     @property
     def lines(self) -> list[str]:
@@ -73,28 +58,3 @@ def block(page: str, first: str) -> Block:
     """Return the one block of a page that begins with a line."""
     [found] = [each for each in blocks(page) if each.first == first]
     return found
-
-
-BLOCKS: dict[tuple[str, str], str] = {
-    (
-        "docs/architecture.rst",
-        "cli                                  the command line: entry points, commands, their output",
-    ): PICTURE,
-    ("docs/commands.rst", "runtimeproxy 0.9.0 containerd   ready, degraded   up 24 h 43 min   last 10 s"): PICTURE,
-    (
-        "docs/release.rst",
-        "bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader",
-    ): PICTURE,
-    ("README.rst", "kubelet  ->  runtimeproxy  ->  containerd or dockerd"): PICTURE,
-    ("README.rst", "scripts/demo"): FRESH,
-    ("README.rst", "python3 -m venv /opt/runtimeproxy-venv"): FRESH,
-    ("docs/install.rst", "python3 -m venv /opt/runtimeproxy-venv"): FRESH,
-    ("docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system"): UNITS,
-    ("docs/release.rst", "minisign -Vm checksums.txt -P PUBLICKEY"): SIGNED,
-    ("docs/release.rst", 'minisign -Sm checksums.txt -s KEYFILE -t "runtimeproxy VERSION, commit COMMIT"'): SIGNED,
-    (
-        "docs/release.rst",
-        "skopeo copy oci-archive:runtimeproxy_VERSION_image.tar docker://REGISTRY/runtimeproxy:VERSION",
-    ): CLUSTER,
-    ("CONTRIBUTING.rst", "scripts/test --fast      the fast tests"): NAMED,
-}

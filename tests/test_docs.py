@@ -1,25 +1,28 @@
-"""README.rst and docs/ say what is so: their tables are the program's own, their code runs as it stands."""
+"""What README.rst and docs/ contain exists and works: tables, flags, files, code blocks, command lines and outputs."""
 
-import itertools
+import ast
+import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import grpc
 import pytest
 import yaml
+from docutils import nodes
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import runtimeproxy
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli.commands import kubelet_args
 from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
 from runtimeproxy.cli.commands.program import INSTALL
-from runtimeproxy.cli.commands.table import COMMANDS as ALL_COMMANDS
+from runtimeproxy.cli.commands.run import run_command
+from runtimeproxy.cli.commands.table import COMMANDS, command_group
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import RESOURCE_FIELDS
@@ -27,19 +30,18 @@ from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, METRICS, OTHER, ROWS, SECONDS
 from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
+from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.context import in_no_runtime
 from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
-from tests.docs import CODE, DOCS, HOOKS, README, ROOT, code_blocks, table, tables
+from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
+from tests.documents import PAGES, blocks, parsed
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
 from tests.system.blast import BY_POLICY, DISABLE, KINDS, MOVE, REFUSAL, REPLACE
 
-LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
-COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("    ")}
-PACKAGE = Path(runtimeproxy.__file__).parent
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
@@ -91,29 +93,6 @@ def test_metrics_has_each_metric_and_the_limits() -> None:
     assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
 
 
-def test_each_error_text_says_what_to_do() -> None:
-    blocks = DOCS["errors"].split("\n\n")
-    entries = [(block, after) for block, after in itertools.pairwise(blocks) if block.startswith("| ``")]
-    assert len(entries) > 100
-    assert [block for block, after in entries if not after.startswith("    ")] == []
-
-
-def test_readme_has_the_commands() -> None:
-    endpoints = "--remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"
-    docker = "--backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"
-    pip = "/opt/runtimeproxy-venv/bin/pip install --use-pep517 '.[hooks]'"  # without the flag Debian 12's pip warns
-    proxies = {"koord-runtime-proxy", f"koord-runtime-proxy {endpoints}", f"koord-runtime-proxy {docker}"}
-    assert proxies | {"scripts/demo", "scripts/test", pip} <= COMMANDS
-
-
-def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
-    [environment] = [command.split()[-1] for command in COMMANDS if command.startswith("python3 -m venv ")]
-    [link] = [command.split()[-1] for command in COMMANDS if command.startswith(f"ln -sfn {environment} ")]
-    command = f"{link}/bin/python3 hello.py"
-    assert command in LITERALS
-    assert f"\n    {command}\n" in HOOKS
-
-
 def test_page_of_the_kubelet_has_its_flags() -> None:
     told = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == told
@@ -148,36 +127,8 @@ def test_commands_have_the_outputs_that_the_page_shows() -> None:
 
 def test_page_of_commands_names_each_of_them() -> None:
     named = set(re.findall(r"``(?:runtimeproxy )?([a-z-]+)", DOCS["commands"]))
-    assert named >= ALL_COMMANDS.keys()
+    assert named >= COMMANDS.keys()
     assert [[shell, f"``{command}``"] for shell, command in INSTALL.items()] == table(DOCS["commands"], "Completion")
-
-
-WORDS = [
-    ("README", "Do not install it if you do not know why you need it."),
-    ("README", "Kubernetes 1.18 or later"),
-    ("README", "Linux kernel 4.19 or later is recommended"),
-    ("README", "**The default is fail-open.**"),
-    ("README", "Change the kubelet's flags back first"),
-    ("docker-mode", "every other container passes untouched"),
-    ("registration", "runtimeproxy.koordinator.sh/skip-hookserver=true"),
-]
-
-
-@pytest.mark.parametrize(("page", "words"), WORDS)
-def test_page_says_what_nobody_may_miss(page: str, words: str) -> None:
-    assert words in " ".join({"README": README, **DOCS}[page].split())
-
-
-def test_map_of_the_package_names_modules_that_there_are() -> None:
-    names = set(re.findall(r"``([a-z_.0-9]+)``", runtimeproxy.__doc__ or ""))
-    assert {name for name in names if find_spec(f"runtimeproxy.{name}") is None} == set()
-    rooms = {path.parent.name if path.name == "__init__.py" else path.stem for path in PACKAGE.glob("*.py")}
-    rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms - {"runtimeproxy", "__main__"} <= {name.partition(".")[0] for name in names}
-
-
-def test_hook_server_has_ten_lines() -> None:
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 10
 
 
 def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
@@ -238,11 +189,6 @@ def test_hooks_guide_has_all_settings_of_the_node() -> None:
     assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
 
 
-def test_hooks_guides_pod_is_left_alone_by_the_proxy() -> None:
-    template = yaml.safe_load(code_blocks("yaml")[0])["spec"]["template"]
-    assert template["metadata"]["labels"]["runtimeproxy.koordinator.sh/skip-hookserver"] == "true"
-
-
 @cache
 def help_of(*command: str) -> str:
     return subprocess.run([sys.executable, "-m", *command, "--help"], capture_output=True, text=True, check=True).stdout
@@ -263,3 +209,52 @@ def test_each_row_of_the_page_on_security_names_tests_that_there_are() -> None:
     named = [(row, re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])) for row in rows]
     assert len(rows) > 30
     assert [row for row, tests in named if not tests or not all(is_test(*test) for test in tests)] == []
+
+
+# -- every page ------------------------------------------------------------------------------------------------------
+
+READERS = {"python": ast.parse, "json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text))}
+FOLDERS = "(?:docs|scripts|deploy|tests|runtimeproxy|hooks)"
+FILE = re.compile(rf"{FOLDERS}/(?:[\w.-]+/)*[\w.-]+\.[a-z]+|[A-Z]+\.rst|scripts/[a-z]+")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_is_well_formed_and_names_files_that_exist(page: str) -> None:
+    """Docutils warns of an internal link without a target."""
+    document, warnings = parsed(page)
+    assert warnings == ""
+    for each in blocks(page):
+        if each.language:
+            READERS[each.language](each.text)
+    named = {" ".join(node.astext().split()) for node in document.findall(nodes.literal)}
+    files = {name for name in named if FILE.fullmatch(name) and page != "CHANGELOG.rst"}
+    assert [
+        name for name in sorted(files) if not any((root / name).exists() for root in (ROOT, ROOT / "runtimeproxy"))
+    ] == []
+
+
+PROGRAMS = {"runtimeproxy": command_group, "koord-runtime-proxy": run_command}
+COMMAND_LINE = re.compile(r"(runtimeproxy|koord-runtime-proxy)(?! --version| \d)\b")
+
+
+def test_command_lines_of_the_blocks_are_accepted() -> None:
+    """By click: commands, flags and values."""
+    found = {line for page in PAGES for each in blocks(page) if not each.language for line in each.lines}
+    lines = sorted(filter(COMMAND_LINE.match, found))
+    assert len(lines) > 10
+    for line in lines:
+        program, *words = shlex.split(re.sub("<.*?>", "/run/some.sock", line))
+        command, path = PROGRAMS[program](), program
+        while isinstance(command, click.Group):
+            with click.Context(command, info_name=path) as context:
+                name, found_command, words = command.resolve_command(context, words)
+            assert found_command is not None
+            command, path = found_command, f"{path} {name}"
+        command.make_context(path, words)
+
+
+def test_files_of_a_release_are_named_by_their_version() -> None:
+    built = re.compile(r"runtimeproxy[_-](\d+\.\d+\.\d+)")
+    named = {(page, version) for page, text in PAGES.items() for version in built.findall(text)}
+    assert {version for _, version in named} == {VERSION}
+    assert {"README.rst", "docs/install.rst"} <= {page for page, _ in named}

@@ -32,7 +32,7 @@ HEAVY += (
     "runtimeproxy_hooks.servers",
     "runtimeproxy.cli.doctor",
 )
-LISTEN, RUNTIME = "koord-runtimeproxy-endpoint", "remote-runtime-service-endpoint"
+RUNTIME = "remote-runtime-service-endpoint"
 
 
 def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
@@ -129,12 +129,6 @@ def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, 
     assert (code, out) == (2, "")
     assert err.startswith(f"{command.split()[0]}: error: {words}")
     assert err.count("\n") == 1
-
-
-def test_nothing_is_made_on_disk_by_a_wrong_command_line(run: Run, tmp_path: Path) -> None:
-    socket = tmp_path / "made" / "proxy.sock"
-    assert run(*KOORD, f"--koord-runtimeproxy-endpoint={socket}", "--hook-timeout=x")[0] == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 @BOTH
@@ -257,10 +251,3 @@ def test_default_file_must_be_right(tmp_path: Path, make: Callable[[Path], objec
     with pytest.raises(ConfigError) as caught:
         configuration({}, {}, str(default))
     assert str(caught.value).startswith(f"{default}: {words}")
-
-
-def test_runtime_that_is_the_proxy_itself_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
-    flags = {LISTEN: f"{tmp_path}/a", RUNTIME: f"{tmp_path}/link//a"}
-    with pytest.raises(ConfigError, match=f"--{LISTEN} and --{RUNTIME} are the same socket"):
-        configuration(flags, {}, str(tmp_path / "none"))

@@ -1,9 +1,10 @@
-"""A machine made of files: processes, sockets and locks as /proc tells them, below a folder of the test."""
+"""A machine made of files: processes, sockets and locks as in /proc, below a folder of the test; its findings."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.settings import config
@@ -22,13 +23,13 @@ class Made:
         self.ours.parent.mkdir(mode=0o755)
         self.sockets: list[str] = []
         self.kernel: list[list[UnixSocket]] = []
-        """What the kernel tells of sockets and peers, each time that it is asked; nothing if it does not know how."""
+        """What each query of the kernel returns; the last one is repeated, and without any the query fails."""
         self.namespaces: list[set[str]] = []
-        """The network namespaces of which it was asked."""
+        """The network namespaces of each query."""
         self.mask = mask_file(str(folder / "state"), str(self.ours))
         self.flags: dict[str, str] = {"hook-timeout": "20s", "state-dir": str(folder / "state")}
         self.units: list[Sequence[str]] = []
-        """What systemctl was asked."""
+        """The arguments of each call of systemctl."""
         self.unit = ""
         """What systemctl prints."""
         self.write("proc/net/unix", HEAD)
@@ -83,8 +84,14 @@ class Made:
         self.sockets.append(f"0000000000000000: 00000002 00000000 {flags} 0001 {state} {inode:5} {path}".rstrip())
         self.write("proc/net/unix", "\n".join([HEAD, *self.sockets, ""]))
 
+    def connections(self, path: object, *ends: int, others: Sequence[UnixSocket] = ()) -> list[UnixSocket]:
+        """Return what the kernel lists if these are the clients' ends of the connections to a socket."""
+        accepted = [UnixSocket(1000 + end, False, True, str(path), end) for end in ends]
+        clients = [UnixSocket(end, False, True, "", 1000 + end) for end in ends]
+        return [UnixSocket(1, True, False, str(path)), *accepted, *clients, *others]
+
     def lock(self, pid: int) -> None:
-        """Make the lock beside the proxy's socket, held by a process."""
+        """Make the lock next to the proxy's socket, held by a process."""
         path = Path(f"{self.ours}.lock")
         path.touch()
         found = path.stat()
@@ -100,3 +107,15 @@ class Made:
             self.socket(end)
         self.process(pid, "/opt/bin/koord-runtime-proxy", sockets=[inode, *ends], limit=limit)
         self.lock(pid)
+
+
+def verdicts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    """Return verdict and reason of each; a finding says what to do unless it is ok or was skipped."""
+    found = list(findings)
+    assert all(finding.do for finding in found if finding.verdict.value not in ("ok", "skipped"))
+    return [(finding.verdict.value, finding.why) for finding in found]
+
+
+def only(check: Callable[[Machine], Iterable[Finding]], made: Made) -> tuple[str, str]:
+    (finding,) = verdicts(check(made.machine))
+    return finding

@@ -1,6 +1,7 @@
 """The doctor's checks of registration files and its calls to hook servers."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,8 @@ from runtimeproxy.cli.doctor.findings import Finding, Verdict
 from runtimeproxy.plugins.disabling import Disabled, written
 from tests.doctor.conftest import PATIENCE_SECONDS
 from tests.doctor.made import Made
-from tests.doctor.test_ours import only, told
 from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer
-
-CANARY = "canary-4711"
 
 
 def register(made: Made, name: str, content: str) -> None:
@@ -24,11 +22,6 @@ def register(made: Made, name: str, content: str) -> None:
 
 async def called(made: Made) -> list[Finding]:
     return await asyncio.to_thread(lambda: list(hookservers.hook_servers(made.machine)))
-
-
-def test_no_directory_means_no_hook_server(made: Made) -> None:
-    assert only(hookservers.registrations, made)[0] == "ok"
-    assert only(hookservers.hook_servers, made) == ("ok", "no hook server is registered")
 
 
 async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
@@ -60,58 +53,18 @@ async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: st
     assert (command in finding.do, "hook disable" in finding.do) == (True, bool(command))
 
 
-async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made) -> None:
+async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     register(made, "a.json", registration.text("/run/nobody.sock"))
     made.mask.write(b"{")
     mask, tried = await called(made)
     assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
     assert tried.why.startswith("hook server 'a' at ")
-
-
-async def test_mask_is_not_looked_for_where_there_is_none(made: Made) -> None:
-    register(made, "a.json", registration.text("/run/nobody.sock"))
+    with monkeypatch.context() as without_rights:
+        without_rights.setattr(hookservers, "denied", lambda path: path == made.mask.path)
+        mask, tried = await called(made)
+        assert (mask.verdict, tried.why[:15]) == (Verdict.UNKNOWN, "hook server 'a'")
     made.flags["state-dir"] = "none"
     assert len(await called(made)) == 1
-
-
-def test_mask_that_may_not_be_read_is_unknown(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hookservers, "denied", lambda path: path == made.mask.path)
-    assert [verdict for verdict, _ in told(hookservers.hook_servers(made.machine))] == ["unknown", "ok"]
-
-
-FILES = [
-    (registration.text("/run/x.sock"), "ok", "hookserver.d has 1 registration file"),
-    ("{", "failed", "a.json: not JSON (yet?)"),
-    ('{"runtime-hooks": []}', "failed", "a.json: remote-endpoint is missing"),
-    (registration.text("/run/x.sock", ["PreNothing"]), "warning", "unknown hook points are ignored: 'PreNothing'"),
-]
-
-
-@pytest.mark.parametrize(("content", "verdict", "words"), FILES)
-def test_registration_file_is_judged_as_the_proxy_does(made: Made, content: str, verdict: str, words: str) -> None:
-    register(made, "a.json", content)
-    first = told(hookservers.registrations(made.machine))[0]
-    assert (first[0], words in first[1]) == (verdict, True)
-
-
-def test_copied_registration_file_is_a_warning(made: Made) -> None:
-    for name in ("koordlet.json", "copy.json"):
-        register(made, name, registration.text("/run/x.sock", ["PreCreateContainer", "PreRunPodSandbox"]))
-    socket = "name the same socket, which is called once, by copy.json, at PreRunPodSandbox, PreCreateContainer"
-    assert only(hookservers.registrations, made) == ("warning", f"copy.json and koordlet.json {socket}")
-
-
-def test_file_that_cannot_be_read_does_not_hide_the_next(made: Made) -> None:
-    register(made, "b.json", "{")
-    (made.registrations / "a.json").mkdir()
-    found = told(hookservers.registrations(made.machine))
-    assert [why.partition(":")[0] for _, why in found] == ["a.json", "b.json"]
-
-
-def test_directory_that_others_can_write_in_fails(made: Made) -> None:
-    register(made, "a.json", registration.text("/run/x.sock"))
-    made.registrations.chmod(0o777)
-    assert [verdict for verdict, _ in told(hookservers.registrations(made.machine))] == ["failed", "ok"]
 
 
 @pytest.fixture
@@ -139,26 +92,27 @@ async def test_post_hook_points_are_not_called(made: Made, endpoint: str) -> Non
         assert (finding.verdict.value, server.calls) == ("ok", [])
 
 
-@pytest.mark.parametrize(("policy", "verdict"), [("Ignore", "warning"), ("Fail", "failed")])
-@pytest.mark.parametrize("answer", ["fail", None])
+ANSWERS = [
+    *(
+        (policy, answer, verdict, "")
+        for policy, verdict in (("Ignore", "warning"), ("Fail", "failed"))
+        for answer in ("fail", None)
+    ),
+    ("Fail", "refuse", "ok", "it refuses the invented pod"),
+]
+
+
+@pytest.mark.parametrize(("policy", "answer", "verdict", "words"), ANSWERS)
 async def test_failing_hook_server_is_judged_by_its_policy(
-    made: Made, endpoint: str, policy: str, verdict: str, answer: str | None
+    made: Made, endpoint: str, policy: str, answer: str | None, verdict: str, words: str
 ) -> None:
     register(made, "a.json", registration.text(endpoint, policy=policy))
-    if answer is None:
+    async with AsyncExitStack() as stack:
+        if answer:
+            await stack.enter_async_context(HookServer(endpoint, default=hookanswers.BY_NAME[answer]()))
         (finding,) = await called(made)
-    else:
-        async with HookServer(endpoint, default=hookanswers.BY_NAME[answer]()):
-            (finding,) = await called(made)
-    assert (finding.verdict.value, bool(finding.do)) == (verdict, True)
+    assert (finding.verdict.value, bool(finding.do), finding.why.endswith(words)) == (verdict, verdict != "ok", True)
     assert "failed as told" not in finding.why, "the hook server's own text is not repeated"
-
-
-async def test_server_that_refuses_the_invented_pod_answers(made: Made, endpoint: str) -> None:
-    register(made, "a.json", registration.text(endpoint, policy="Fail"))
-    async with HookServer(endpoint, default=hookanswers.BY_NAME["refuse"]()):
-        (finding,) = await called(made)
-    assert (finding.verdict.value, finding.why.endswith("it refuses the invented pod")) == ("ok", True)
 
 
 async def test_slow_answer_is_a_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +170,3 @@ async def test_hook_server_without_rights_is_unknown(
     monkeypatch.setattr(hookservers, "denied", lambda path: path == endpoint)
     (finding,) = await called(made)
     assert (finding.verdict.value, finding.why) == ("unknown", f"a: {endpoint}: Permission denied")
-
-
-def test_skip_label_is_told(made: Made) -> None:
-    made.flags |= {"runtime-hook-server-key": "team/skip", "runtime-hook-server-val": "yes"}
-    assert only(hookservers.skip_label, made)[1].startswith("pods with the label team/skip=yes are never handed")

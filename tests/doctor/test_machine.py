@@ -1,15 +1,19 @@
 """Reading a machine made of files, and this one."""
 
+import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cli.doctor import machine
 from runtimeproxy.cli.doctor import machine as doctor_machine
-from runtimeproxy.cli.doctor.machine import Machine, Process, at, denied
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, listed, told
 from tests.doctor.made import Made
 
 NOBODY = 65534
@@ -71,10 +75,6 @@ def test_only_stream_sockets_count(made: Made) -> None:
     assert made.machine.sockets() == ()
 
 
-def test_process_that_has_ended_has_no_sockets(made: Made) -> None:
-    assert made.machine.open_sockets(4711) == frozenset()
-
-
 def test_this_machine_tells_who_holds_the_lock(made: Made) -> None:
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
     command = [sys.executable, "-c", code, f"{made.ours}.lock"]
@@ -106,3 +106,84 @@ def test_systemctl_that_fails_is_an_error_without_a_traceback(monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="systemctl show does not answer"):
         doctor_machine.systemctl(["show"])
+
+
+HERE = Path("/proc/self/ns/net")
+ERROR, DONE = 2, 3
+
+
+def inode(of: socket.socket) -> int:
+    return os.fstat(of.fileno()).st_ino
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "runtime.sock"))
+        listener.listen()
+        yield listener
+
+
+@pytest.mark.engine
+def test_kernel_tells_what_proc_lists_and_the_peers(listener: socket.socket) -> None:
+    path = listener.getsockname()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        accepted, _ = listener.accept()
+        with accepted:
+            found = at(path, told([HERE]))
+            ends = {inode(listener): (True, False, 0), inode(accepted): (False, True, inode(client))}
+            assert {s.inode: (s.listening, s.connected, s.peer) for s in found} == ends
+            assert {s._replace(peer=0) for s in found} == set(at(path, listed(Path("/proc/net/unix").read_text())))
+
+
+@pytest.mark.engine
+def test_clients_in_another_network_namespace_are_told(listener: socket.socket) -> None:
+    path = listener.getsockname()
+    code = "import os, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); print(os.fstat(s.fileno()).st_ino)"
+    command = ["unshare", "--net", sys.executable, "-uc", f"{code}; input()", path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        number = int(client.stdout.readline())
+        accepted, _ = listener.accept()  # the kernel leaves out what nobody has accepted
+        with accepted:
+            assert all(found.peer != number for found in told([HERE]))
+            (found,) = at(path, told([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
+            assert (found.inode, found.peer) == (inode(accepted), number)
+        client.communicate(b"\n")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[UnixSocket]:
+    """Return what is told where the kernel gives these answers."""
+    kernel, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for datagram in datagrams:
+        kernel.send(datagram)
+    monkeypatch.setattr(machine, "_opened", lambda namespace: asked)
+    with kernel:
+        yield from told([HERE])
+
+
+def message(kind: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+def answer(number: int, path: bytes, peer: int, kind: int = socket.SOCK_STREAM) -> bytes:
+    """Return one socket's answer; its path is padded to four bytes, as the kernel does."""
+    name = struct.pack("=HH", 4 + len(path), 0) + path + bytes(-len(path) % 4)
+    return message(20, struct.pack("=BBBBIII", 1, kind, 1, 0, number, 0, 0) + name + struct.pack("=HHI", 8, 2, peer))
+
+
+def test_answers_may_share_a_datagram_and_end_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = answer(6, b"/b.sock\0", 2, kind=socket.SOCK_DGRAM) + answer(7, b"\0abstract", 3)
+    done = message(DONE, bytes(4))
+    assert list(answers(monkeypatch, answer(5, b"/a.sock\0", 1) + others, done)) == [
+        UnixSocket(5, False, True, "/a.sock", 1),
+        UnixSocket(7, False, True, "@abstract", 3),
+    ]
+
+
+@pytest.mark.parametrize("kind", [ERROR, DONE])
+def test_error_of_the_kernel_is_raised(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    with pytest.raises(OSError, match="No such file") as raised:
+        list(answers(monkeypatch, answer(5, b"", 1), message(kind, struct.pack("=i", -errno.ENOENT))))
+    assert raised.value.errno == errno.ENOENT

@@ -10,7 +10,7 @@ from runtimeproxy.cli.doctor import clients, table
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.settings import config
 from tests.doctor.conftest import PATIENCE_SECONDS
-from tests.doctor.test_ours import told
+from tests.doctor.made import verdicts
 from tests.engines.cri import CriClient
 from tests.system.proxy import ProxyProcess, wait_until
 
@@ -38,9 +38,9 @@ def test_real_containerd_and_proxy_are_well(containerd: "Containerd", tmp_path: 
             us = f"(pid {os.getpid()}) has 1 connection to {containerd.socket}, past the proxy"
             wait_until(
                 lambda: us in str(list(clients.past_the_proxy(machine))),
-                "we are told by our pid",
+                "our pid is reported",
                 lambda: str(list(clients.past_the_proxy(machine))),
             )
-            verdicts = dict(told(clients.past_the_proxy(machine)))
-        assert verdicts["warning"].endswith(us)
-        assert f"(pid {proxy.pid}) has " in verdicts["ok"]
+            reasons = dict(verdicts(clients.past_the_proxy(machine)))
+        assert reasons["warning"].endswith(us)
+        assert f"(pid {proxy.pid}) has " in reasons["ok"]

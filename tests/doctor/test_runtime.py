@@ -11,8 +11,7 @@ from runtimeproxy.cli.doctor import runtime
 from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine
 from tests.docker.daemon import Daemon, reply
-from tests.doctor.made import Made
-from tests.doctor.test_ours import only
+from tests.doctor.made import Made, only
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.runtime import FakeRuntime, Injection
 
@@ -139,17 +138,3 @@ async def test_socket_without_a_proxy_is_not_called(made: Made) -> None:
     async with FakeRuntime(str(made.ours)) as fake:
         assert (await looked(made, runtime.proxy))[0] == "unknown"
         assert not fake.received
-
-
-MOUNTS = [
-    ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0", "ok", "cgroup v2"),
-    ("tmpfs /sys/fs/cgroup tmpfs ro 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0", "ok", "cgroup v1"),
-    ("cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0", "ok", "cgroup v1 with a v2 tree beside it"),
-    ("proc /proc proc rw 0 0", "unknown", "no cgroup tree is mounted here"),
-]
-
-
-@pytest.mark.parametrize(("mounts", "verdict", "why"), MOUNTS)
-def test_cgroup_version_is_read_from_the_mounts(made: Made, mounts: str, verdict: str, why: str) -> None:
-    made.write("proc/mounts", mounts)
-    assert only(runtime.cgroup, made) == (verdict, why)

@@ -22,10 +22,6 @@ def test_each_check_has_its_section_in_the_documentation() -> None:
     assert table.CHECKS[0].place == "docs/troubleshooting.rst#doctor-socket"
 
 
-def test_ids_are_used_once() -> None:
-    assert len({check.id for check in table.CHECKS}) == len(table.CHECKS)
-
-
 ERRORS: list[tuple[Exception, Verdict, str]] = [
     (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
     (OSError(), Verdict.UNKNOWN, "OSError"),
@@ -72,12 +68,6 @@ def test_checks_that_call_begin_when_the_others_have_looked(made: Made) -> None:
     checks = [Check("a", "", look("a"), calls=True), Check("b", "", look("b"))]
     assert [check.id for check, _ in table.examine(made.machine, checks)] == ["a", "b"]
     assert order == ["b", "a"]
-
-
-def test_finding_says_what_to_do_unless_ok_or_skipped(made: Made) -> None:
-    found = list(table.examine(made.machine))
-    assert {check.id for check, _ in found} == {check.id for check in table.CHECKS}
-    assert all(finding.do for _, finding in found if finding.verdict not in (Verdict.OK, Verdict.SKIPPED))
 
 
 def test_examination_of_a_made_machine_changes_nothing(made: Made) -> None:

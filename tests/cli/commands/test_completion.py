@@ -48,11 +48,6 @@ def test_shell_reads_the_script(run: Run, tmp_path: Path, shell: str) -> None:
     subprocess.run([*READERS[shell], str(script)], check=True, timeout=60)
 
 
-def test_other_shell_is_wrong_use(run: Run) -> None:
-    code, out, err = run("runtimeproxy", "completion", "tcsh")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-
-
 ANSWERS = [
     ("bash", "runtimeproxy ", "1", {f"plain,{name}" for name in COMMANDS}),
     ("bash", "runtimeproxy config ", "2", {"plain,check", "plain,show", "plain,default"}),
@@ -128,11 +123,6 @@ def test_names_and_ids_are_asked_of_the_proxy(
         assert offered(line) == names
 
 
-def test_proxy_of_the_flag_on_the_line_is_asked(offered: Callable[[str], set[str]], tmp_path: Path) -> None:
-    with serving(tmp_path / "admin.sock", CANNED):
-        assert offered(f"hook disable --admin-endpoint={tmp_path}/admin.sock c") == {"cpuset"}
-
-
 WITHOUT: dict[str, Canned] = {
     "it hangs": {"hooks": hang_before_the_answer},
     "it hangs in a line": {"hooks": hang_in_a_line},
@@ -147,15 +137,6 @@ def test_proxy_that_cannot_be_asked_offers_nothing(told: Told, tmp_path: Path, c
     with serving(tmp_path / "admin.sock", canned):
         endpoint = {"RUNTIMEPROXY_ADMIN_ENDPOINT": f"{tmp_path}/admin.sock"}
         assert told("bash", "runtimeproxy hook disable ", "3", **endpoint) == ("\n", "")
-
-
-NO_PROXY = ["{}/admin.sock", "none", "not a socket"]
-
-
-@pytest.mark.parametrize("endpoint", NO_PROXY)
-def test_without_a_proxy_nothing_is_offered(told: Told, tmp_path: Path, endpoint: str) -> None:
-    out = told("bash", "runtimeproxy explain ", "2", RUNTIMEPROXY_ADMIN_ENDPOINT=endpoint.format(tmp_path))
-    assert out == ("\n", "")
 
 
 def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:

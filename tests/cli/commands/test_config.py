@@ -1,7 +1,6 @@
 """``runtimeproxy config``: outputs and exit codes; what is wrong with which value stands in tests/settings."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 
@@ -54,12 +53,6 @@ def test_check_of_what_is_right_says_so(check: Run, tmp_path: Path) -> None:
     assert check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
 
 
-def test_check_with_a_warning_alone_is_exit_code_0(check: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").touch()
-    code, out, _ = check(tmp_path / "x.yaml", "--no-headers", RUNTIMEPROXY_X="1")
-    assert (code, out.split()[:3]) == (0, ["warning", "RUNTIMEPROXY_X", "is"])
-
-
 def test_check_of_a_file_that_is_not_there_is_wrong_use(check: Run) -> None:
     said = "runtimeproxy: error: /no/x.yaml: the configuration file cannot be read: No such file or directory\n"
     assert check("/no/x.yaml") == (2, "", said)
@@ -89,13 +82,6 @@ def test_check_for_what_is_no_version_is_wrong_use(check: Run, tmp_path: Path) -
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-def test_check_opens_nothing_but_the_file(check: Run, tmp_path: Path) -> None:
-    sockets = "".join(f"{o.name}: {tmp_path}/{o.field}\n" for _, o in SETTINGS if o.metavar in ("SOCKET", "DIR"))
-    (tmp_path / "x.yaml").write_text(sockets)
-    assert check(tmp_path / "x.yaml")[0] == 0
-    assert os.listdir(tmp_path) == ["x.yaml"]
-
-
 def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("hook-budget: 30s\n")
@@ -107,20 +93,10 @@ def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None
     assert (rows["socket-group"], rows["config"]) == ((None, "default"), (str(file), "flag"))
 
 
-def test_show_leaves_the_origin_out_unless_it_is_asked_for(show: Run) -> None:
-    assert all(row.keys() == {"key", "value"} for row in json.loads(show()[1]))
-
-
 def test_show_warns_of_what_is_ignored(show: Run) -> None:
     code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
     warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
     assert (code, "/x" in out, err) == (0, False, warning)
-
-
-def test_show_of_a_wrong_configuration_is_exit_code_2(show: Run) -> None:
-    code, out, err = show("--hook-timeout=soon")
-    assert (code, out) == (2, "")
-    assert err.startswith("runtimeproxy: error: --hook-timeout: 'soon' is not a duration")
 
 
 def test_default_is_a_file_that_changes_nothing(run: Run) -> None:

@@ -77,17 +77,6 @@ def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
     }
 
 
-def test_exit_code_is_0_if_all_is_ok(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_checks(monkeypatch, check("a", ok("well")))
-    assert run(*DOCTOR, "--no-headers") == (0, "a   ok   well\n", last_line())
-
-
-@pytest.mark.parametrize("finding", [warning("slow", "x"), failed("away", "x")])
-def test_exit_code_is_1_if_anything_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding) -> None:
-    set_checks(monkeypatch, check("a", ok("well")), check("b", finding))
-    assert run(*DOCTOR)[0] == 1
-
-
 @pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
 def test_unknown_and_skipped_are_counted_and_no_finding(
     run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
@@ -101,12 +90,6 @@ def test_unknown_and_skipped_are_counted_and_no_finding(
     code, out, err = run(*DOCTOR, "-o", "json")
     assert (code, err) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
     assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
-
-
-def test_variable_that_is_ignored_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_checks(monkeypatch, check("a", ok("well")))
-    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
-    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 2)
 
 
 @pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])

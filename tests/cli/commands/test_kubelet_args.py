@@ -136,16 +136,6 @@ def test_text_has_all_that_the_json_has(kubelet_args: Run, arguments: list[str])
     assert [line for line in lines if line not in out] == []
 
 
-def test_mode_is_that_of_the_proxys_environment(kubelet_args: Run) -> None:
-    code, out, _ = kubelet_args("1.23", RUNTIMEPROXY_BACKEND_RUNTIME_MODE="Docker")
-    assert code == 0
-    assert f"    {DOCKER}\n" in out
-
-
-def test_group_of_another_machine_does_not_matter(kubelet_args: Run) -> None:
-    assert kubelet_args("1.31", RUNTIMEPROXY_SOCKET_GROUP="no-such")[::2] == (0, "")
-
-
 NO_DOCKERSHIM = "--kube-version: from 1.24 on the kubelet has no dockershim: add --cri-dockerd"
 WRONG = [
     (["1.31", "--cri-dockerd", "--backend-runtime-mode=containerd"], "--cri-dockerd is for Docker mode"),

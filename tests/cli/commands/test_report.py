@@ -222,9 +222,3 @@ def test_nothing_is_left_where_it_cannot_be_written(
     code, out, err = write()
     assert (code, out, err) == (1, "", "runtimeproxy: error: [Errno 28] No space left on device\n")
     assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == []
-
-
-@pytest.mark.parametrize("flags", [(), ("--hook-timeout=soon", "x.tar.gz"), ("a", "b")])
-def test_wrong_use_writes_nothing(run: Run, flags: tuple[str, ...]) -> None:
-    code, out, err = run("runtimeproxy", "report", *flags)
-    assert (code, out, err.count("\n")) == (2, "", 1)

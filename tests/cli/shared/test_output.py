@@ -47,8 +47,3 @@ def test_on_a_terminal_the_last_column_is_wrapped_below_itself(
     first, *others = row_text([{"a": "x", "text": TEXT}], ("a", "text"), "table", True).splitlines()
     assert first == f"x   {lines[0]}"
     assert others == [f"    {line}" for line in lines[1:]]
-
-
-def test_elsewhere_each_row_is_one_line_however_long() -> None:
-    rows: list[dict[str, str | None]] = [{"text": "long " * 100 + "\nend"}]
-    assert row_text(rows, ("text",), "table", True) == "long " * 100 + " end"

@@ -11,13 +11,11 @@ from runtimeproxy.cli.top.figures import (
     HookServer,
     Operation,
     Snapshot,
-    View,
     is_error,
     readiness,
     samples_of,
     view,
 )
-from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import checks, figures
 
@@ -35,13 +33,6 @@ def snapshot(found: Metrics, seconds: float, started: float | None = START, **mo
 
 def outcomes(**given: int) -> Mapping[str, int]:
     return {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0, **given}
-
-
-def test_new_proxy_shows_zeros() -> None:
-    nothing = (None, None)
-    assert view(None, snapshot(metrics(), 5)) == View(
-        *("", "", 5.0, None, None, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, nothing), [], [])
-    )
 
 
 def test_gauges_are_those_of_now() -> None:
@@ -155,11 +146,6 @@ def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> No
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 
 
-def test_latest_error_is_the_first() -> None:
-    errors = [{"kind": "stall"}, {"kind": "slow"}]
-    assert [error[1] for error in view(None, snapshot(metrics(), 1, errors=errors)).errors] == ["slow", "stall"]
-
-
 KINDS = [("refused", True), ("failed_open", True), ("plugin_disabled", True), ("edited", False), ("gap", False)]
 
 
@@ -178,7 +164,3 @@ READY = [
 @pytest.mark.parametrize(("others", "ready", "notes"), READY)
 def test_checks_that_did_not_pass_are_lines(others: dict[str, str], ready: bool, notes: list[str]) -> None:
     assert readiness(checks(**others)["checks"]) == (ready, notes)
-
-
-def test_readiness_is_unknown_without_checks() -> None:
-    assert readiness([]) == (None, [])

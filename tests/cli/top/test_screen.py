@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from runtimeproxy.cli.top.figures import HookServer, Operation, View
-from runtimeproxy.cli.top.screen import duration, screen, shared
+from runtimeproxy.cli.top.screen import duration, screen
 from runtimeproxy.observe.events import PARTS
 from tests.docs import DOCS
 
@@ -40,13 +40,6 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_empty_node_is_told_as_such() -> None:
-    text = "\n".join(lines(EMPTY))
-    assert "runtimeproxy 0.9.0 containerd   ready   up 20 s   since its start\nheld 0  passing 0.0/s" in text
-    assert "no call was held yet" in text
-    assert "none registered" in text
-
-
 SIZES = [(80, 24), (80, 12), (119, 30), (120, 40), (155, 24), (156, 24), (200, 50)]
 
 
@@ -57,15 +50,6 @@ def test_frame_is_no_larger_than_the_terminal(width: int, height: int, counts: t
     found = lines(view, width, height)
     assert max(map(len, found)) <= width
     assert len(found) <= max(height, 20)  # what is below 20 lines the terminal cuts
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (160, 24)])
-def test_usual_node_fits_whole(width: int, height: int) -> None:
-    text = "\n".join(lines(full(8, 3, 3), width, height))
-    assert all(
-        f"{name}{at}" in text for name, count in (("Operation", 8), ("server", 3), ("error", 3)) for at in range(count)
-    )
-    assert "more" not in text
 
 
 def test_what_is_left_out_is_counted_and_bad_hook_servers_stay() -> None:
@@ -171,17 +155,3 @@ DURATIONS = [
 @pytest.mark.parametrize(("seconds", "text"), DURATIONS)
 def test_time_has_the_unit_that_suits_it(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
-
-
-SHARES = [
-    (10, (3, 4), [3, 4]),
-    (6, (10, 2), [4, 2]),
-    (5, (9, 9), [3, 2]),
-    (0, (1, 1), [0, 0]),
-    (-2, (1, 1), [0, 0]),
-]
-
-
-@pytest.mark.parametrize(("room", "wanted", "given"), SHARES)
-def test_lines_are_shared_fairly(room: int, wanted: tuple[int, int], given: list[int]) -> None:
-    assert shared(room, *wanted) == given
