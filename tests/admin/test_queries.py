@@ -19,7 +19,7 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
 from runtimeproxy.observe.metric_table import HOOK_SERVERS
 from runtimeproxy.plugins.reach import Absence
-from tests.admin.asked import CANARY, Asked
+from tests.admin.proxy import CANARY, Proxy
 from tests.fakes.plugins import FAIL
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
@@ -29,7 +29,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
 
 
 def test_version_names_the_process() -> None:
-    answer = Asked().ask("version")
+    answer = Proxy().call("version")
     assert (answer["mode"], answer["pid"]) == ("Containerd", os.getpid())
     assert answer["version"][0].isdigit()
     assert answer["python"].startswith("3.")
@@ -37,7 +37,7 @@ def test_version_names_the_process() -> None:
 
 
 def test_configuration_has_each_key_with_its_value_and_origin() -> None:
-    options = Asked().ask("configz")["options"]
+    options = Proxy().call("configz")["options"]
     assert {"key": "hook-timeout", "value": "3s", "origin": "flag"} in options
     assert {"key": "socket-group", "value": None, "origin": "default"} in options
     assert {"key": "socket-mode", "value": "0600", "origin": "default"} in options
@@ -47,59 +47,59 @@ def test_configuration_has_each_key_with_its_value_and_origin() -> None:
 
 
 def test_runtime_that_does_not_answer_passes_is_told() -> None:
-    asked = Asked()
-    asked.sync.runtime_fault = "it did not answer when its state was read last (deadline)"
-    assert asked.checks() == {"runtime": ("failed", asked.sync.runtime_fault)}
-    asked.runtime_fault = "Connection refused"
-    assert asked.checks() == {"runtime": ("failed", "Connection refused")}
+    proxy = Proxy()
+    proxy.sync.runtime_fault = "it did not answer when its state was read last (deadline)"
+    assert proxy.checks() == {"runtime": ("failed", proxy.sync.runtime_fault)}
+    proxy.runtime_fault = "Connection refused"
+    assert proxy.checks() == {"runtime": ("failed", "Connection refused")}
 
 
 def test_state_is_looked_at_once_a_second_at_most() -> None:
-    asked = Asked()
+    proxy = Proxy()
     for _ in range(10):
-        asked.ask("readyz")
-        asked.now += 0.2
-    assert asked.looks == 2
+        proxy.call("readyz")
+        proxy.now += 0.2
+    assert proxy.runtime_checks == 2
 
 
 async def test_whoever_disables_or_enables_sees_it_at_once() -> None:
-    asked = Asked()
-    asked.manager.add("a")
-    asked.ask("readyz")
+    proxy = Proxy()
+    proxy.manager.add("a")
+    proxy.call("readyz")
     for action, reason, state in (("disable", {"reason": "hangs"}, "degraded"), ("enable", {}, "ok")):
-        await asked.switch(action, name="a", **reason)
-        (check,) = (check for check in asked.ask("readyz")["checks"] if check["name"] == "disabled_plugins")
+        await proxy.switch(action, name="a", **reason)
+        (check,) = (check for check in proxy.call("readyz")["checks"] if check["name"] == "disabled_plugins")
         assert check["state"] == state
 
 
 def test_metrics_say_whether_it_is_ready_as_readyz_does() -> None:
-    asked, found = Asked(), []
-    asked.sync.filling = True  # degraded alone
+    proxy, found = Proxy(), []
+    proxy.sync.filling = True  # degraded alone
     for fault in ("", "Connection refused", ""):
-        asked.runtime_fault = fault
-        asked.now += 1
-        found += [value for name, _, value in asked.ask("metrics")["values"] if name == "ready"]
+        proxy.runtime_fault = fault
+        proxy.now += 1
+        found += [value for name, _, value in proxy.call("metrics")["values"] if name == "ready"]
     assert found == [1, 0, 1]
 
 
 def test_metrics_that_failed_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked()
+    proxy = Proxy()
     with monkeypatch.context() as patched:
         patched.setattr(queries, "_process", lambda: os.listdir("/none"))
         with pytest.raises(OSError, match="No such file"):
-            asked.ask("metrics")
-    assert asked.ask("metrics")["process"]
+            proxy.call("metrics")
+    assert proxy.call("metrics")["process"]
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 
 def test_hook_server_without_a_call_has_no_times() -> None:
-    asked = Asked()
+    proxy = Proxy()
     points = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
-    asked.manager.add("a", policy=FAIL, points=points, timeout_seconds=0.5)
-    asked.manager.repeated = {("a", "PreStartContainer"): "b", ("b", "PreRunPodSandbox"): "a"}
-    assert asked.ask("hooks") == {
+    proxy.manager.add("a", policy=FAIL, points=points, timeout_seconds=0.5)
+    proxy.manager.repeated = {("a", "PreStartContainer"): "b", ("b", "PreRunPodSandbox"): "a"}
+    assert proxy.call("hooks") == {
         "hooks": [
             {
                 "name": "a",
@@ -124,51 +124,51 @@ def test_hook_server_without_a_call_has_no_times() -> None:
 
 
 def test_hook_servers_are_told_in_order_with_their_own_figures() -> None:
-    asked = Asked()
+    proxy = Proxy()
     for name in "ab":
-        asked.manager.add(name)
+        proxy.manager.add(name)
     for code in ("ok", "ok", "deadline"):
-        asked.metrics.count("hook_calls", "a", "PreCreateContainer", code)
-    asked.metrics.count("hook_calls", "a", "PreRunPodSandbox", "ok")
-    asked.metrics.count("hook_failures", "a", "PreCreateContainer", "deadline")
-    asked.metrics.count("hook_failures", "a", "PreCreateContainer", "breaker_open")
+        proxy.metrics.count("hook_calls", "a", "PreCreateContainer", code)
+    proxy.metrics.count("hook_calls", "a", "PreRunPodSandbox", "ok")
+    proxy.metrics.count("hook_failures", "a", "PreCreateContainer", "deadline")
+    proxy.metrics.count("hook_failures", "a", "PreCreateContainer", "breaker_open")
     for _ in range(4):
-        asked.metrics.observe("hook_call_duration_seconds", 0.003, "a")
-    asked.metrics.count("hook_failures", "b", "PreCreateContainer", "unreachable")
-    first, second = asked.ask("hooks")["hooks"]
+        proxy.metrics.observe("hook_call_duration_seconds", 0.003, "a")
+    proxy.metrics.count("hook_failures", "b", "PreCreateContainer", "unreachable")
+    first, second = proxy.call("hooks")["hooks"]
     assert (first["name"], first["calls"], first["failures"]) == ("a", 4, 2)
     assert (first["p50Seconds"], round(first["p99Seconds"], 6)) == (0.0035, 0.00497)
     assert (second["name"], second["calls"], second["failures"], second["p99Seconds"]) == ("b", 0, 1, None)
 
 
 def test_last_error_of_a_hook_server() -> None:
-    asked = Asked()
-    asked.manager.add("a")
-    asked.manager.plugins[0].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
+    proxy = Proxy()
+    proxy.manager.add("a")
+    proxy.manager.plugins[0].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
     error = {"time": "2026-01-02T12:00:00.000Z", "hook": "PreCreateContainer", "reason": "deadline"}
-    assert asked.ask("hooks")["hooks"][0]["lastError"] == error
+    assert proxy.call("hooks")["hooks"][0]["lastError"] == error
 
 
 def test_state_of_a_hook_server() -> None:
-    asked = Asked()
+    proxy = Proxy()
     for name in "abc":
-        asked.manager.add(name)
-    asked.open("b")
-    asked.open("c")
-    asked.reach.absences["c"] = Absence(99.0, "gone")
-    asked.metrics.events.wall_clock = lambda: NOON
-    hooks = asked.ask("hooks")["hooks"]
+        proxy.manager.add(name)
+    proxy.open("b")
+    proxy.open("c")
+    proxy.reach.absences["c"] = Absence(99.0, "gone")
+    proxy.metrics.events.wall_clock = lambda: NOON
+    hooks = proxy.call("hooks")["hooks"]
     assert [hook["state"] for hook in hooks] == ["closed", "open", "unreachable"]
     absence = {"since": "2026-01-02T11:59:59.000Z", "reason": "gone"}
     assert [hook["unreachable"] for hook in hooks] == [None, None, absence]
 
 
 def test_hook_server_beyond_the_names_in_labels_has_no_figures() -> None:
-    asked = Asked()
+    proxy = Proxy()
     for number in range(HOOK_SERVERS + 1):
-        asked.manager.add(f"{number:02}")
-        asked.metrics.count("hook_calls", f"{number:02}", "PreCreateContainer", "ok")
-    hooks = asked.ask("hooks")["hooks"]
+        proxy.manager.add(f"{number:02}")
+        proxy.metrics.count("hook_calls", f"{number:02}", "PreCreateContainer", "ok")
+    hooks = proxy.call("hooks")["hooks"]
     assert [hook["calls"] for hook in hooks] == [1] * HOOK_SERVERS + [None]
     assert hooks[-1]["failures"] is None
 
@@ -179,15 +179,15 @@ SHOWN = {"reason": "hangs", "by": "uid 0", "since": "1970-01-01T00:00:00.000Z", 
 
 
 async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
-    asked = Asked()
+    proxy = Proxy()
     for name in "abc":
-        asked.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
-    asked.manager.notes = ("a note",)
-    asked.reach.absences = {"b": Absence(60.0, "gone")}
-    asked.manager.disabled_with = {"b": "a"}
-    told = await asked.switch("disable", name="b", reason="hangs")
+        proxy.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
+    proxy.manager.notes = ("a note",)
+    proxy.reach.absences = {"b": Absence(60.0, "gone")}
+    proxy.manager.disabled_with = {"b": "a"}
+    told = await proxy.switch("disable", name="b", reason="hangs")
     assert (told.pop("notes"), told["sameSocketAs"]) == (["a note"], ["a"])
-    hooks = asked.ask("hooks")
+    hooks = proxy.call("hooks")
     assert [(hook["name"], hook["state"]) for hook in hooks["hooks"]] == [
         ("a", "closed"),
         ("b", "disabled"),
@@ -196,17 +196,17 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
     assert hooks["hooks"][1] == told
     assert (told["disabled"], told["policy"], told["timeoutSeconds"]) == (SHOWN, "Fail", 0.5)
     assert hooks["masked"] == []
-    assert asked.checks() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
-    assert (await asked.switch("enable", name="b"))["disabled"] is None
-    assert asked.checks() == {}
+    assert proxy.checks() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
+    assert (await proxy.switch("enable", name="b"))["disabled"] is None
+    assert proxy.checks() == {}
 
 
 async def test_name_that_is_not_registered_may_be_disabled() -> None:
-    proxy = Asked()
+    proxy = Proxy()
     shown = await proxy.switch("disable", name="x.json", reason="hangs", unregistered=True, **{"for": "1h"})
     assert (shown["state"], shown["endpoint"], shown["points"]) == ("disabled", None, [])
     assert shown["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
-    hooks = proxy.ask("hooks")
+    hooks = proxy.call("hooks")
     assert (hooks["hooks"], hooks["masked"]) == ([], ["x"])
 
 
@@ -219,7 +219,7 @@ async def test_name_that_is_not_registered_may_be_disabled() -> None:
     ],
 )
 async def test_name_of_a_registration_file_names_its_hook_server(registered: list[str], given: str, meant: str) -> None:
-    proxy = Asked()
+    proxy = Proxy()
     for name in registered:
         proxy.manager.add(name)
     assert (await proxy.switch("disable", name=given, reason="hangs"))["name"] == meant
@@ -247,7 +247,7 @@ LETTERS = ", ".join("abcdefghijklmnopqrst")
 async def test_switch_that_cannot_be_is_refused(
     question: str, registered: str, arguments: dict[str, str], status: int, text: str
 ) -> None:
-    proxy = Asked()
+    proxy = Proxy()
     for name in registered:
         proxy.manager.add(name)
     with pytest.raises(Refused) as raised:
@@ -264,15 +264,15 @@ def ids(answer: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture
-def shop() -> Asked:
+def shop() -> Proxy:
     """Return a proxy that knows three pods, one name in two namespaces, and a container of an unknown pod."""
-    asked = Asked()
-    asked.add("p3", "c4", name="db")
-    asked.add("p1", "c3", "c1")
-    asked.add("p2", "d2", namespace="bank")
-    asked.add("p9", "c9")
-    asked.store.drop("p9")
-    return asked
+    proxy = Proxy()
+    proxy.add("p3", "c4", name="db")
+    proxy.add("p1", "c3", "c1")
+    proxy.add("p2", "d2", namespace="bank")
+    proxy.add("p9", "c9")
+    proxy.store.drop("p9")
+    return proxy
 
 
 @pytest.mark.parametrize(
@@ -290,35 +290,35 @@ def shop() -> Asked:
         ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
     ],
 )
-def test_store_tells_what_is_selected(shop: Asked, arguments: dict[str, Any], found: list[str]) -> None:
-    answer = shop.ask("store", **arguments)
+def test_store_tells_what_is_selected(shop: Proxy, arguments: dict[str, Any], found: list[str]) -> None:
+    answer = shop.call("store", **arguments)
     assert (ids(answer), answer["next"]) == (found, None)
 
 
-def test_pod_names_its_containers_and_they_name_it(shop: Asked) -> None:
-    answer = shop.ask("store", pod="p1")
+def test_pod_names_its_containers_and_they_name_it(shop: Proxy) -> None:
+    answer = shop.call("store", pod="p1")
     assert answer["pods"][0]["containers"] == ["c3", "c1"]
     assert {row["podId"] for row in answer["containers"]} == {"p1"}
 
 
-def test_pages_go_on_after_the_token(shop: Asked) -> None:
-    answer = shop.ask("store", limit=3)
+def test_pages_go_on_after_the_token(shop: Proxy) -> None:
+    answer = shop.call("store", limit=3)
     assert (sorted(ids(answer)), answer["next"]) == (["c1", "c3", "c4"], "c4")
     shop.store.drop("c4")
-    answer = shop.ask("store", limit=3, after=answer["next"])
+    answer = shop.call("store", limit=3, after=answer["next"])
     assert (sorted(ids(answer)), answer["next"]) == (["c9", "d2", "p1"], "p1")
 
 
 @pytest.mark.parametrize("limit", [1, 3, 10, 11])
 def test_pages_have_each_id_once_in_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(queries, "RECORDS_AT_ONCE", 4)
-    asked, numbers = Asked(), [*range(10)]
+    proxy, numbers = Proxy(), [*range(10)]
     random.Random(1).shuffle(numbers)
     for number in numbers:
-        asked.add(f"{number:02}")
+        proxy.add(f"{number:02}")
     pages, after = list[list[str]](), ""
     while after is not None:
-        answer = asked.ask("store", limit=limit, after=after)
+        answer = proxy.call("store", limit=limit, after=after)
         pages.append(ids(answer))
         after = answer["next"]
     assert [one for page in pages for one in page] == [f"{number:02}" for number in range(10)]
@@ -326,7 +326,7 @@ def test_pages_have_each_id_once_in_order(monkeypatch: pytest.MonkeyPatch, limit
     assert pages[-1]
 
 
-def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
+def test_record_that_goes_while_it_is_told_is_left_out(shop: Proxy) -> None:
     told: list[Any] = []
     for part in shop.parts("store"):
         if not told:
@@ -347,9 +347,9 @@ def test_record_that_goes_while_it_is_told_is_left_out(shop: Asked) -> None:
     ],
 )
 def test_log_level_is_set_for_a_time(arguments: dict[str, str], change: tuple[str, float]) -> None:
-    asked = Asked()
-    assert asked.ask("loglevel", **arguments) == {"level": change[0], "until": "2026-01-02T00:00:00.000Z"}
-    assert asked.log_level.set == [change]
+    proxy = Proxy()
+    assert proxy.call("loglevel", **arguments) == {"level": change[0], "until": "2026-01-02T00:00:00.000Z"}
+    assert proxy.log_level.set == [change]
 
 
 @pytest.mark.parametrize(
@@ -364,11 +364,11 @@ def test_log_level_is_set_for_a_time(arguments: dict[str, str], change: tuple[st
     ],
 )
 def test_wrong_log_level_is_refused(arguments: dict[str, str], text: str) -> None:
-    asked = Asked()
+    proxy = Proxy()
     with pytest.raises(Refused) as refused:
-        asked.ask("loglevel", **arguments)
+        proxy.call("loglevel", **arguments)
     assert (refused.value.status, refused.value.text) == (400, text)
-    assert asked.log_level.set == []
+    assert proxy.log_level.set == []
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------
@@ -395,29 +395,29 @@ WRONG = [
 @pytest.mark.parametrize(("method", "params", "text"), WRONG, ids=str)
 def test_wrong_parameter_is_refused_without_its_value(method: str, params: dict[str, Any], text: str) -> None:
     with pytest.raises(Refused) as raised:
-        Asked().methods[method].checked(method, params)
+        Proxy().methods[method].checked(method, params)
     assert (raised.value.status, raised.value.text) == (400, text)
 
 
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-def full() -> Asked:
+def full() -> Proxy:
     """Return a proxy with 10,000 records, 500 plugins and the series of 32."""
-    asked = Asked()
+    proxy = Proxy()
     for number in range(2_000):
-        asked.add(f"{number:064}", *(f"{number:063}{letter}" for letter in "abcd"), name=f"pod-{number}")
+        proxy.add(f"{number:064}", *(f"{number:063}{letter}" for letter in "abcd"), name=f"pod-{number}")
     for number in range(500):
-        asked.manager.add(f"plugin-{number}", policy=FAIL)
-        asked.reach.absences[f"plugin-{number}"] = Absence(0.0, "gone")
+        proxy.manager.add(f"plugin-{number}", policy=FAIL)
+        proxy.reach.absences[f"plugin-{number}"] = Absence(0.0, "gone")
         for hook in ("PreCreateContainer", "PreRunPodSandbox"):
-            asked.metrics.count("hook_calls", f"plugin-{number}", hook, "ok")
-        asked.metrics.observe("hook_call_duration_seconds", 0.1, f"plugin-{number}")
+            proxy.metrics.count("hook_calls", f"plugin-{number}", hook, "ok")
+        proxy.metrics.observe("hook_call_duration_seconds", 0.1, f"plugin-{number}")
     for number in range(MOST_EVENTS):
         about = About("CreateContainer", "k1", "shop", f"pod-{number}", f"{number:064}", "main", f"{number:063}a")
         fields = {f"envs.NAME_{field}": "plugin-1" for field in range(MOST_FIELDS)}
-        asked.metrics.events.add(EventKind.EDITED, about, fields=fields, seconds=(0.1,) * 5)
-    return asked
+        proxy.metrics.events.add(EventKind.EDITED, about, fields=fields, seconds=(0.1,) * 5)
+    return proxy
 
 
 READING = ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")
@@ -425,8 +425,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in READING} | {"events
 
 
 def test_no_answer_has_a_value() -> None:
-    asked = full()
-    text = json.dumps([asked.ask(name, **params) for name, params in ARGUMENTS.items()])
+    proxy = full()
+    text = json.dumps([proxy.call(name, **params) for name, params in ARGUMENTS.items()])
     assert "envs.key" in text
     assert CANARY not in text
 

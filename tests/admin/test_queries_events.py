@@ -9,19 +9,19 @@ import pytest
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.observe.events import MOST_EVENTS, About, EventKind
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 
 
 def numbers(events: list[dict[str, Any]]) -> list[Any]:
     return [(event["from"], event["to"]) if event["kind"] == "gap" else event["number"] for event in events]
 
 
-def evented(count: int) -> Asked:
+def evented(count: int) -> Proxy:
     """Return a proxy in which so much has happened."""
-    asked = Asked()
+    proxy = Proxy()
     for number in range(1, count + 1):
-        asked.metrics.events.add(EventKind.DRAIN if number % 2 else EventKind.SLOW)
-    return asked
+        proxy.metrics.events.add(EventKind.DRAIN if number % 2 else EventKind.SLOW)
+    return proxy
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def evented(count: int) -> Asked:
     ],
 )
 def test_events_after_a_number_are_in_order(params: dict[str, Any], found: list[int]) -> None:
-    assert numbers(evented(120).ask("events", **params)["events"]) == found
+    assert numbers(evented(120).call("events", **params)["events"]) == found
 
 
 def test_lost_events_are_a_gap_whatever_is_selected() -> None:
-    asked = evented(MOST_EVENTS + 600)
-    found = asked.ask("events", since=10, limit=3)["events"]
+    proxy = evented(MOST_EVENTS + 600)
+    found = proxy.call("events", since=10, limit=3)["events"]
     assert numbers(found) == [(11, 600), 601, 602]
     assert found[0] == {"kind": "gap", "from": 11, "to": 600}
-    assert asked.ask("events", since=10, pod="a")["events"] == found[:1]
+    assert proxy.call("events", since=10, pod="a")["events"] == found[:1]
 
 
 EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
@@ -73,15 +73,15 @@ EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
     ],
 )
 def test_event_is_selected_by_pod_hook_server_and_kind(selected: dict[str, str], found: bool) -> None:
-    asked = Asked()
-    asked.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
-    asked.metrics.events.add(EventKind.DRAIN)
-    assert numbers(asked.ask("events", **selected)["events"]) == ([1] if found else []) + ([] if selected else [2])
+    proxy = Proxy()
+    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
+    proxy.metrics.events.add(EventKind.DRAIN)
+    assert numbers(proxy.call("events", **selected)["events"]) == ([1] if found else []) + ([] if selected else [2])
 
 
-def following(asked: Asked, **params: Any) -> Iterator[list[Any]]:
+def following(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
     """Yield the numbers of each part with events; an empty list whenever no event is left."""
-    for part in asked.parts("events", follow=True, **params):
+    for part in proxy.parts("events", follow=True, **params):
         if part is None:
             yield []
         elif part.get("events"):
@@ -89,29 +89,29 @@ def following(asked: Asked, **params: Any) -> Iterator[list[Any]]:
 
 
 def test_follower_gets_each_event_once_and_gaps() -> None:
-    asked = evented(2)
-    slow, quick = following(asked, since=1), following(asked)
+    proxy = evented(2)
+    slow, quick = following(proxy, since=1), following(proxy)
     assert [next(slow), next(slow), next(quick), next(quick)] == [[2], [], [1, 2], []]
     for _ in range(MOST_EVENTS):
-        asked.metrics.events.add(EventKind.DRAIN)
+        proxy.metrics.events.add(EventKind.DRAIN)
         found = next(quick)
-        assert (found, next(quick)) == ([asked.metrics.events.last], [])
+        assert (found, next(quick)) == ([proxy.metrics.events.last], [])
     for _ in range(3):
-        asked.metrics.events.add(EventKind.DRAIN)
+        proxy.metrics.events.add(EventKind.DRAIN)
     assert next(slow)[:2] == [(3, 5), 6]
     rest = list(itertools.takewhile(bool, slow))
-    assert rest[-1][-1] == asked.metrics.events.last
+    assert rest[-1][-1] == proxy.metrics.events.last
 
 
 def test_followers_have_a_bound_and_free_their_places() -> None:
-    asked = evented(1)
-    followers = [following(asked) for _ in range(queries.FOLLOWERS)]
-    late = following(asked)
+    proxy = evented(1)
+    followers = [following(proxy) for _ in range(queries.FOLLOWERS)]
+    late = following(proxy)
     for follower in followers:
         next(follower)
     with pytest.raises(Refused, match="16 clients follow already") as raised:
         next(late)
     assert raised.value.status == 503
-    assert numbers(asked.ask("events")["events"]) == [1]
+    assert numbers(proxy.call("events")["events"]) == [1]
     del followers, follower
-    assert next(following(asked)) == [1]
+    assert next(following(proxy)) == [1]

@@ -81,7 +81,7 @@ def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> Non
     }
 
 
-def test_record_that_was_read_from_the_runtime_is_told_as_such() -> None:
+def test_record_that_was_read_from_the_runtime_is_marked() -> None:
     assert pod_row(PodRecord(POD, POD, read=True), [])["read"] is True
     assert container_row(ContainerRecord(CONTAINER, CONTAINER, read=True))["read"] is True
 
@@ -92,13 +92,6 @@ def test_container_without_hooks_was_sent_as_asked(envs: Mapping[str, str]) -> N
     row = container_row(ContainerRecord(info, info))
     assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]
     assert (row["changed"], row["owners"]) == ([], {})
-
-
-def test_no_value_is_shown() -> None:
-    rows = (pod_row(PodRecord(POD, POD), []), container_row(ContainerRecord(CONTAINER, CONTAINER)))
-    text = json.dumps(rows)
-    assert '"annotations.note"' in text
-    assert "4711" not in text
 
 
 def test_long_environment_is_not_read() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Part, Refused, line
 from runtimeproxy.admin.server import Method, Query
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 from tests.admin.site import Site, echo, next_line, parts
 
 END = {"schemaVersion": 1}
@@ -196,7 +196,7 @@ async def test_error_inside_is_500_and_one_log_line(
 
 
 async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
-    methods = Asked().methods
+    methods = Proxy().methods
     public = {"metrics", "livez", "readyz"}
     async with Site(tmp_path, methods, public=True) as site:
         for name in methods:

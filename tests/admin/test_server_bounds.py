@@ -13,7 +13,7 @@ from runtimeproxy.admin import server
 from runtimeproxy.admin.protocol import REQUEST_BYTES, Part, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method
 from runtimeproxy.observe.events import EventKind
-from tests.admin.asked import Asked
+from tests.admin.proxy import Proxy
 from tests.admin.site import Site, next_line, parts, rest
 from tests.patience import SECONDS, until
 
@@ -175,28 +175,6 @@ async def test_client_that_leaves_in_its_answer_is_closed(tmp_path: Path, caplog
 # -- many clients ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("octets", [b"", b"{", request("none", {})], ids=["silent", "within a line", "request"])
-async def test_ten_thousand_connections_are_served(tmp_path: Path, octets: bytes) -> None:
-    most = 0
-
-    def connect() -> None:
-        nonlocal most
-        for _ in range(10_000):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(site.path)
-                client.sendall(octets)
-                if octets.endswith(b"\n"):
-                    client.recv(1000)
-            most = max(most, len(site.server.clients))
-
-    async with Site(tmp_path, METHODS) as site:
-        await asyncio.to_thread(connect)
-        assert await site.call("none") == OK
-        await until(lambda: not site.server.clients)
-    assert most <= CONNECTIONS
-
-
 async def test_hundred_clients_at_one_time_are_answered(tmp_path: Path) -> None:
     most = 0
 
@@ -341,39 +319,14 @@ async def test_iteration_reads_one_request_of_all_clients(tmp_path: Path, monkey
     assert worst == 1
 
 
-# -- followers -------------------------------------------------------------------------------------------------------
-
-
-class Follower:
-    """A client that follows events, and keeps what comes."""
-
-    def __init__(self, site: Site, **params: Any) -> None:
-        self.client = site.connect()
-        self.client.send(request("events", {"follow": True, **params}))
-        self._received = bytearray()
-
-    async def next(self) -> Any:
-        """Return the events of the next part that has any, or its error."""
-        while True:
-            found = await next_line(self.client, self._received)
-            if "error" in found or found["part"].get("events"):
-                return found.get("error") or found["part"]["events"]
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+async def test_follower_that_does_not_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "POLL_SECONDS", 0.001)
-    return Asked()
-
-
-async def test_follower_that_does_not_read_is_closed(
-    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
-    async with Site(tmp_path, asked.methods) as site:
-        follower = Follower(site)
-        await until(lambda: site.server.clients)
-        while site.server.clients:
-            asked.metrics.events.add(EventKind.RUNTIME_LOST, text="n" * 100)
-            await asyncio.sleep(0)
-        follower.client.close()
+    proxy = Proxy()
+    async with Site(tmp_path, proxy.methods) as site:
+        with site.connect() as follower:
+            follower.send(request("events", {"follow": True}))
+            await until(lambda: site.server.clients)
+            while site.server.clients:
+                proxy.metrics.events.add(EventKind.RUNTIME_LOST, text="n" * 100)
+                await asyncio.sleep(0)

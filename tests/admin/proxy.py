@@ -1,4 +1,4 @@
-"""The methods of a proxy made of objects, without sockets: its state can be set, its answers are joined."""
+"""A proxy made of objects, without sockets: a test sets its state and calls the methods of the control protocol."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -79,9 +79,7 @@ class FakeLogLevel:
         return "2026-01-02T00:00:00.000Z"
 
 
-class Asked:
-    """A proxy, and its methods."""
-
+class Proxy:
     def __init__(self) -> None:
         self.now = 100.0
         self.metrics = Metrics(lambda: self.now, "containerd")
@@ -93,7 +91,7 @@ class Asked:
         self.log_level = FakeLogLevel()
         self.draining = False
         self.listening_fault = self.runtime_fault = ""
-        self.looks = 0
+        self.runtime_checks = 0
         sources = Sources(
             mode="Containerd",
             settings=config.load({"hook-timeout": "3s"}, {}).settings,
@@ -112,7 +110,7 @@ class Asked:
         self.methods = methods(sources)
 
     def _runtime_fault(self) -> str:
-        self.looks += 1
+        self.runtime_checks += 1
         return self.runtime_fault
 
     def parts(self, name: str, **params: Any) -> Iterator[Part | None]:
@@ -123,7 +121,7 @@ class Asked:
         for part in parts:
             yield json.loads(part or "{}") if isinstance(part, bytes) else part
 
-    def ask(self, name: str, **params: Any) -> Part:
+    def call(self, name: str, **params: Any) -> Part:
         """Return an answer as a client reads it."""
         body: Part = {}
         for part in self.parts(name, **params):
@@ -149,7 +147,7 @@ class Asked:
     def checks(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok, a second after the last ones."""
         self.now += 1
-        checks = self.ask("readyz")["checks"]
+        checks = self.call("readyz")["checks"]
         return {each["name"]: (each["state"], each["reason"]) for each in checks if each["state"] != "ok"}
 
     def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
