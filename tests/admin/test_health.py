@@ -66,8 +66,7 @@ def checks(state: State) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("state", "name", "reason", "expected"),
-    [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN],
+    ("state", "name", "reason", "expected"), [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN]
 )
 def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: str, expected: str) -> None:
     found = checks(state)

@@ -113,20 +113,6 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
-def mixes_numbers_up() -> Answer:
-    """Return an answer that computes a number in a variable shared by all calls."""
-    shares: list[int] = [0]
-
-    async def answer(call: HookCall) -> bytes:
-        shares[0] = 2 * resources(call.request).cpu_shares
-        await asyncio.sleep(THINKS_SECONDS)
-        response = hookanswers.RESPONSES[call.point.subject]()
-        resources(response).cpu_shares = shares[0]
-        return response.SerializeToString()
-
-    return answer
-
-
 def forgets_a_number() -> Answer:
     """Return an answer that copies the resources field by field, without the newest field."""
     return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
@@ -191,24 +177,6 @@ def breaks_when_cancelled(then: Answer) -> Answer:
 
 
 @asynccontextmanager
-async def dies_of_nothing(path: str) -> AsyncIterator[None]:
-    """End as a process does that crashes at an empty request."""
-    dying: set[asyncio.Task[None]] = set()
-    server = HookServer(path, keep_calls=False)
-
-    async def answer(call: HookCall) -> bytes:
-        if not call.message:
-            dying.add(asyncio.create_task(server.stop()))
-            return await hookanswers.hang()(call)
-        return await hookanswers.echo()(call)
-
-    server.default = answer
-    async with server:
-        yield
-        await asyncio.gather(*dying)
-
-
-@asynccontextmanager
 async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
     """End when a connection ends in the middle of a frame."""
     # Not by asyncio's own server: what that accepts at the moment of its end it neither serves nor closes.
@@ -260,26 +228,20 @@ async def answers_any_method(path: str) -> AsyncIterator[None]:
 BROKEN: dict[str, Tried] = {
     "serves no hook point": breaking("serves", hookanswers.BY_NAME["unimplemented"]),
     "fails": breaking("plain", hookanswers.BY_NAME["fail"]),
-    "answers no message": breaking("plain", hookanswers.garbage),
-    "answers too much": breaking("plain", hookanswers.huge),
     "sets a bad value": breaking("values", lambda: hookanswers.koordlet(cpu_period=5)),
     "forgets a number of its echo": breaking("echo", forgets_a_number),
     "answers differently each time": breaking("same-answer", counts),
     "crashes on an empty request": breaking("empty", lambda: where(lambda call: not call.message, crash)),
-    "dies of an empty request": Tried(dies_of_nothing, frozenset({"empty"})),
     "crashes without metadata": breaking("missing", lambda: where(_lacks_pod, crash)),
     "refuses unknown fields": breaking("unknown-fields", lambda: where(_unknown, UNREADABLE, hookanswers.empty())),
     "answers unknown fields": breaking("unknown-fields", answers_unknown_fields),
     "answers any method": Tried(answers_any_method, frozenset({"unknown-method"})),
     "refuses big requests": breaking("big", lambda: where(_is_big, TOO_MUCH, hookanswers.empty())),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
-    "mixes numbers up": breaking("concurrency", mixes_numbers_up),
     "takes few calls at once": breaking("concurrency", lambda: serves_few_at_once(TOO_MUCH)),
     "is locked by a cancelled call": breaking("cancelled", lambda: breaks_when_cancelled(LOCKED)),
-    "hangs after a cancelled call": late("cancelled", lambda: breaks_when_cancelled(hookanswers.hang())),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, frozenset({"broken-connection"})),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
-    "hangs when busy": late("deadline", lambda: serves_few_at_once(hookanswers.hang())),
     "hangs without a cgroup parent": late("deadline", lambda: where(_lacks_parent, hookanswers.hang())),
 }
 """Servers by what is wrong with them."""

@@ -104,10 +104,7 @@ async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log
     assert desk.changed == [["a"], ["a", "b"], ["b"]]
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         *(
-            (
-                "WARNING",
-                f"hook server {name} is disabled from now on (by {BY}, since 2001-09-09T01:46:40.000Z): hangs",
-            )
+            ("WARNING", f"hook server {name} is disabled from now on (by {BY}, since 2001-09-09T01:46:40.000Z): hangs")
             for name in "ab"
         ),
         ("INFO", "hook server a is no longer disabled: an operator has enabled it"),

@@ -7,15 +7,7 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import StateFile
-from runtimeproxy.plugins.disabling import (
-    Disabled,
-    MaskError,
-    check_name,
-    check_seconds,
-    mask_file,
-    read,
-    written,
-)
+from runtimeproxy.plugins.disabling import Disabled, MaskError, check_name, check_seconds, mask_file, read, written
 
 HOURS = Disabled("hangs since the update", "uid 0, pid 7", 1_000_000_000.25, 1_000_003_600.25)
 FOR_GOOD = Disabled("gone", "root", 1_000_000_000.0)
@@ -40,10 +32,7 @@ def test_what_was_written_is_read(file: StateFile, tmp_path: Path) -> None:
     for content in (BOTH, {"koordlet": FOR_GOOD}, {}):
         file.write(written(content))
         assert read(file) == content
-    assert json.loads(written(BOTH)) == {
-        "schemaVersion": 1,
-        "disabled": {"gpu": SHOWN, "koordlet": FOR_GOOD.shown()},
-    }
+    assert json.loads(written(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": FOR_GOOD.shown()}}
     assert FOR_GOOD.shown()["until"] is None
 
 

@@ -74,13 +74,7 @@ DISTRIBUTIONS: list[tuple[list[str], str, str, str, str]] = [
         f' "--kubelet-extra-args={CRI}"\n',
     ),
     *(
-        (
-            version,
-            "microk8s",
-            "snap.microk8s.daemon-kubelite",
-            "/var/snap/microk8s/current/args/kubelet",
-            f"{CRI}\n",
-        )
+        (version, "microk8s", "snap.microk8s.daemon-kubelite", "/var/snap/microk8s/current/args/kubelet", f"{CRI}\n")
         for version in (["v1.22.2-3+9ad9ee77396805"], ["1.33.1", "--distribution=microk8s"])
     ),
 ]

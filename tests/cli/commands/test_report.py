@@ -126,10 +126,7 @@ FAILING = [(_never, "no answer within 0.1 s"), (_wrong, "unexpected ValueError a
 
 @pytest.mark.parametrize(("read", "why"), FAILING)
 def test_source_that_fails_is_told_without_a_value(
-    write: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    read: Callable[[report.Node], str],
-    why: str,
+    write: Write, monkeypatch: pytest.MonkeyPatch, read: Callable[[report.Node], str], why: str
 ) -> None:
     monkeypatch.setattr(report, "SOURCES", (Source("a.txt", read, 0.1), Source("b.txt", lambda node: "b")))
     code, out, err = write()
@@ -198,12 +195,7 @@ REFUSED = [
 @pytest.mark.parametrize("flags", [(), ("--force",)])
 @pytest.mark.parametrize(("file", "make", "why"), REFUSED, ids=[row[2] for row in REFUSED])
 def test_report_comes_in_no_other_place(
-    write: Write,
-    tmp_path: Path,
-    file: str,
-    make: Callable[[Path], None],
-    why: str,
-    flags: tuple[str, ...],
+    write: Write, tmp_path: Path, file: str, make: Callable[[Path], None], why: str, flags: tuple[str, ...]
 ) -> None:
     make(tmp_path / file)
     code, out, err = write(*flags, file=file)

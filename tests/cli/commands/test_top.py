@@ -50,12 +50,7 @@ BROKEN = Refused(500, "it is broken")
 def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
     """Yield what a proxy answers by method, at admin.sock."""
     hook = {"name": "gpu", "state": "closed", "policy": "Fail", "lastError": None}
-    canned: dict[str, Answer] = {
-        "metrics": metrics(),
-        "hooks": {"hooks": [hook]},
-        "readyz": checks(),
-        "events": [],
-    }
+    canned: dict[str, Answer] = {"metrics": metrics(), "hooks": {"hooks": [hook]}, "readyz": checks(), "events": []}
     with serving(tmp_path / "admin.sock", canned):
         yield canned
 

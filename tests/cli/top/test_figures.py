@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.cli.top.figures import (
-    Error,
-    HookServer,
-    Operation,
-    Snapshot,
-    is_error,
-    readiness,
-    samples_of,
-    view,
-)
+from runtimeproxy.cli.top.figures import Error, HookServer, Operation, Snapshot, is_error, readiness, samples_of, view
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import checks, figures
 
